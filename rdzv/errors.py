@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error that Muster raises on purpose.
+
+::
+
+    MusterError
+    ├── ConfigError            a user's mistake: flag, variable, file            exit 2
+    ├── StoreError             the store did not do what was asked
+    │   ├── StoreUnavailable     certainly not applied; try again                exit 69
+    │   ├── StoreAmbiguous       may have been applied; re-read, then decide
+    │   ├── StoreRefused         rights, quota or a malformed request: an operator must act
+    │   ├── LeaseLost            the lease is gone: register again
+    │   └── Compacted            the watched history is gone: re-list
+    ├── MembershipError        the job's membership does not allow it
+    │   ├── Fenced               another pod holds this member's name
+    │   └── JobMismatch          min, max or schema disagree with the job's
+    ├── RecordError            bytes in the store that are no record of ours
+    └── LauncherError          a launcher asked for something that it cannot have
+        ├── WireError            bytes that are no c10d request within its limits
+        └── StateError           a rendezvous state that torch could not have written
+
+``retryable`` says whether the same call may simply be made again.
+"""
+
+from __future__ import annotations
+
+
+class MusterError(Exception):
+    """Base of every error that Muster raises on purpose."""
+
+    retryable: bool = False
+
+
+class ConfigError(MusterError):
+    """The user's configuration is wrong; the message names what, where and what to do."""
+
+
+class StoreError(MusterError):
+    """The store did not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The store certainly did not apply the request (no connection, no leader, too busy)."""
+
+    retryable = True
+
+
+class StoreAmbiguous(StoreError):
+    """The outcome is unknown: the request was sent, and no answer came within its deadline."""
+
+
+class StoreRefused(StoreError):
+    """The store understood and refused: missing rights, no space, a malformed request."""
+
+
+class LeaseLost(StoreError):
+    """The lease has expired or was revoked; what hung on it is gone."""
+
+
+class Compacted(StoreError):
+    """The history from the wanted revision on is gone.
+
+    ``compact_revision`` is the oldest revision the store still has.
+    """
+
+    def __init__(self, message: str, compact_revision: int) -> None:
+        super().__init__(message)
+        self.compact_revision = compact_revision
+
+
+class MembershipError(MusterError):
+    """The job's membership does not allow what was asked."""
+
+
+class Fenced(MembershipError):
+    """Another pod has taken this member's name over; this sidecar must write no more."""
+
+
+class JobMismatch(MembershipError):
+    """This member's min, max or schema disagree with what the job's first member registered."""
+
+
+class RecordError(MusterError):
+    """Bytes found in the store are no record of ours (corrupt, or a schema we do not know)."""
+
+
+class LauncherError(MusterError):
+    """A launcher asked for something that it cannot have."""
+
+
+class WireError(LauncherError):
+    """Bytes that are no c10d request, or one beyond the protocol's limits."""
+
+
+class StateError(LauncherError):
+    """Bytes that are no rendezvous state torch could have written."""

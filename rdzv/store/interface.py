@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of etcd that Muster uses, and no more: the contract of every store driver.
+
+Semantics are etcd's. One revision counter for the whole store; a transaction is one revision;
+a watch delivers each event once, in order of revision, and never skips one silently.
+Drivers: ``memory`` (the semantics in one process), ``etcd`` (the default).
+``tests/contract`` holds every driver to this page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+DEFAULT_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key at one moment. ``lease`` is 0 where the key hangs on none."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One condition of a transaction.
+
+    ``prefix=True`` makes it a range compare: it must hold for *every* key that starts with
+    ``key``, and holds trivially where there is none (so it cannot see deletions).
+    A missing key has create and mod revision, version and lease 0; its value matches nothing.
+    """
+
+    key: str
+    target: Literal["create", "mod", "version", "lease", "value"]
+    op: Literal["=", "!=", "<", ">"]
+    operand: int | bytes
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write ``value``; ``lease`` 0 takes the key off any lease."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete one key, or every key that starts with it."""
+
+    key: str
+    prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Read one key, or every key that starts with it, in key order."""
+
+    key: str
+    prefix: bool = False
+
+
+Operation = Put | Delete | Range
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """``revision`` is the store's at the read."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """What a transaction did.
+
+    ``responses`` holds, for each operation of the branch that ran, a tuple of key values for a
+    ``Range``, the number of deleted keys for a ``Delete``, and None for a ``Put``.
+    """
+
+    succeeded: bool
+    revision: int
+    responses: tuple[tuple[KeyValue, ...] | int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """``kv`` of a deletion has an empty value and the deletion's revision as mod revision."""
+
+    kind: Literal["put", "delete"]
+    kv: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """Everything up to ``revision`` has been delivered with this batch.
+
+    A batch without events is a proof of life: the stream works and nothing has changed.
+    An idle watch yields one at least every ``WATCH_PROGRESS_S``.
+    """
+
+    revision: int
+    events: tuple[WatchEvent, ...]
+
+
+WATCH_PROGRESS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """What one endpoint says of itself."""
+
+    endpoint: str
+    version: str
+    cluster_id: int
+    member_id: int
+    leader_id: int
+    revision: int
+    db_size_bytes: int
+    db_size_in_use_bytes: int
+    errors: tuple[str, ...] = ()
+
+
+class Store(Protocol):
+    """A store driver.
+
+    Every call has a deadline (``timeout_s``) that covers all attempts and endpoints. Errors:
+    ``StoreUnavailable`` (not applied), ``StoreAmbiguous`` (a write that may have been applied),
+    ``StoreRefused``, and those named at each call. Reads never raise ``StoreAmbiguous``.
+    """
+
+    async def range(
+        self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> RangeResult:
+        """Read linearizably."""
+        ...
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TxnResult:
+        """Apply ``then`` if every compare holds, else ``otherwise``; atomically.
+
+        Not repeated by the driver once it may have been sent: the caller settles an ambiguous
+        outcome. Raises ``LeaseLost`` if a put names a lease that does not exist.
+        """
+        ...
+
+    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+        """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
+
+        Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it
+        takes. Raises ``Compacted`` if that revision is gone, ``StoreRefused`` without rights.
+        Close it with ``aclose()``.
+        """
+        ...
+
+    async def lease_grant(
+        self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Grant the lease ``lease_id``, chosen by the caller; one that exists counts as success."""
+        ...
+
+    async def lease_keep_alive(
+        self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> float:
+        """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
+        ...
+
+    async def lease_revoke(
+        self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """End the lease and delete its keys; a lease that is gone counts as success."""
+        ...
+
+    async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Forget the history before ``revision``; one already forgotten counts as success."""
+        ...
+
+    async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
+        """Ask one reachable endpoint about itself."""
+        ...
+
+    async def close(self) -> None:
+        """Give every connection back; watches end."""
+        ...
