@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key layout: the only place that spells a key.
+
+Everything a job writes lies under one prefix, so that one watch shows all of it at one revision
+and one grant of rights fits it. Names are percent-encoded: no name can reach out of its place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
+
+ROOT = "/muster/v1/"
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError("a key needs a name: got an empty one")
+    return quote(text, safe="")
+
+
+@dataclass(frozen=True, slots=True)
+class JobKeys:
+    """Keys of one job, named by namespace and job name."""
+
+    namespace: str
+    job_name: str
+
+    @property
+    def prefix(self) -> str:
+        """Everything of this job."""
+        return f"{ROOT}{_name(self.namespace)}/{_name(self.job_name)}/"
+
+    @property
+    def job(self) -> str:
+        """The job record."""
+        return f"{self.prefix}job"
+
+    @property
+    def last_commit(self) -> str:
+        """The newest commit that all ranks acknowledged; outlives the generation."""
+        return f"{self.prefix}last_commit"
+
+    @property
+    def incarnations(self) -> str:
+        """Prefix of the incarnation records."""
+        return f"{self.prefix}incarnations/"
+
+    def incarnation(self, member: str) -> str:
+        """Last incarnation given out to ``member`` and the pod UID that holds the name."""
+        return f"{self.incarnations}{_name(member)}"
+
+    @property
+    def history(self) -> str:
+        """Prefix of the history."""
+        return f"{self.prefix}history/"
+
+    def history_entry(self, revision: int, member: str) -> str:
+        """One entry; sorts by revision, and two writers at one revision do not collide."""
+        return f"{self.history}{revision:020d}.{_name(member)}"
+
+    def in_generation(self, generation: int) -> GenerationKeys:
+        """Keys of one life of the job."""
+        return GenerationKeys(self, generation)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationKeys:
+    """Keys of one generation of a job."""
+
+    job: JobKeys
+    generation: int
+
+    @property
+    def prefix(self) -> str:
+        """Everything of this generation."""
+        return f"{self.job.prefix}g/{self.generation}/"
+
+    @property
+    def members(self) -> str:
+        """Prefix of the member records."""
+        return f"{self.prefix}members/"
+
+    def member(self, member: str) -> str:
+        """One member record, on that member's lease."""
+        return f"{self.members}{_name(member)}"
+
+    @property
+    def drains(self) -> str:
+        """Prefix of the drains."""
+        return f"{self.prefix}drains/"
+
+    def drain(self, pod_uid: str) -> str:
+        """One drain; keyed by pod UID, so a new pod of the same name starts undrained."""
+        return f"{self.drains}{_name(pod_uid)}"
+
+    @property
+    def runs(self) -> str:
+        """Prefix of every torch run's keys."""
+        return f"{self.prefix}c10d/"
+
+    def run(self, run_id: str) -> RunKeys:
+        """Keys of one torch rendezvous, named by torch's run id."""
+        return RunKeys(f"{self.runs}{_name(run_id)}/")
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Keys of one torch rendezvous (run id) in one generation."""
+
+    prefix: str
+
+    @property
+    def round(self) -> str:
+        """The round record."""
+        return f"{self.prefix}round"
+
+    @property
+    def nodes(self) -> str:
+        """Prefix of the node records."""
+        return f"{self.prefix}nodes/"
+
+    def node(self, member: str) -> str:
+        """The node that ``member`` serves, on that member's lease."""
+        return f"{self.nodes}{_name(member)}"
+
+    @property
+    def kv(self) -> str:
+        """Prefix of everything else that launchers store."""
+        return f"{self.prefix}kv/"
+
+    def kv_key(self, key: bytes) -> str:
+        """A launcher's own key, as it stood on the wire."""
+        return f"{self.kv}{quote_from_bytes(key, safe='/')}"
+
+
+def last_name(key: str) -> str:
+    """Give back the name that the last part of ``key`` spells."""
+    return unquote(key.rpartition("/")[2])
+
+
+def kv_name(keys: RunKeys, key: str) -> bytes:
+    """Give back the launcher's own key from ours."""
+    return unquote_to_bytes(key.removeprefix(keys.kv))
+
+
+def run_id_of(keys: GenerationKeys, key: str) -> str:
+    """Give back the run id that ``key``, one below ``keys.runs``, belongs to."""
+    return unquote(key.removeprefix(keys.runs).partition("/")[0])

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records in the store, and the snapshot that every decision is a function of.
+
+JSON carries a schema version. A reader ignores fields it does not know; a record of another
+schema, or one that is no JSON at all, raises ``RecordError`` and is left out of the snapshot
+with its reason, so that one corrupt key cannot stop a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from rdzv.errors import RecordError
+from rdzv.keys import JobKeys
+from rdzv.store import KeyValue
+
+SCHEMA = 1
+
+Role = Literal["worker", "launcher"]
+
+
+def dump_record(fields: Mapping[str, object]) -> bytes:
+    """Encode a record: compact JSON with the schema version."""
+    return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":")).encode()
+
+
+def load_record(key: str, value: bytes) -> dict[str, Any]:
+    """Decode a record; raises ``RecordError`` where it is none of ours."""
+    try:
+        fields = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{key}: not JSON ({error})") from error
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        raise RecordError(f"{key}: not a record of schema {SCHEMA}")
+    return fields
+
+
+def take[T](key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    """Take one field; raises ``RecordError`` if it is missing or of another type."""
+    value = fields.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all members agree on.
+
+    ``generation`` counts the lives of the job. ``desired`` is the wanted number of workers, or
+    None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
+    platform gives none. ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
+    """
+
+    min_workers: int
+    max_workers: int
+    generation: int = 1
+    uid: str = ""
+    desired: int | None = None
+    paused: bool = False
+    vacated: bool = False
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "min": self.min_workers,
+                "max": self.max_workers,
+                "generation": self.generation,
+                "uid": self.uid,
+                "desired": self.desired,
+                "paused": self.paused,
+                "vacated": self.vacated,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        desired = fields.get("desired")
+        return cls(
+            min_workers=take(kv.key, fields, "min", int),
+            max_workers=take(kv.key, fields, "max", int),
+            generation=take(kv.key, fields, "generation", int),
+            uid=take(kv.key, fields, "uid", str),
+            desired=None if desired is None else take(kv.key, fields, "desired", int),
+            paused=take(kv.key, fields, "paused", bool),
+            vacated=take(kv.key, fields, "vacated", bool),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One sidecar, hence one pod.
+
+    ``incarnation`` grows each time the same member registers again. ``slots`` is the number of
+    worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
+    when they came; ``lease`` is the lease the record hangs on.
+    """
+
+    name: str
+    pod_uid: str
+    incarnation: int
+    address: str
+    node: str
+    role: Role
+    slots: int
+    min_workers: int
+    max_workers: int
+    created_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "name": self.name,
+                "pod_uid": self.pod_uid,
+                "incarnation": self.incarnation,
+                "address": self.address,
+                "node": self.node,
+                "role": self.role,
+                "slots": self.slots,
+                "min": self.min_workers,
+                "max": self.max_workers,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        role = fields.get("role")
+        if role not in ("worker", "launcher"):
+            raise RecordError(f"{kv.key}: 'role' is {role!r}, expected worker or launcher")
+        return cls(
+            name=take(kv.key, fields, "name", str),
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            incarnation=take(kv.key, fields, "incarnation", int),
+            address=take(kv.key, fields, "address", str),
+            node=take(kv.key, fields, "node", str),
+            role=role,
+            slots=take(kv.key, fields, "slots", int),
+            min_workers=take(kv.key, fields, "min", int),
+            max_workers=take(kv.key, fields, "max", int),
+            created_revision=kv.create_revision,
+            mod_revision=kv.mod_revision,
+            lease=kv.lease,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """Who holds a member's name: the last incarnation given out, and to which pod."""
+
+    member: str
+    number: int
+    pod_uid: str
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record({"member": self.member, "number": self.number, "pod_uid": self.pod_uid})
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        return cls(
+            member=take(kv.key, fields, "member", str),
+            number=take(kv.key, fields, "number", int),
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A notice that a pod will go away; who drains is not listed."""
+
+    pod_uid: str
+    member: str
+    reason: str
+    source: str
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "pod_uid": self.pod_uid,
+                "member": self.member,
+                "reason": self.reason,
+                "source": self.source,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        return cls(
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            member=take(kv.key, fields, "member", str),
+            reason=take(kv.key, fields, "reason", str),
+            source=take(kv.key, fields, "source", str),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The whole membership at one store revision; immutable.
+
+    ``job`` is None until the first member made it. ``corrupt`` names keys that could not be
+    read, with the reason.
+    """
+
+    revision: int
+    job: Job | None = None
+    members: Mapping[str, Member] = field(default_factory=dict)
+    incarnations: Mapping[str, Incarnation] = field(default_factory=dict)
+    drains: Mapping[str, Drain] = field(default_factory=dict)
+    corrupt: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_snapshot(keys: JobKeys, kvs: Iterable[KeyValue], revision: int) -> Snapshot:
+    """Build the snapshot of one job from its keys, as they were at ``revision``."""
+    job: Job | None = None
+    members: dict[str, Member] = {}
+    incarnations: dict[str, Incarnation] = {}
+    drains: dict[str, Drain] = {}
+    corrupt: dict[str, str] = {}
+    by_key = {kv.key: kv for kv in kvs}
+    if (kv := by_key.get(keys.job)) is not None:
+        try:
+            job = Job.from_kv(kv)
+        except RecordError as error:
+            corrupt[kv.key] = str(error)
+    current = keys.in_generation(job.generation if job else 1)
+    for key, kv in by_key.items():
+        try:
+            if key.startswith(current.members):
+                member = Member.from_kv(kv)
+                members[member.name] = member
+            elif key.startswith(keys.incarnations):
+                incarnation = Incarnation.from_kv(kv)
+                incarnations[incarnation.member] = incarnation
+            elif key.startswith(current.drains):
+                drain = Drain.from_kv(kv)
+                drains[drain.pod_uid] = drain
+        except RecordError as error:
+            corrupt[key] = str(error)
+    return Snapshot(revision, job, members, incarnations, drains, corrupt)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watch that turns store events into a mirror of one job's keys.
+
+One prefix read at start and after a compaction; from then on events are applied as they come,
+and readers are woken once per batch, however many events it holds
+(docs/decisions/0001-mirror.md says why this reads no prefix at each wake-up).
+The mirror stays readable while the store is away: that is what keeps a healthy job running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+
+from rdzv.errors import Compacted, StoreError
+from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
+
+log = logging.getLogger(__name__)
+
+HEALTHY_S = 3 * WATCH_PROGRESS_S
+"""A stream that has been silent for longer than this proves nothing about absent keys."""
+
+RELIST_PAUSE_S = 0.5
+
+Listener = Callable[[Sequence[WatchEvent]], None]
+
+
+class Mirror:
+    """Every key under one prefix, as of one revision. Only ``Watching`` writes to it."""
+
+    def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
+        self.prefix = prefix
+        self.revision = 0
+        self._clock = clock
+        self._kvs: dict[str, KeyValue] = {}
+        self._last_proof_s = float("-inf")
+        self._healthy_since_s = float("inf")
+        self._listeners: list[Listener] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def kvs(self) -> Mapping[str, KeyValue]:
+        """The keys; read it before the next await, or copy."""
+        return self._kvs
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the first read has been done."""
+        return self.revision > 0
+
+    def under(self, prefix: str) -> list[KeyValue]:
+        """All keys that start with ``prefix``."""
+        return [kv for key, kv in self._kvs.items() if key.startswith(prefix)]
+
+    def healthy_for_s(self, now: float) -> float:
+        """For how many seconds the stream has worked without a gap; 0 while it does not."""
+        if now - self._last_proof_s > HEALTHY_S:
+            return 0.0
+        return max(0.0, now - self._healthy_since_s)
+
+    def healthy(self, now: float) -> bool:
+        """Whether the mirror is known to be the store's present state, give or take seconds."""
+        return now - self._last_proof_s <= HEALTHY_S
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Call ``listener`` synchronously with each batch of changes, in order."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    async def changed_after(self, revision: int) -> None:
+        """Wait until the mirror shows something newer than ``revision``."""
+        while self.revision <= revision:
+            await self._changed.wait()
+
+    async def reached(self, revision: int) -> None:
+        """Wait until the mirror shows ``revision``, for example that of one's own write."""
+        while self.revision < revision:
+            await self._changed.wait()
+
+    def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
+        """Take a full read as the new content; listeners see the difference as events."""
+        new = {kv.key: kv for kv in kvs}
+        events = [
+            WatchEvent("delete", KeyValue(key, b"", 0, revision, 0, 0))
+            for key in self._kvs
+            if key not in new
+        ]
+        events += [
+            WatchEvent("put", kv)
+            for key, kv in new.items()
+            if (old := self._kvs.get(key)) is None or old != kv
+        ]
+        self._kvs = new
+        self._advance(events, revision)
+
+    def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
+        """Apply one batch of the watch."""
+        for event in events:
+            if event.kind == "put":
+                self._kvs[event.kv.key] = event.kv
+            else:
+                self._kvs.pop(event.kv.key, None)
+        self._advance(events, revision)
+
+    def _advance(self, events: Sequence[WatchEvent], revision: int) -> None:
+        now = self._clock()
+        if now - self._last_proof_s > HEALTHY_S:
+            self._healthy_since_s = now
+        self._last_proof_s = now
+        moved = revision != self.revision
+        self.revision = revision
+        if events:
+            for listener in tuple(self._listeners):
+                listener(events)
+        if moved:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+
+class Watching:
+    """Keeps a ``Mirror`` up to date for as long as it runs."""
+
+    def __init__(self, store: Store, mirror: Mirror) -> None:
+        self._store = store
+        self._mirror = mirror
+
+    async def run(self) -> None:
+        """Follow the store for ever: list, watch, and list again where the history is gone."""
+        while True:
+            try:
+                await self._relist()
+                await self._follow()
+            except Compacted as gone:
+                log.info(
+                    "the store compacted past revision %d: reading it anew", gone.compact_revision
+                )
+            except StoreError as error:
+                log.warning(
+                    "the store does not answer, the last snapshot stays in force: %s", error
+                )
+                await asyncio.sleep(RELIST_PAUSE_S)
+
+    async def _relist(self) -> None:
+        result = await self._store.range(self._mirror.prefix, prefix=True)
+        self._mirror.replace(result.kvs, result.revision)
+
+    async def _follow(self) -> None:
+        batches = self._store.watch(self._mirror.prefix, self._mirror.revision + 1)
+        async with aclosing(batches):  # type: ignore[type-var]
+            async for batch in batches:
+                self._mirror.apply(batch.events, batch.revision)
