@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
 
 SCHEMA = 1
+
+T = TypeVar("T")
 
 Role = Literal["worker", "launcher"]
 
@@ -38,7 +40,7 @@ def load_record(key: str, value: bytes) -> dict[str, Any]:
     return fields
 
 
-def take[T](key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+def take(key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
     """Take one field; raises ``RecordError`` if it is missing or of another type."""
     value = fields.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

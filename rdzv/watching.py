@@ -33,6 +33,7 @@ class Mirror:
     def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
         self.prefix = prefix
         self.revision = 0
+        self.sequence = 0
         self._clock = clock
         self._kvs: dict[str, KeyValue] = {}
         self._last_proof_s = float("-inf")
@@ -73,9 +74,12 @@ class Mirror:
         finally:
             self._listeners.remove(listener)
 
-    async def changed_after(self, revision: int) -> None:
-        """Wait until the mirror shows something newer than ``revision``."""
-        while self.revision <= revision:
+    async def changed_after(self, sequence: int) -> None:
+        """Wait until ``self.sequence`` has passed ``sequence``: it grows with each change.
+
+        Not by revision: that of a store restored from a backup goes back.
+        """
+        while self.sequence <= sequence:
             await self._changed.wait()
 
     async def reached(self, revision: int) -> None:
@@ -115,10 +119,11 @@ class Mirror:
         self._last_proof_s = now
         moved = revision != self.revision
         self.revision = revision
+        self.sequence += 1 if moved or events else 0
         if events:
             for listener in tuple(self._listeners):
                 listener(events)
-        if moved:
+        if moved or events:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
@@ -152,6 +157,6 @@ class Watching:
 
     async def _follow(self) -> None:
         batches = self._store.watch(self._mirror.prefix, self._mirror.revision + 1)
-        async with aclosing(batches):  # type: ignore[type-var]
+        async with aclosing(batches):
             async for batch in batches:
                 self._mirror.apply(batch.events, batch.revision)

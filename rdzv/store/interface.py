@@ -9,7 +9,7 @@ Drivers: ``memory`` (the semantics in one process), ``etcd`` (the default).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -160,7 +160,7 @@ class Store(Protocol):
         """
         ...
 
-    def watch(self, prefix: str, start_revision: int) -> AsyncIterator[WatchBatch]:
+    def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
         Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened to a job: joins, leaves, losses and rounds, for people to read; bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from rdzv.errors import StoreError
+from rdzv.keys import JobKeys
+from rdzv.model import dump_record, load_record, take
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store
+
+log = logging.getLogger(__name__)
+
+HISTORY_LENGTH = 200
+"""Entries kept for each job: some 40 KB."""
+
+Happening = Literal["join", "leave", "lost", "round", "closed", "generation", "drain"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One thing that happened.
+
+    ``at_unix_s`` is the writer's wall clock, for people only: nothing is decided by it.
+    ``revision`` is the store's when the entry was written; 0 for one not written yet.
+    """
+
+    what: Happening
+    member: str
+    why: str
+    at_unix_s: float
+    details: dict[str, object] = field(default_factory=dict)
+    revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "what": self.what,
+                "member": self.member,
+                "why": self.why,
+                "at_unix_s": round(self.at_unix_s, 3),
+                "details": self.details,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        return cls(
+            what=fields.get("what", "?"),
+            member=take(kv.key, fields, "member", str),
+            why=take(kv.key, fields, "why", str),
+            at_unix_s=float(fields.get("at_unix_s", 0)),
+            details=take(kv.key, fields, "details", dict),
+            revision=kv.mod_revision,
+        )
+
+
+def entry_operations(
+    keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
+) -> tuple[Operation, ...]:
+    """Operations that write ``entry`` and drop what is beyond the bound.
+
+    ``at_revision`` is that of the snapshot in which it happened: two members that report the
+    same thing write the same key. ``present`` are the history keys known to be there.
+    """
+    oldest_first = sorted(present)
+    surplus = oldest_first[: max(0, len(oldest_first) + 1 - HISTORY_LENGTH)]
+    put = Put(keys.history_entry(at_revision, entry.member), entry.to_json())
+    return (put, *(Delete(key) for key in surplus[:20]))
+
+
+async def write_entry(
+    store: Store, keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
+) -> None:
+    """Write an entry that stands in no other transaction; history is worth one try, no more."""
+    operations = entry_operations(keys, entry, at_revision, present)
+    key = keys.history_entry(at_revision, entry.member)
+    try:
+        await store.txn([Compare(key, "create", "=", 0)], operations)
+    except StoreError as error:
+        log.warning("history misses %r of %s: %s", entry.what, entry.member, error)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is listed, in which order, and why not: one pure function for both launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rdzv.model import Job, Member, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The members that launchers may use now, at one store revision.
+
+    ``listed`` and ``standby`` are ordered by age, oldest first, so that ranks move as little as
+    possible. ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
+    """
+
+    revision: int
+    listed: tuple[Member, ...] = ()
+    standby: tuple[Member, ...] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    reason: str = "no member has registered yet"
+
+
+def decide(snapshot: Snapshot) -> Listing:
+    """List the members of ``snapshot``; a function of it alone."""
+    if snapshot.job is None:
+        return Listing(snapshot.revision)
+    excluded: dict[str, str] = {}
+    able: list[Member] = []
+    for member in sorted(snapshot.members.values(), key=lambda m: (m.incarnation, m.name)):
+        reason = _reason_against(member, snapshot)
+        if reason is None:
+            able.append(member)
+        else:
+            excluded[member.name] = reason
+    room = snapshot.job.max_workers
+    listed, standby = tuple(able[:room]), tuple(able[room:])
+    return Listing(
+        snapshot.revision, listed, standby, excluded, _sentence(snapshot.job, listed, standby)
+    )
+
+
+def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
+    """Say why ``member`` is not to be listed, or None."""
+    assert snapshot.job is not None
+    if member.role == "launcher":
+        return "it is a launcher and has no slots"
+    if (drain := snapshot.drains.get(member.pod_uid)) is not None:
+        return f"it drains: {drain.reason}"
+    if member.slots < 1:
+        return "it has no slots"
+    holder = snapshot.incarnations.get(member.name)
+    if holder is not None and holder.number > member.incarnation:
+        return f"incarnation {holder.number} of it has been given out"
+    if (mismatch := job_mismatch(snapshot.job, member)) is not None:
+        return mismatch
+    return None
+
+
+def job_mismatch(job: Job, member: Member) -> str | None:
+    """Say how min and max of ``member`` disagree with those of ``job``, or None."""
+    if (member.min_workers, member.max_workers) == (job.min_workers, job.max_workers):
+        return None
+    return (
+        f"it was started with min {member.min_workers} and max {member.max_workers}, "
+        f"but the job has min {job.min_workers} and max {job.max_workers}: give every pod the same"
+    )
+
+
+def _sentence(job: Job, listed: tuple[Member, ...], standby: tuple[Member, ...]) -> str:
+    text = f"{len(listed)} listed of min {job.min_workers} and max {job.max_workers}"
+    if standby:
+        text += f", {len(standby)} on standby"
+    if len(listed) < job.min_workers:
+        text += f": {job.min_workers - len(listed)} short of min"
+    return text

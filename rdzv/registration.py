@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a sidecar may register, under which generation and incarnation: pure.
+
+The rules for a new generation are those of the design: another job UID; or, without a UID, a
+fresh sidecar that finds nobody after the last member left on purpose, or after it has watched an
+empty membership for three lease times. (A run closed by failure is the third way: the sidecar
+whose torchrun comes back to it asks for that.) A sidecar that holds a generation registers again
+under it, even into an emptied store, and never starts a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rdzv.listing import job_mismatch
+from rdzv.model import Incarnation, Job, Member, Role, Snapshot
+
+EMPTY_LEASE_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a sidecar knows of itself; ``job_uid`` is empty where the platform gives none."""
+
+    member: str
+    pod_uid: str
+    address: str
+    node: str
+    role: Role
+    slots: int
+    min_workers: int
+    max_workers: int
+    job_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a sidecar has registered before, in this process or, by its run directory, earlier."""
+
+    generation: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Register like this. ``job`` is to be written where it differs from the stored one."""
+
+    job: Job
+    job_changes: bool
+    incarnation: Incarnation
+    member: Member
+    superseded_generation: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not yet: ask again when the membership changes, or after ``retry_in_s``."""
+
+    retry_in_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Never: ``fenced`` if another pod has the name or the job, else the settings disagree."""
+
+    fenced: bool
+    reason: str
+
+
+def plan(
+    snapshot: Snapshot,
+    identity: Identity,
+    held: Held | None,
+    *,
+    empty_for_s: float,
+    lease_ttl_s: float,
+) -> Register | Wait | Refuse:
+    """Decide on registering, given the snapshot and what was held before.
+
+    ``empty_for_s`` is for how long a healthy watch has shown no member.
+    """
+    holder = snapshot.incarnations.get(identity.member)
+    if holder is not None and holder.pod_uid != identity.pod_uid and held is not None:
+        return Refuse(True, f"the name {identity.member} was taken over by pod {holder.pod_uid}")
+    chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
+    if isinstance(chosen, Wait | Refuse):
+        return chosen
+    job, reason = chosen
+    known = max(holder.number if holder else 0, held.incarnation if held else 0)
+    number = max(known + 1, snapshot.revision)
+    member = Member(
+        name=identity.member,
+        pod_uid=identity.pod_uid,
+        incarnation=number,
+        address=identity.address,
+        node=identity.node,
+        role=identity.role,
+        slots=identity.slots,
+        min_workers=identity.min_workers,
+        max_workers=identity.max_workers,
+    )
+    if (mismatch := job_mismatch(job, member)) is not None:
+        return Refuse(False, f"{identity.member} cannot register: {mismatch}")
+    stored = snapshot.job
+    return Register(
+        job=job,
+        job_changes=stored is None or job != stored,
+        incarnation=Incarnation(
+            identity.member, number, identity.pod_uid, holder.mod_revision if holder else 0
+        ),
+        member=member,
+        superseded_generation=(
+            stored.generation if stored and stored.generation != job.generation else None
+        ),
+        reason=reason,
+    )
+
+
+def _choose_job(
+    snapshot: Snapshot,
+    identity: Identity,
+    held: Held | None,
+    empty_for_s: float,
+    lease_ttl_s: float,
+) -> tuple[Job, str] | Wait | Refuse:
+    """Choose the job record to register under, with the reason."""
+    stored = snapshot.job
+    if stored is None:
+        generation = held.generation if held else 1
+        job = Job(
+            identity.min_workers, identity.max_workers, generation=generation, uid=identity.job_uid
+        )
+        return job, "the job was not in the store" if held else "first member of the job"
+    if identity.job_uid and stored.uid != identity.job_uid:
+        if held is not None:
+            return Refuse(True, f"the job was created again with UID {stored.uid or '(none)'}")
+        return _next_life(stored, identity), f"the job has a new UID {identity.job_uid}"
+    present = replace(stored, vacated=False)
+    if held is not None or identity.job_uid or snapshot.members:
+        return present, f"joins generation {stored.generation}"
+    if stored.vacated:
+        return _next_life(stored, identity), "the last member of the former life left on purpose"
+    patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
+    if empty_for_s >= patience_s:
+        return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"
+    return Wait(
+        patience_s - empty_for_s,
+        f"generation {stored.generation} has no member but may come back: waiting to see",
+    )
+
+
+def _next_life(stored: Job, identity: Identity) -> Job:
+    return replace(
+        stored,
+        min_workers=identity.min_workers,
+        max_workers=identity.max_workers,
+        generation=stored.generation + 1,
+        uid=identity.job_uid,
+        vacated=False,
+    )
