@@ -24,7 +24,7 @@ from rdzv.errors import (
     StoreUnavailable,
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
-from rdzv.keys import JobKeys
+from rdzv.membership import Membership
 from rdzv.model import Incarnation, Job, Snapshot, read_snapshot
 from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.store import Compare, Delete, Operation, Put, Store
@@ -47,7 +47,7 @@ class Registrar:
         self,
         store: Store,
         mirror: Mirror,
-        keys: JobKeys,
+        membership: Membership,
         identity: Identity,
         *,
         lease_ttl_s: float,
@@ -57,13 +57,14 @@ class Registrar:
         on_held: Callable[[Held], None] = lambda held: None,
     ) -> None:
         self.identity = identity
-        self.keys = keys
+        self.keys = membership.keys
         self.held = held
         self.lease_id: int | None = None
         self.lease_valid_until_s = float("-inf")
         self.registered = asyncio.Event()
         self._store = store
         self._mirror = mirror
+        self._membership = membership
         self._lease_ttl_s = lease_ttl_s
         self._clock = clock
         self._random = random
@@ -75,10 +76,6 @@ class Registrar:
     def generation(self) -> int | None:
         """The generation registered under, or None before the first registration."""
         return self.held.generation if self.held and self.registered.is_set() else None
-
-    def snapshot(self) -> Snapshot:
-        """The membership as the mirror shows it."""
-        return read_snapshot(self.keys, self._mirror.kvs.values(), self._mirror.revision)
 
     async def run(self) -> None:
         """Stay registered for ever.
@@ -128,7 +125,7 @@ class Registrar:
         while True:
             self._note_emptiness()
             decision = plan(
-                self.snapshot(),
+                self._membership.snapshot(),
                 self.identity,
                 self.held,
                 empty_for_s=self._empty_for_s(),
@@ -243,7 +240,7 @@ class Registrar:
         """Return why the record in the store is no longer this registration."""
         while True:
             sequence = self._mirror.sequence
-            reason = self._superseded(self.snapshot())
+            reason = self._superseded(self._membership.snapshot())
             if reason is not None:
                 return reason
             await self._mirror.changed_after(sequence)
@@ -302,7 +299,7 @@ class Registrar:
 
     def _note_emptiness(self) -> None:
         now = self._clock()
-        if self.snapshot().members or not self._mirror.healthy(now):
+        if self._membership.snapshot().members or not self._mirror.healthy(now):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now

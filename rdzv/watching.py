@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 
 from rdzv.errors import Compacted, StoreError
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
@@ -65,14 +65,13 @@ class Mirror:
         """Whether the mirror is known to be the store's present state, give or take seconds."""
         return now - self._last_proof_s <= HEALTHY_S
 
-    @contextmanager
-    def listening(self, listener: Listener) -> Iterator[None]:
-        """Call ``listener`` synchronously with each batch of changes, in order."""
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call ``listener`` synchronously with each batch of changes, in order.
+
+        Returns what ends the subscription. A listener must not raise.
+        """
         self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
+        return lambda: self._listeners.remove(listener)
 
     async def changed_after(self, sequence: int) -> None:
         """Wait until ``self.sequence`` has passed ``sequence``: it grows with each change.
