@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
-from rdzv.store import WatchEvent
+from rdzv.store import RangeResult, WatchEvent
 from rdzv.watching import Mirror
 
 Record = Job | Member | Incarnation | Drain
@@ -72,3 +72,10 @@ class Membership:
         return Snapshot(
             self._mirror.revision, job, members, incarnations, drains, dict(self._corrupt)
         )
+
+
+def snapshot_of(keys: JobKeys, read: RangeResult) -> Snapshot:
+    """The membership as one read of the job's prefix shows it."""
+    mirror = Mirror(keys.prefix, clock=lambda: 0.0)
+    mirror.replace(read.kvs, read.revision)
+    return Membership(keys, mirror).snapshot()

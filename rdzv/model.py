@@ -9,12 +9,11 @@ with its reason, so that one corrupt key cannot stop a job.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
 from rdzv.errors import RecordError
-from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
 
 SCHEMA = 1
@@ -229,33 +228,3 @@ class Snapshot:
     incarnations: Mapping[str, Incarnation] = field(default_factory=dict)
     drains: Mapping[str, Drain] = field(default_factory=dict)
     corrupt: Mapping[str, str] = field(default_factory=dict)
-
-
-def read_snapshot(keys: JobKeys, kvs: Iterable[KeyValue], revision: int) -> Snapshot:
-    """Build the snapshot of one job from its keys, as they were at ``revision``."""
-    job: Job | None = None
-    members: dict[str, Member] = {}
-    incarnations: dict[str, Incarnation] = {}
-    drains: dict[str, Drain] = {}
-    corrupt: dict[str, str] = {}
-    by_key = {kv.key: kv for kv in kvs}
-    if (kv := by_key.get(keys.job)) is not None:
-        try:
-            job = Job.from_kv(kv)
-        except RecordError as error:
-            corrupt[kv.key] = str(error)
-    current = keys.in_generation(job.generation if job else 1)
-    for key, kv in by_key.items():
-        try:
-            if key.startswith(current.members):
-                member = Member.from_kv(kv)
-                members[member.name] = member
-            elif key.startswith(keys.incarnations):
-                incarnation = Incarnation.from_kv(kv)
-                incarnations[incarnation.member] = incarnation
-            elif key.startswith(current.drains):
-                drain = Drain.from_kv(kv)
-                drains[drain.pod_uid] = drain
-        except RecordError as error:
-            corrupt[key] = str(error)
-    return Snapshot(revision, job, members, incarnations, drains, corrupt)

@@ -24,8 +24,8 @@ from rdzv.errors import (
     StoreUnavailable,
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
-from rdzv.membership import Membership
-from rdzv.model import Incarnation, Job, Snapshot, read_snapshot
+from rdzv.membership import Membership, snapshot_of
+from rdzv.model import Incarnation, Job, Snapshot
 from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.store import Compare, Delete, Operation, Put, Store
 from rdzv.watching import Mirror
@@ -266,7 +266,7 @@ class Registrar:
         key = self.keys.in_generation(held.generation).member(self.identity.member)
         while True:
             result = await self._store.range(self.keys.prefix, prefix=True)
-            snapshot = read_snapshot(self.keys, result.kvs, result.revision)
+            snapshot = snapshot_of(self.keys, result)
             job, me = snapshot.job, snapshot.members.get(self.identity.member)
             if job is None or me is None or me.incarnation != held.incarnation:
                 return
