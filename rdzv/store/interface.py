@@ -33,7 +33,7 @@ class Compare:
     """One condition of a transaction.
 
     ``prefix=True`` makes it a range compare: it must hold for *every* key that starts with
-    ``key``, and holds trivially where there is none (so it cannot see deletions).
+    ``key``; where there is none, it is judged as one missing key (so it cannot see deletions).
     A missing key has create and mod revision, version and lease 0; its value matches nothing.
     """
 
@@ -164,7 +164,8 @@ class Store(Protocol):
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
         Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it
-        takes. Raises ``Compacted`` if that revision is gone, ``StoreRefused`` without rights.
+        takes. Raises ``Compacted`` if that revision is gone, or if the store is no longer the one
+        that had it (emptied, or restored from a copy); ``StoreRefused`` without rights.
         Close it with ``aclose()``.
         """
         ...
@@ -181,9 +182,7 @@ class Store(Protocol):
         """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
         ...
 
-    async def lease_revoke(
-        self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """End the lease and delete its keys; a lease that is gone counts as success."""
         ...
 

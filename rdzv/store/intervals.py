@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key intervals, as etcd spells them on the wire, and the bytes of a key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def key_bytes(key: str) -> bytes:
+    """Encode a key; the reverse of ``key_text`` for every key, also one that is no UTF-8."""
+    return key.encode("utf-8", "surrogateescape")
+
+
+def key_text(key: bytes) -> str:
+    """Decode a key. A stranger's key that is no UTF-8 must not end a watch, so nothing raises."""
+    return key.decode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Keys from ``start`` up to, not including, ``end``.
+
+    An empty ``end`` means the one key ``start``; ``b"\\0"`` means no upper bound.
+    """
+
+    start: bytes
+    end: bytes = b""
+
+    @classmethod
+    def of(cls, key: str, *, prefix: bool) -> Interval:
+        """One key, or every key that starts with it; the empty prefix is the whole store."""
+        start = key_bytes(key)
+        if not prefix:
+            return cls(start)
+        if not start:
+            return cls(b"\0", b"\0")
+        stem = start.rstrip(b"\xff")
+        return cls(start, stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0")
+
+    @property
+    def single(self) -> bool:
+        """Whether this is one key."""
+        return not self.end
+
+    def holds(self, key: bytes) -> bool:
+        """Whether ``key`` lies within."""
+        end = self.end
+        if not end:
+            return key == self.start
+        return key >= self.start and (end == b"\0" or key < end)

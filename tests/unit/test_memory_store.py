@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only the memory store has: a clock moved by hand, fault hooks, bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
+from rdzv.store import Compare, Delete, Put, Range, WatchEvent
+from rdzv.store.engine import MAX_OPERATIONS, Erase, Read, Watcher, Write
+from rdzv.store.faults import Cut, Faults
+from rdzv.store.intervals import Interval, key_bytes, key_text
+from rdzv.store.memory import MemoryEngine, MemoryStore
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_lease_ends_when_the_hand_clock_says_so() -> None:
+    clock = HandClock()
+    store = MemoryStore(MemoryEngine(clock))
+    await store.lease_grant(7, 10)
+    await store.txn([], [Put("a", b"1", lease=7), Put("b", b"2", lease=7), Put("c", b"3")])
+    clock.now += 9
+    assert await store.lease_keep_alive(7) == 10
+    clock.now += 9.9
+    assert len((await store.range("", prefix=True)).kvs) == 3
+    clock.now += 0.1
+    left = await store.range("", prefix=True)
+    assert [kv.key for kv in left.kvs] == ["c"]
+    assert left.revision == 3
+    with pytest.raises(LeaseLost):
+        await store.lease_keep_alive(7)
+
+
+async def test_explicit_expiry_wakes_a_watch() -> None:
+    clock = HandClock()
+    engine = MemoryEngine(clock)
+    store = MemoryStore(engine)
+    await store.lease_grant(7, 10)
+    await store.txn([], [Put("a", b"1", lease=7)])
+    async with aclosing(store.watch("a", engine.revision + 1)) as batches:
+        pending = asyncio.ensure_future(anext(batches))
+        await asyncio.sleep(0)
+        engine.expire_leases(clock.now + 10)
+        batch = await pending
+    assert [(event.kind, event.kv.key) for event in batch.events] == [("delete", "a")]
+    assert batch.events[0].kv.mod_revision == batch.revision == 3
+
+
+def test_renewed_leases_do_not_pile_up() -> None:
+    clock = HandClock()
+    engine = MemoryEngine(clock)
+    engine.grant(1, 5)
+    for _ in range(1000):
+        clock.now += 3
+        engine.keep_alive(1)
+    assert len(engine.leases._queue) == 1
+
+
+async def test_faults_lose_calls_and_answers() -> None:
+    class Lossy(Faults):
+        refuse = lose = False
+
+        async def before(self, call: str) -> None:
+            if self.refuse:
+                raise StoreUnavailable(call)
+
+        async def after(self, call: str) -> None:
+            if self.lose:
+                raise StoreAmbiguous(call)
+
+    faults = Lossy()
+    store = MemoryStore(faults=faults)
+    faults.refuse = True
+    with pytest.raises(StoreUnavailable, match="txn"):
+        await store.txn([], [Put("a", b"1")])
+    faults.refuse, faults.lose = False, True
+    with pytest.raises(StoreAmbiguous, match="txn"):
+        await store.txn([], [Put("a", b"2")])
+    with pytest.raises(StoreUnavailable, match="range"):
+        await store.range("a")
+    faults.lose = False
+    assert [kv.value for kv in (await store.range("a")).kvs] == [b"2"]
+    assert store.engine.revision == 2
+
+
+async def test_a_hook_that_waits_ends_a_call_as_its_deadline_would() -> None:
+    class Slow(Faults):
+        async def after(self, call: str) -> None:
+            await asyncio.Event().wait()
+
+    store = MemoryStore(faults=Slow())
+    with pytest.raises(StoreAmbiguous):
+        await store.txn([], [Put("a", b"1")], timeout_s=0.01)
+    with pytest.raises(StoreUnavailable):
+        await store.range("a", timeout_s=0.01)
+    assert store.engine.revision == 2
+
+
+async def test_a_cut_cable_holds_watches_back_and_loses_nothing() -> None:
+    engine, cut = MemoryEngine(), Cut()
+    near, far = MemoryStore(engine), MemoryStore(engine, faults=cut)
+    async with aclosing(far.watch("k", 1)) as batches:
+        cut.cut()
+        pending = asyncio.ensure_future(anext(batches))
+        await near.txn([], [Put("k1", b"")])
+        await near.txn([], [Put("k2", b"")])
+        with pytest.raises(StoreUnavailable):
+            await far.range("k")
+        assert not pending.done()
+        cut.mend()
+        batch = await pending
+    assert [event.kv.key for event in batch.events] == ["k1", "k2"]
+
+
+def test_a_slow_watcher_is_bounded_and_reads_the_history_again() -> None:
+    engine = MemoryEngine()
+    watcher = engine.watch(Interval.of("k", prefix=True), 1, lambda: None)
+    assert watcher.take() == (1, ())
+    total = Watcher.PENDING_LIMIT + 10
+    for number in range(total):
+        engine.txn([], [Write(b"k%d" % (number % 7), b"")])
+        assert len(watcher._pending) <= Watcher.PENDING_LIMIT
+    revision, events = watcher.take()
+    assert revision == total + 1
+    assert [event.kv.mod_revision for event in events] == list(range(2, total + 2))
+
+
+def test_a_slow_watcher_learns_of_a_compaction() -> None:
+    engine = MemoryEngine()
+    watcher = engine.watch(Interval.of("k", prefix=True), 1, lambda: None)
+    watcher.take()
+    for _ in range(Watcher.PENDING_LIMIT + 1):
+        engine.txn([], [Write(b"k", b"")])
+    engine.compact(engine.revision)
+    with pytest.raises(Compacted) as gone:
+        watcher.take()
+    assert gone.value.compact_revision == engine.revision
+
+
+def test_the_history_is_bounded() -> None:
+    engine = MemoryEngine(history_limit=100)
+    for number in range(10_000):
+        engine.txn([], [Write(b"k%d" % (number % 3), b"x" * 100)])
+    total, in_use = engine.size_bytes
+    assert in_use == 3 * 102
+    assert total <= in_use + 101 * 102
+    with pytest.raises(Compacted):
+        engine.events(Interval(b"k0"), 1)
+
+
+def test_more_operations_than_etcd_takes_are_refused() -> None:
+    engine = MemoryEngine()
+    with pytest.raises(StoreRefused):
+        engine.txn([], [Write(b"%d" % number, b"") for number in range(MAX_OPERATIONS + 1)])
+    assert engine.revision == 1
+
+
+async def test_close_ends_waiting_watches_and_refuses_calls() -> None:
+    store = MemoryStore()
+
+    async def follow() -> list[int]:
+        return [batch.revision async for batch in store.watch("", 1)]
+
+    following = asyncio.ensure_future(follow())
+    await asyncio.sleep(0)
+    await store.close()
+    assert await asyncio.wait_for(following, 0.5) == []
+    with pytest.raises(StoreUnavailable):
+        await store.range("a")
+
+
+@given(st.binary(), st.binary())
+def test_an_interval_of_a_prefix_holds_what_starts_with_it(prefix: bytes, key: bytes) -> None:
+    interval = Interval.of(key_text(prefix), prefix=True)
+    if key:
+        assert interval.holds(key) == key.startswith(prefix)
+        assert interval.holds(prefix + key)
+
+
+@given(st.binary())
+def test_every_key_survives_its_text_form(key: bytes) -> None:
+    assert key_bytes(key_text(key)) == key
+
+
+_keys = st.sampled_from([b"a", b"a/", b"a/1", b"a/2", b"a0", b"b"])
+_actions = st.one_of(
+    st.builds(Write, _keys, st.binary(max_size=2), st.sampled_from([0, 1, 2])),
+    st.builds(Erase, st.builds(Interval, _keys)),
+    st.just(Erase(Interval.of("a/", prefix=True))),
+    st.just(Read(Interval.of("", prefix=True))),
+)
+
+
+@given(st.lists(st.lists(_actions, min_size=1, max_size=4), max_size=30), st.integers(0, 30))
+def test_replaying_the_history_gives_the_state(
+    txns: list[list[Write | Erase | Read]], revoke_at: int
+) -> None:
+    engine = MemoryEngine(lambda: 0.0)
+    engine.grant(1, 10)
+    engine.grant(2, 10)
+    seen: list[WatchEvent] = []
+    watcher = engine.watch(Interval.of("a/", prefix=True), 1, lambda: None)
+    for index, actions in enumerate(txns):
+        if index == revoke_at:
+            engine.revoke(1)
+        before = engine.revision
+        try:
+            engine.txn([], actions)
+        except (StoreRefused, LeaseLost):
+            assert engine.revision == before
+        if index % 3 == 0:
+            seen += watcher.take()[1]
+    seen += watcher.take()[1]
+    assert seen == engine.events(watcher.interval, 1)
+    mirror = {}
+    for event in engine.events(Interval.of("", prefix=True), 1):
+        if event.kind == "put":
+            mirror[event.kv.key] = event.kv
+        else:
+            del mirror[event.kv.key]
+    state = engine.read(Interval.of("", prefix=True))
+    assert list(state) == [mirror[key] for key in sorted(mirror)]
+    hanging = {kv.key.encode() for kv in state if kv.lease == 2}
+    assert engine.leases[2].keys == hanging
+    assert engine.size_bytes[1] == sum(len(kv.key) + len(kv.value) for kv in state)
+
+
+async def test_a_transaction_reads_its_own_writes() -> None:
+    store = MemoryStore()
+    result = await store.txn(
+        [Compare("a", "create", "=", 0)], [Put("a", b"1"), Range("a"), Delete("b"), Range("b")]
+    )
+    assert result.succeeded
+    put, read, deleted, empty = result.responses
+    assert put is None
+    assert isinstance(read, tuple)
+    assert read[0].value == b"1"
+    assert (deleted, empty) == (0, ())
