@@ -129,19 +129,58 @@ class RunKeys:
         """Prefix of everything else that launchers store."""
         return f"{self.prefix}kv/"
 
-    def kv_key(self, key: bytes) -> str:
+    def value(self, key: bytes) -> str:
         """A launcher's own key, as it stood on the wire."""
-        return f"{self.kv}{quote_from_bytes(key, safe='/')}"
+        return f"{self.kv}{_bytes_name(key)}"
+
+    def values(self, key_prefix: bytes) -> str:
+        """Prefix of all launcher's keys that start with ``key_prefix``."""
+        return self.value(key_prefix)
+
+    @property
+    def sums(self) -> str:
+        """Prefix of what was added to counters, one key for each adder: adds do not contend."""
+        return f"{self.prefix}sum/"
+
+    def addends(self, key: bytes) -> str:
+        """Prefix of the addends of one counter."""
+        return f"{self.sums}{_bytes_name(key)}/"
+
+    def addend(self, key: bytes, adder: str) -> str:
+        """What one adder has added to one counter."""
+        return f"{self.addends(key)}{_name(adder)}"
+
+    @property
+    def queues(self) -> str:
+        """Prefix of the elements of all queues."""
+        return f"{self.prefix}queue/"
+
+    def queue(self, key: bytes) -> str:
+        """Prefix of the elements of one queue, which is ordered by create revision."""
+        return f"{self.queues}{_bytes_name(key)}/"
+
+    def element(self, key: bytes, element: str) -> str:
+        """One element of one queue."""
+        return f"{self.queue(key)}{_name(element)}"
+
+    def operation(self, session: str) -> str:
+        """The last operation of one client connection: settles what an outage left open."""
+        return f"{self.prefix}ops/{_name(session)}"
+
+    def split(self, key: str) -> tuple[str, bytes, str]:
+        """Take a key of this run apart: section, launcher's key, adder or element."""
+        section, _, rest = key.removeprefix(self.prefix).partition("/")
+        name, _, item = rest.partition("/")
+        return section, unquote_to_bytes(name), unquote(item)
+
+
+def _bytes_name(key: bytes) -> str:
+    return quote_from_bytes(key, safe="") or "%"
 
 
 def last_name(key: str) -> str:
     """Give back the name that the last part of ``key`` spells."""
     return unquote(key.rpartition("/")[2])
-
-
-def kv_name(keys: RunKeys, key: str) -> bytes:
-    """Give back the launcher's own key from ours."""
-    return unquote_to_bytes(key.removeprefix(keys.kv))
 
 
 def run_id_of(keys: GenerationKeys, key: str) -> str:

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation of a c10d client on a key that is not the rendezvous state.
+
+A cached hit answers at once, also while the store is away; a miss needs a linearizable read.
+Writes wait for the store: torch's client has no time-out for them and takes a closed connection
+for the end of the job. An operation whose outcome is unknown is repeated with the very same
+compare, and carries its number in the same transaction, so it is never applied twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
+from rdzv.keys import RunKeys
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_PAUSE_S = 0.2
+MAX_VALUE_BYTES = 1 << 20
+"""etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
+
+
+@dataclass(slots=True)
+class Operator:
+    """One client connection as the author of operations; ``sequence`` numbers them."""
+
+    name: str
+    sequence: int = 0
+
+    def next(self) -> bytes:
+        """Number the next operation."""
+        self.sequence += 1
+        return b"%d" % self.sequence
+
+
+@dataclass(slots=True)
+class _Waiter:
+    missing: set[bytes]
+    done: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[T]):
+    """What one operation does to a cell, and what it answers if nobody came in between."""
+
+    operations: tuple[Operation, ...]
+    answer: T
+    learn: Callable[[int], None] = lambda revision: None
+
+
+class Kv:
+    """The launchers' keys of one run."""
+
+    def __init__(
+        self, keys: RunKeys, mirror: Mirror, store: Store, lease_id: Callable[[], int | None]
+    ) -> None:
+        self.keys = keys
+        self._mirror = mirror
+        self._store = store
+        self._lease_id = lease_id
+        self._waiters: dict[bytes, set[int]] = {}
+        self._waiting: dict[int, _Waiter] = {}
+        self.cells = Cells(keys, self._present)
+        self.cells.learn(mirror.under(keys.prefix))
+        self.close = mirror.subscribe(lambda events: self.cells.apply(events, mirror.revision))
+
+    # -- reading
+
+    async def get(self, key: bytes) -> bytes | None:
+        """Read linearizably; None where the key has no value."""
+        return (await self._read(key)).value()
+
+    async def check(self, keys: Sequence[bytes]) -> bool:
+        """Whether every key exists; those not known to are read linearizably."""
+        for key in keys:
+            if not self.cells.exists(key) and not (await self._read(key)).exists():
+                return False
+        return True
+
+    async def wait(self, keys: Sequence[bytes]) -> None:
+        """Wait until every key has existed since the request came."""
+        missing = {key for key in keys if not self.cells.exists(key)}
+        if not missing:
+            return
+        waiter = _Waiter(missing)
+        token = id(waiter)
+        self._waiting[token] = waiter
+        for key in missing:
+            self._waiters.setdefault(key, set()).add(token)
+        try:
+            for key in tuple(missing):
+                if (await self._read(key)).exists():
+                    self._present(key)
+            await waiter.done
+        finally:
+            del self._waiting[token]
+            for key in waiter.missing:
+                self._waiters[key].discard(token)
+
+    async def queue_length(self, key: bytes) -> int:
+        """Count a queue's elements, linearizably."""
+        return len((await self._read(key)).queue())
+
+    # -- writing
+
+    async def put(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        """Set all ``items`` in one transaction.
+
+        Repeating it after an unknown outcome is harmless: it can always be ordered before
+        whatever came in between.
+        """
+        items = tuple(dict(items).items())
+        operations: list[Operation] = []
+        for key, value in items:
+            _check_size(key, value)
+            operations += [
+                Put(self.keys.value(key), value),
+                Delete(self.keys.addends(key), prefix=True),
+            ]
+
+        async def attempt() -> None:
+            result = await self._store.txn([], operations)
+            for key, value in items:
+                self._learn_base(key, value, result.revision)
+
+        await self._until_settled(attempt)
+
+    async def compare_set(
+        self, key: bytes, expected: bytes, desired: bytes, operator: Operator
+    ) -> bytes:
+        """COMPARE_SET with the native server's answers, the odd one for a missing key too."""
+        _check_size(key, desired)
+
+        def modify(value: bytes | None) -> tuple[bytes | None, bytes]:
+            if value is None:
+                return (desired, desired) if not expected else (None, expected)
+            return (desired, desired) if value == expected else (None, value)
+
+        return await self._modify(key, modify, operator)
+
+    async def append(self, key: bytes, value: bytes, operator: Operator) -> None:
+        """Append to a value, or create it."""
+
+        def modify(old: bytes | None) -> tuple[bytes | None, None]:
+            new = (old or b"") + value
+            _check_size(key, new)
+            return new, None
+
+        await self._modify(key, modify, operator)
+
+    async def add(self, key: bytes, delta: int, operator: Operator) -> int:
+        """Add to a counter and return the sum; raises ``NotANumber``."""
+        number = operator.next()
+        own_key = self.keys.addend(key, operator.name)
+        cell = self.cells.cell(key)
+
+        async def attempt() -> int:
+            nonlocal cell
+            while True:
+                if cell.base.value is not None:
+                    read_number(cell.base.value)
+                own = cell.addends.get(operator.name)
+                if own is not None and (own.value or b"").endswith(b" #" + number):
+                    return read_number(cell.value() or b"0")
+                before = read_number(own.value) if own and own.value is not None else 0
+                own_revision = own.mod_revision if own and own.value is not None else 0
+                value = b"%d #%s" % (wrap_int64(before + delta), number)
+                result = await self._store.txn(
+                    [
+                        Compare(self.keys.value(key), "mod", "=", _revision(cell.base.value, cell)),
+                        Compare(own_key, "mod", "=", own_revision),
+                    ],
+                    [Put(own_key, value), *self._ranges(key)],
+                    self._ranges(key),
+                )
+                cell = self._learn_cell(key, result, result.responses[-3:])
+                if result.succeeded:
+                    return read_number(cell.value() or b"0")
+
+        return await self._until_settled(attempt)
+
+    async def delete(self, key: bytes, operator: Operator) -> bool:
+        """Delete a key with all that was added to it; whether there was one."""
+
+        def plan(cell: Cell) -> Plan[bool]:
+            if not cell.exists():
+                return Plan((), False)
+            deletes = (
+                Delete(self.keys.value(key)),
+                Delete(self.keys.addends(key), prefix=True),
+                Delete(self.keys.queue(key), prefix=True),
+            )
+            return Plan(deletes, True, lambda revision: self._learn_gone(key, revision))
+
+        return await self._change(key, plan, operator)
+
+    async def push(self, key: bytes, value: bytes, operator: Operator) -> None:
+        """Append an element to a queue."""
+        _check_size(key, value)
+        name = f"{operator.name}.{operator.next().decode()}"
+        element = self.keys.element(key, name)
+
+        async def attempt() -> None:
+            result = await self._store.txn(
+                [Compare(element, "create", "=", 0)], [Put(element, value)]
+            )
+            if result.succeeded:
+                kv = KeyValue(element, value, result.revision, result.revision, 1, 0)
+                self.cells.learn([kv])
+
+        await self._until_settled(attempt)
+
+    async def pop(self, key: bytes, operator: Operator) -> tuple[int, bytes]:
+        """Take the oldest element: the length before, and the element if there was one."""
+        number = operator.next()
+        op_key = self.keys.operation(operator.name)
+        taken: tuple[int, bytes] = (0, b"")
+
+        async def attempt() -> tuple[int, bytes]:
+            nonlocal taken
+            while True:
+                read = await self._store.range(self.keys.queue(key), prefix=True)
+                mine = await self._store.range(op_key)
+                if _number_at(mine.kvs) == number:
+                    return taken
+                elements = sorted(read.kvs, key=lambda kv: kv.create_revision)
+                if not elements:
+                    return (0, b"")
+                oldest, taken = elements[0], (len(elements), elements[0].value)
+                result = await self._store.txn(
+                    [Compare(oldest.key, "mod", "=", oldest.mod_revision)],
+                    [Delete(oldest.key), Put(op_key, number, self._lease_id() or 0)],
+                )
+                if result.succeeded:
+                    self.cells.learn_absent(oldest.key, result.revision)
+                    return taken
+
+        return await self._until_settled(attempt)
+
+    async def forget(self, key_prefix: bytes) -> None:
+        """Drop everything under ``key_prefix``: an old round's keys, which torch never deletes."""
+        await self._store.txn(
+            [],
+            [
+                Delete(self.keys.value(key_prefix), prefix=True),
+                Delete(self.keys.addends(key_prefix).removesuffix("/"), prefix=True),
+                Delete(self.keys.queue(key_prefix).removesuffix("/"), prefix=True),
+            ],
+        )
+
+    async def forget_operator(self, operator: Operator) -> None:
+        """Drop the record of a closed connection's last operation."""
+        if operator.sequence:
+            await self._store.txn([], [Delete(self.keys.operation(operator.name))])
+
+    # -- how
+
+    async def _modify(
+        self,
+        key: bytes,
+        modify: Callable[[bytes | None], tuple[bytes | None, T]],
+        operator: Operator,
+    ) -> T:
+        """Change a value: ``modify`` gives the new value (None: leave it) and the answer."""
+
+        def plan(cell: Cell) -> Plan[T]:
+            new, answer = modify(cell.value())
+            if new is None:
+                return Plan((), answer)
+            value = new
+            operations = (
+                Put(self.keys.value(key), value),
+                Delete(self.keys.addends(key), prefix=True),
+            )
+            return Plan(operations, answer, lambda rev: self._learn_base(key, value, rev))
+
+        return await self._change(key, plan, operator)
+
+    async def _change(self, key: bytes, plan: Callable[[Cell], Plan[T]], operator: Operator) -> T:
+        """Read, plan, write. A plan stays, with its compare, until it is known to have failed."""
+        number = operator.next()
+        op_key = self.keys.operation(operator.name)
+        planned: tuple[list[Compare], Plan[T]] | None = None
+
+        async def attempt() -> T:
+            nonlocal planned
+            while True:
+                if planned is None:
+                    cell = self.cells.cell(key)
+                    planned = (self._unchanged(key, cell), plan(cell))
+                compares, current = planned
+                then: list[Operation] = [*current.operations]
+                if then:
+                    then.append(Put(op_key, number, self._lease_id() or 0))
+                result = await self._store.txn(compares, then, [*self._ranges(key), Range(op_key)])
+                if result.succeeded:
+                    current.learn(result.revision)
+                    return current.answer
+                if _number_at(result.responses[-1]) == number:
+                    return current.answer
+                self._learn_cell(key, result, result.responses[:3])
+                planned = None
+
+        return await self._until_settled(attempt)
+
+    async def _until_settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``attempt`` until its outcome is known; it must bear being repeated.
+
+        Bounded by the life of the client's connection: the session cancels it some time after.
+        """
+        while True:
+            try:
+                return await attempt()
+            except (StoreUnavailable, StoreAmbiguous, LeaseLost) as error:
+                log.debug("a write waits for the store: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _read(self, key: bytes) -> Cell:
+        async def attempt() -> Cell:
+            result = await self._store.txn([], self._ranges(key))
+            return self._learn_cell(key, result, result.responses)
+
+        return await self._until_settled(attempt)
+
+    def _ranges(self, key: bytes) -> list[Operation]:
+        return [
+            Range(self.keys.value(key)),
+            Range(self.keys.addends(key), prefix=True),
+            Range(self.keys.queue(key), prefix=True),
+        ]
+
+    def _unchanged(self, key: bytes, cell: Cell) -> list[Compare]:
+        """Compares that hold while ``key`` is as ``cell`` shows it.
+
+        The range compare is blind to deletions; addends are deleted only together with a write
+        of the value itself.
+        """
+        return [
+            Compare(self.keys.value(key), "mod", "=", _revision(cell.base.value, cell)),
+            Compare(self.keys.addends(key), "mod", "<", cell.newest_revision() + 1, prefix=True),
+        ]
+
+    def _learn_cell(
+        self,
+        key: bytes,
+        result: TxnResult,
+        responses: Sequence[tuple[KeyValue, ...] | int | None],
+    ) -> Cell:
+        """Take in a full read of one cell; the answer is exactly what was read."""
+        found = [kv for part in responses if isinstance(part, tuple) for kv in part]
+        there = {kv.key for kv in found}
+        self.cells.learn(found)
+        known = self.cells.cell(key)
+        names = [self.keys.value(key)]
+        names += [self.keys.addend(key, adder) for adder in known.addends]
+        names += [self.keys.element(key, element) for element in known.elements]
+        for name in names:
+            if name not in there:
+                self.cells.learn_absent(name, result.revision)
+        return self.cells.cell(key)
+
+    def _learn_base(self, key: bytes, value: bytes, revision: int) -> None:
+        for adder in tuple(self.cells.cell(key).addends):
+            self.cells.learn_absent(self.keys.addend(key, adder), revision)
+        self.cells.learn([KeyValue(self.keys.value(key), value, revision, revision, 1, 0)])
+
+    def _learn_gone(self, key: bytes, revision: int) -> None:
+        cell = self.cells.cell(key)
+        names = [self.keys.value(key)]
+        names += [self.keys.addend(key, adder) for adder in cell.addends]
+        names += [self.keys.element(key, element) for element in cell.elements]
+        for name in names:
+            self.cells.learn_absent(name, revision)
+
+    def _present(self, key: bytes) -> None:
+        """Tell the waiters that ``key`` exists."""
+        for token in self._waiters.pop(key, ()):
+            waiter = self._waiting[token]
+            waiter.missing.discard(key)
+            if not waiter.missing and not waiter.done.done():
+                waiter.done.set_result(None)
+
+
+def _revision(value: bytes | None, cell: Cell) -> int:
+    """The mod revision a compare must name: 0 for a value that is absent."""
+    return 0 if value is None else cell.base.mod_revision
+
+
+def _number_at(response: object) -> bytes | None:
+    if isinstance(response, tuple) and response and isinstance(response[0], KeyValue):
+        return response[0].value
+    return None
+
+
+def _check_size(key: bytes, value: bytes) -> None:
+    if len(value) > MAX_VALUE_BYTES:
+        raise StoreRefused(
+            f"{key[:64]!r} has {len(value)} bytes: the store takes at most {MAX_VALUE_BYTES}"
+        )
