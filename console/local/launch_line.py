@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command after ``--``: which launcher it is, and what it may not say.
+
+torchrun's command line is read as torchrun reads it: ``-`` and ``_`` are the same, and a unique
+beginning of an option stands for the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from rdzv.errors import ConfigError
+
+_REFUSED = {
+    "--nnodes": "how many nodes there may be is told by --min and --max of muster local",
+    "--standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
+    "--node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
+    "--master-addr": "each round has its own master, told by the rendezvous; leave it out",
+    "--master-port": "each round has its own master, told by the rendezvous; leave it out",
+    "--rdzv-id": "the run is named by --job of muster local",
+    "--rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "--rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",
+    "--rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
+}
+
+_WITH_VALUE = (
+    "--nproc-per-node",
+    "--max-restarts",
+    "--monitor-interval",
+    "--start-method",
+    "--role",
+    "--log-dir",
+    "--redirects",
+    "--tee",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--local-addr",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--event-log-handler",
+    "--shutdown-timeout",
+)
+_FLAGS = ("--module", "--no-python", "--run-path", "--virtual-local-rank", "--help")
+_OPTIONS = (*_REFUSED, *_WITH_VALUE, *_FLAGS)
+_SHORT_WITH_VALUE = ("-r", "-t")
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchLine:
+    """A launcher's command as the user gave it; ``slots`` is its worker processes per node."""
+
+    command: tuple[str, ...]
+    slots: int
+
+
+def read_launch_line(command: Sequence[str]) -> LaunchLine:
+    """Check the user's command; raises ``ConfigError`` with one sentence."""
+    if not command:
+        raise ConfigError("no command: say what each node runs, as in -- torchrun train.py")
+    arguments = _torchrun_arguments(command)
+    slots = 1
+    for name, value in _options(arguments):
+        if name in _REFUSED:
+            raise ConfigError(f"torchrun's {name} cannot be given here: {_REFUSED[name]}")
+        if name == "--nproc-per-node":
+            if not re.fullmatch(r"[1-9]\d*", value or ""):
+                raise ConfigError(
+                    f"--nproc-per-node={value}: give a number, "
+                    "because the sidecar registers that many slots"
+                )
+            slots = int(value or "")
+    return LaunchLine(tuple(command), slots)
+
+
+def _torchrun_arguments(command: Sequence[str]) -> Sequence[str]:
+    program = PurePath(command[0]).name
+    if program == "torchrun":
+        return command[1:]
+    if re.fullmatch(r"python[\d.]*", program):
+        for index, word in enumerate(command[1:], start=1):
+            if word == "-m" and command[index + 1 : index + 2] == ["torch.distributed.run"]:
+                return command[index + 2 :]
+            if word == "-m" or not word.startswith("-"):
+                break
+    raise ConfigError(
+        f"{command[0]}: no launcher that muster local knows; "
+        "start the training script with torchrun or python -m torch.distributed.run"
+    )
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Every option before the training script, under its full name."""
+    words = iter(arguments)
+    for word in words:
+        if word == "--" or not word.startswith("-"):
+            return
+        if not word.startswith("--"):
+            if word in _SHORT_WITH_VALUE:
+                next(words, None)
+            continue
+        given, equals, value = word.partition("=")
+        name = _full_name(given.replace("_", "-"))
+        if equals:
+            yield name, value
+        elif name in _FLAGS or name == "--standalone":
+            yield name, None
+        else:
+            yield name, next(words, None)
+
+
+def _full_name(given: str) -> str:
+    if given in _OPTIONS:
+        return given
+    matches = [option for option in _OPTIONS if option.startswith(given)]
+    return matches[0] if len(matches) == 1 else given

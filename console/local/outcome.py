@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a node and the job end: pure rules.
+
+A node is like a pod with restart policy OnFailure: a launcher that fails is started again, a few
+times, unless the job itself is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+RESTART_PAUSE_S = 1.0
+
+KILLED_STATUS = 137
+"""The status of a job whose every node was killed: what a shell says of SIGKILL."""
+
+Next = Literal["done", "spare", "restart", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How the launchers closed the run, and which nodes were in its last round."""
+
+    succeeded: bool
+    nodes: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one node ended for good, in the order in which nodes did."""
+
+    node: str
+    how: Literal["done", "spare", "failed", "killed"]
+    status: int
+
+
+def shell_status(returncode: int) -> int:
+    """A process's status as a shell tells it: 128 + N after signal N."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def after_exit(
+    node: str, status: int, restarts_left: int, closing: Closing | None
+) -> tuple[Next, str]:
+    """What comes after a node's launcher has ended, and why."""
+    if status == 0:
+        return "done", "its launcher ended with 0"
+    if closing is not None and closing.succeeded and node not in closing.nodes:
+        return "spare", "the job finished without it"
+    if closing is not None:
+        how = "succeeded" if closing.succeeded else "failed"
+        return "failed", f"its launcher ended with {status}, and the job has {how}"
+    if restarts_left > 0:
+        return "restart", f"its launcher ended with {status}; {restarts_left} restarts left"
+    return "failed", f"its launcher ended with {status}, and no restart is left"
+
+
+def job_status(endings: Sequence[Ending]) -> tuple[int, str]:
+    """The job's exit status and why, from how every node ended.
+
+    The job has finished if every node that was still there when the first one was done ended
+    well too; what failed or was killed before that was survived.
+    """
+    first_done = next((i for i, ending in enumerate(endings) if ending.how == "done"), None)
+    failures = [ending for ending in endings[first_done or 0 :] if ending.how == "failed"]
+    if failures:
+        return failures[0].status, f"{failures[0].node} ended with {failures[0].status}"
+    if first_done is None:
+        return KILLED_STATUS, "no node was left"
+    done = sum(ending.how == "done" for ending in endings)
+    return 0, f"the job finished on {done} node{'s' if done != 1 else ''}"
