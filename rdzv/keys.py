@@ -59,6 +59,11 @@ class JobKeys:
         """One entry; sorts by revision, and two writers at one revision do not collide."""
         return f"{self.history}{revision:020d}.{_name(member)}"
 
+    @property
+    def generations(self) -> str:
+        """Prefix of all generations."""
+        return f"{self.prefix}g/"
+
     def in_generation(self, generation: int) -> GenerationKeys:
         """Keys of one life of the job."""
         return GenerationKeys(self, generation)
@@ -74,7 +79,7 @@ class GenerationKeys:
     @property
     def prefix(self) -> str:
         """Everything of this generation."""
-        return f"{self.job.prefix}g/{self.generation}/"
+        return f"{self.job.generations}{self.generation}/"
 
     @property
     def members(self) -> str:
@@ -133,10 +138,6 @@ class RunKeys:
         """A launcher's own key, as it stood on the wire."""
         return f"{self.kv}{_bytes_name(key)}"
 
-    def values(self, key_prefix: bytes) -> str:
-        """Prefix of all launcher's keys that start with ``key_prefix``."""
-        return self.value(key_prefix)
-
     @property
     def sums(self) -> str:
         """Prefix of what was added to counters, one key for each adder: adds do not contend."""
@@ -175,7 +176,7 @@ class RunKeys:
 
 
 def _bytes_name(key: bytes) -> str:
-    return quote_from_bytes(key, safe="") or "%"
+    return quote_from_bytes(key, safe="")
 
 
 def last_name(key: str) -> str:

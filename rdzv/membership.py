@@ -23,6 +23,7 @@ class Membership:
         self._records: dict[str, Record] = {}
         self._corrupt: dict[str, str] = {}
         self._snapshot: Snapshot | None = None
+        self._generations = keys.generations
         mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.kvs.values()])
 
@@ -52,10 +53,12 @@ class Membership:
             return Job
         if key.startswith(self.keys.incarnations):
             return Incarnation
-        section = key.rpartition("/")[0].rpartition("/")[2]
-        if section == "members":
-            return Member
-        return Drain if section == "drains" else None
+        if not key.startswith(self._generations):
+            return None
+        parts = key[len(self._generations) :].split("/")
+        if len(parts) != 3:
+            return None
+        return {"members": Member, "drains": Drain}.get(parts[1])
 
     def _build(self) -> Snapshot:
         job = self._records.get(self.keys.job)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
-from rdzv.errors import LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
+from rdzv.errors import StoreError, WireError
 from rdzv.keys import RunKeys
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
 from rdzv.watching import Mirror
@@ -320,11 +320,14 @@ class Kv:
 
         Bounded by the life of the client's connection: the session cancels it some time after.
         """
+        said = ""
         while True:
             try:
                 return await attempt()
-            except (StoreUnavailable, StoreAmbiguous, LeaseLost) as error:
-                log.debug("a write waits for the store: %s", error)
+            except StoreError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("a launcher's request waits for the store: %s", said)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _read(self, key: bytes) -> Cell:
@@ -406,6 +409,6 @@ def _number_at(response: object) -> bytes | None:
 
 def _check_size(key: bytes, value: bytes) -> None:
     if len(value) > MAX_VALUE_BYTES:
-        raise StoreRefused(
+        raise WireError(
             f"{key[:64]!r} has {len(value)} bytes: the store takes at most {MAX_VALUE_BYTES}"
         )

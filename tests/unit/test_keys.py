@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.keys import JobKeys, last_name, run_id_of
+
+NAMES = st.text(min_size=1, max_size=20)
+
+
+@given(NAMES, NAMES, NAMES, NAMES)
+def test_no_name_reaches_out_of_its_place(ns: str, job: str, member: str, run: str) -> None:
+    keys = JobKeys(ns, job)
+    generation = keys.in_generation(3)
+    node = generation.run(run).node(member)
+    assert node.startswith(generation.prefix)
+    assert node.count("/") == JobKeys("a", "b").in_generation(3).run("c").node("d").count("/")
+    assert last_name(node) == member
+    assert run_id_of(generation, node) == run
+
+
+@given(st.binary(max_size=40), NAMES)
+def test_a_launchers_key_comes_back_as_it_was(key: bytes, adder: str) -> None:
+    run = JobKeys("ns", "job").in_generation(1).run("r")
+    assert run.split(run.value(key)) == ("kv", key, "")
+    assert run.split(run.addend(key, adder)) == ("sum", key, adder)
+    assert run.split(run.element(key, adder)) == ("queue", key, adder)
+
+
+def test_the_layout_is_the_documented_one() -> None:
+    keys = JobKeys("team", "digits")
+    generation = keys.in_generation(2)
+    assert keys.job == "/muster/v1/team/digits/job"
+    assert keys.incarnation("w-0") == "/muster/v1/team/digits/incarnations/w-0"
+    assert generation.member("w-0") == "/muster/v1/team/digits/g/2/members/w-0"
+    assert generation.run("r").round == "/muster/v1/team/digits/g/2/c10d/r/round"
+    assert generation.run("r").node("w-0") == "/muster/v1/team/digits/g/2/c10d/r/nodes/w-0"

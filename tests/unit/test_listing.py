@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.listing import decide
+from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+
+JOB = Job(1, 3)
+
+
+def member(name: str, incarnation: int, **changes: object) -> Member:
+    base = Member(name, f"uid-{name}", incarnation, "10.0.0.1", "host", "worker", 1, 1, 3)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def snapshot(*members: Member, **changes: object) -> Snapshot:
+    base = Snapshot(7, JOB, {m.name: m for m in members})
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def names(members: tuple[Member, ...]) -> list[str]:
+    return [m.name for m in members]
+
+
+def test_the_oldest_come_first_and_what_is_beyond_max_stands_by() -> None:
+    listing = decide(snapshot(*(member(f"w-{n}", 10 - n) for n in range(5))))
+    assert names(listing.listed) == ["w-4", "w-3", "w-2"]
+    assert names(listing.standby) == ["w-1", "w-0"]
+    assert "2 on standby" in listing.reason
+
+
+def test_each_excluded_member_has_its_reason() -> None:
+    listing = decide(
+        snapshot(
+            member("launcher", 1, role="launcher", slots=0),
+            member("empty", 2, slots=0),
+            member("leaver", 3),
+            member("wrong", 4, max_workers=9),
+            member("stale", 5),
+            member("fine", 6),
+            drains={"uid-leaver": Drain("uid-leaver", "leaver", "node pressure", "preStop")},
+            incarnations={"stale": Incarnation("stale", 8, "uid-stale")},
+        )
+    )
+    assert names(listing.listed) == ["fine"]
+    assert set(listing.excluded) == {"launcher", "empty", "leaver", "wrong", "stale"}
+    assert "node pressure" in listing.excluded["leaver"]
+    assert "max 9" in listing.excluded["wrong"]
+
+
+def test_i6_a_stale_incarnation_is_not_listed() -> None:
+    old = member("w-0", 5)
+    listing = decide(snapshot(old, incarnations={"w-0": Incarnation("w-0", 6, "new-pod")}))
+    assert listing.listed == ()
+    assert "incarnation 6" in listing.excluded["w-0"]
+
+
+def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() -> None:
+    listing = decide(snapshot(member("w-0", 1), job=Job(2, 3)))
+    assert listing.excluded.keys() == {"w-0"}  # its own min is 1: it disagrees
+    listing = decide(snapshot(member("w-0", 1, min_workers=2), job=Job(2, 3)))
+    assert names(listing.listed) == ["w-0"]
+    assert "1 short of min" in listing.reason
+
+
+MEMBERS = st.lists(
+    st.builds(
+        member,
+        st.sampled_from([f"w-{n}" for n in range(8)]),
+        st.integers(1, 20),
+        slots=st.integers(0, 2),
+        role=st.sampled_from(["worker", "launcher"]),
+        max_workers=st.sampled_from([3, 3, 3, 4]),
+    ),
+    unique_by=lambda m: m.name,
+)
+
+
+@given(MEMBERS, st.integers(1, 5))
+def test_everybody_is_in_exactly_one_place(members: list[Member], room: int) -> None:
+    found = snapshot(*members, job=Job(1, room))
+    listing = decide(found)
+    places = [*names(listing.listed), *names(listing.standby), *listing.excluded]
+    assert sorted(places) == sorted(found.members)
+    assert len(listing.listed) <= room
+    assert decide(found) == listing

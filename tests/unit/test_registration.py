@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.model import Incarnation, Job, Member, Snapshot
+from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
+
+ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
+JOB = Job(2, 4, generation=5, mod_revision=9)
+OTHER = Member("w-1", "uid-1", 3, "10.0.0.2", "host", "worker", 1, 2, 4)
+TTL_S = 10.0
+
+
+def decide(
+    snapshot: Snapshot, identity: Identity = ME, held: Held | None = None, empty_for_s: float = 0
+) -> Register | Wait | Refuse:
+    return plan(snapshot, identity, held, empty_for_s=empty_for_s, lease_ttl_s=TTL_S)
+
+
+def registered(decision: Register | Wait | Refuse) -> Register:
+    assert isinstance(decision, Register), decision
+    return decision
+
+
+def test_the_first_member_makes_the_job() -> None:
+    decision = registered(decide(Snapshot(1)))
+    assert (decision.job.min_workers, decision.job.max_workers) == (2, 4)
+    assert decision.job.generation == 1
+    assert decision.job_changes
+    assert decision.superseded_generation is None
+
+
+def test_a_joiner_takes_the_generation_it_finds() -> None:
+    decision = registered(decide(Snapshot(20, JOB, {"w-1": OTHER})))
+    assert decision.job.generation == 5
+    assert not decision.job_changes
+
+
+def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="old"), {"w-1": OTHER})
+    decision = registered(decide(snapshot, replace(ME, job_uid="new", min_workers=1)))
+    assert decision.job.generation == 6
+    assert decision.job.uid == "new"
+    assert decision.job.min_workers == 1
+    assert decision.superseded_generation == 5
+
+
+def test_the_same_job_uid_stays_in_its_life_even_when_nobody_is_left() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="same", vacated=True))
+    assert registered(decide(snapshot, replace(ME, job_uid="same"))).job.generation == 5
+
+
+def test_who_holds_a_generation_of_a_job_that_was_created_again_is_fenced() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="new"))
+    decision = decide(snapshot, replace(ME, job_uid="old"), Held(5, 3))
+    assert isinstance(decision, Refuse)
+    assert decision.fenced
+
+
+def test_a_fresh_sidecar_starts_anew_at_once_where_the_last_member_left_on_purpose() -> None:
+    decision = registered(decide(Snapshot(20, replace(JOB, vacated=True))))
+    assert decision.job.generation == 6
+    assert not decision.job.vacated
+
+
+def test_a_fresh_sidecar_waits_three_lease_times_where_nobody_said_goodbye() -> None:
+    waiting = decide(Snapshot(20, JOB), empty_for_s=12)
+    assert isinstance(waiting, Wait)
+    assert waiting.retry_in_s == pytest.approx(18)
+    assert registered(decide(Snapshot(20, JOB), empty_for_s=30)).job.generation == 6
+
+
+def test_who_held_a_generation_comes_back_to_it_whatever_it_finds() -> None:
+    held = Held(5, 3)
+    assert registered(decide(Snapshot(20, JOB), held=held)).job.generation == 5
+    vacated = replace(JOB, vacated=True)
+    decision = registered(decide(Snapshot(20, vacated), held=held))
+    assert decision.job.generation == 5
+    assert not decision.job.vacated
+    assert registered(decide(Snapshot(1), held=held)).job.generation == 5
+
+
+def test_i6_a_new_incarnation_is_above_every_one_given_out_before() -> None:
+    holder = Incarnation("w-0", 40, "uid-0", mod_revision=17)
+    snapshot = Snapshot(20, JOB, {"w-1": OTHER}, {"w-0": holder})
+    assert registered(decide(snapshot, held=Held(5, 50))).incarnation.number == 51
+    assert registered(decide(snapshot)).incarnation.number == 41
+    assert registered(decide(replace(snapshot, revision=99))).incarnation.number == 99
+
+
+def test_only_a_fresh_boot_takes_a_name_over() -> None:
+    holder = Incarnation("w-0", 7, "another-pod", mod_revision=17)
+    snapshot = Snapshot(20, JOB, {"w-1": OTHER}, {"w-0": holder})
+    assert registered(decide(snapshot)).incarnation.pod_uid == "uid-0"
+    fenced = decide(snapshot, held=Held(5, 6))
+    assert isinstance(fenced, Refuse)
+    assert fenced.fenced
+    assert "another-pod" in fenced.reason
+
+
+def test_settings_that_disagree_are_refused_in_one_sentence() -> None:
+    decision = decide(Snapshot(20, JOB, {"w-1": OTHER}), replace(ME, max_workers=8))
+    assert isinstance(decision, Refuse)
+    assert not decision.fenced
+    assert "max 8" in decision.reason
+    assert "max 4" in decision.reason
+
+
+@given(
+    st.builds(
+        Snapshot,
+        st.integers(1, 1000),
+        st.none()
+        | st.builds(
+            Job,
+            st.just(2),
+            st.just(4),
+            st.integers(1, 9),
+            st.sampled_from(["", "a", "b"]),
+            vacated=st.booleans(),
+        ),
+        st.sampled_from([{}, {"w-1": OTHER}]),
+    ),
+    st.sampled_from(["", "a", "b"]),
+    st.none() | st.builds(Held, st.integers(1, 9), st.integers(1, 2000)),
+    st.floats(0, 100),
+)
+def test_planning_is_total_and_never_goes_back(
+    snapshot: Snapshot, job_uid: str, held: Held | None, empty_for_s: float
+) -> None:
+    decision = decide(snapshot, replace(ME, job_uid=job_uid), held, empty_for_s)
+    assert decision.reason
+    if isinstance(decision, Register):
+        assert decision.incarnation.number == decision.member.incarnation
+        if held is not None:
+            assert decision.incarnation.number > held.incarnation
+        if snapshot.job is not None:
+            assert decision.job.generation - snapshot.job.generation in (0, 1)
+        if snapshot.members and snapshot.job and job_uid in ("", snapshot.job.uid):
+            assert decision.superseded_generation is None
