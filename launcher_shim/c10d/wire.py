@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TCPStore protocol of torch 2.2 and later as frames: no sockets, standard library only.
+
+Integers are little-endian. There is no framing, no request id and no length of the whole: a
+request ends where its last field ends, and answers come strictly in the order of the requests.
+``RequestParser`` turns bytes into requests, the functions at the end turn answers into bytes.
+Requests and semantics as observed on torch's own client and libuv server.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+
+KEY_MAX = 8 * 1024
+"""Longest key in bytes, as in torch's own server."""
+VALUE_MAX = 8 * 1024 * 1024
+"""Longest value of one request in bytes, as in torch's own server."""
+KEYS_MAX = 128 * 1024
+"""Most keys in one request, as in torch's own server."""
+REQUEST_MAX = 32 * 1024 * 1024
+"""Longest request in bytes. torch's own server has no such limit: it would hold 1 TiB."""
+
+HANDSHAKE = b"\x00\xce\xf7\x85\x3c"
+"""What a client of torch 2.2 or later sends first: VALIDATE and the protocol's magic number."""
+
+READY = b"\x00"
+NOT_READY = b"\x01"
+STOP_WAITING = b"\x00"
+WAIT_CANCELED = b"\x01"
+
+_U32 = Struct("<I")
+_U64 = Struct("<Q")
+_I64 = Struct("<q")
+_LAST_LEGACY_OPCODE = 11
+
+
+class FrameError(ValueError):
+    """Bytes that are no request, or one beyond the limits; the message is one sentence.
+
+    ``before`` holds the requests that were complete before the faulty one.
+    """
+
+    before: "Tuple[Request, ...]" = ()
+
+
+class Validate(NamedTuple):
+    """The handshake; no answer."""
+
+
+class Set(NamedTuple):
+    """Store a value; no answer."""
+
+    key: bytes
+    value: bytes
+
+
+class CompareSet(NamedTuple):
+    """Replace a value if it is the expected one; the answer is a ``vec``."""
+
+    key: bytes
+    expected: bytes
+    desired: bytes
+
+
+class Get(NamedTuple):
+    """Read a value; the answer is a ``vec``, empty if there is none."""
+
+    key: bytes
+
+
+class Add(NamedTuple):
+    """Add to a decimal counter; the answer is its new value, an ``i64``."""
+
+    key: bytes
+    delta: int
+
+
+class Check(NamedTuple):
+    """Ask whether all keys exist; the answer is READY or NOT_READY."""
+
+    keys: Tuple[bytes, ...]
+
+
+class Wait(NamedTuple):
+    """Wait until all keys exist; the answer is STOP_WAITING, now or later."""
+
+    keys: Tuple[bytes, ...]
+
+
+class NumKeys(NamedTuple):
+    """Count the keys; the answer is an ``i64``."""
+
+
+class DeleteKey(NamedTuple):
+    """Delete a key; the answer is the ``i64`` 1 if there was one, else 0."""
+
+    key: bytes
+
+
+class Append(NamedTuple):
+    """Append to a value; no answer."""
+
+    key: bytes
+    value: bytes
+
+
+class MultiGet(NamedTuple):
+    """Read many values; the answer is a ``vec`` for each key."""
+
+    keys: Tuple[bytes, ...]
+
+
+class MultiSet(NamedTuple):
+    """Store many values; no answer."""
+
+    items: Tuple[Tuple[bytes, bytes], ...]
+
+
+class CancelWait(NamedTuple):
+    """Give up the pending Wait or Barrier; the answer is WAIT_CANCELED."""
+
+
+class Ping(NamedTuple):
+    """Ask for an echo; the answer is the nonce."""
+
+    nonce: int
+
+
+class QueuePush(NamedTuple):
+    """Append an element to a queue; no answer."""
+
+    key: bytes
+    value: bytes
+
+
+class QueuePop(NamedTuple):
+    """Take the first element of a queue; the answer is ``popped``."""
+
+    key: bytes
+
+
+class QueueLen(NamedTuple):
+    """Count the elements of a queue; the answer is an ``i64``."""
+
+    key: bytes
+
+
+class ListKeys(NamedTuple):
+    """List the keys; the answer is ``key_list``."""
+
+
+class Barrier(NamedTuple):
+    """Wait until as many have come as ``world_size`` says; the answer is STOP_WAITING."""
+
+    key: bytes
+    world_size: int
+
+
+Request = Union[
+    Validate,
+    Set,
+    CompareSet,
+    Get,
+    Add,
+    Check,
+    Wait,
+    NumKeys,
+    DeleteKey,
+    Append,
+    MultiGet,
+    MultiSet,
+    CancelWait,
+    Ping,
+    QueuePush,
+    QueuePop,
+    QueueLen,
+    ListKeys,
+    Barrier,
+]
+
+
+class _Shape(NamedTuple):
+    """How a request looks after its opcode: a count if ``counted``, strings, then a number.
+
+    ``limits`` bound the strings in turn; a counted request repeats them as often as it says.
+    """
+
+    kind: Type[Request]
+    limits: Tuple[int, ...] = ()
+    number: Optional[Struct] = None
+    counted: bool = False
+
+
+_KEY = (KEY_MAX,)
+_KEY_VALUE = (KEY_MAX, VALUE_MAX)
+_SHAPES = (
+    _Shape(Validate, number=_U32),
+    _Shape(Set, _KEY_VALUE),
+    _Shape(CompareSet, (KEY_MAX, VALUE_MAX, VALUE_MAX)),
+    _Shape(Get, _KEY),
+    _Shape(Add, _KEY, _I64),
+    _Shape(Check, _KEY, counted=True),
+    _Shape(Wait, _KEY, counted=True),
+    _Shape(NumKeys),
+    _Shape(DeleteKey, _KEY),
+    _Shape(Append, _KEY_VALUE),
+    _Shape(MultiGet, _KEY, counted=True),
+    _Shape(MultiSet, _KEY_VALUE, counted=True),
+    _Shape(CancelWait),
+    _Shape(Ping, number=_U32),
+    _Shape(QueuePush, _KEY_VALUE),
+    _Shape(QueuePop, _KEY),
+    _Shape(QueueLen, _KEY),
+    _Shape(ListKeys),
+    _Shape(Barrier, _KEY, _I64),
+)
+_MAGIC = _U32.unpack(HANDSHAKE[1:])[0]
+_OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(_SHAPES)}
+_Fields = List[Union[bytes, int]]
+
+
+class RequestParser:
+    """Turns the bytes of one client into requests; each byte is looked at once.
+
+    It holds no more than one string that is still incomplete, and the strings of one request.
+    After a FrameError it takes nothing more.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._need = len(HANDSHAKE)
+        self._greeted = False
+        self._shape: Optional[_Shape] = None
+        self._fields: _Fields = []
+        self._strings_left = 0
+        self._size = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of requests that are not complete yet."""
+        return self._size + len(self._buffer)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client has sent the handshake."""
+        return self._greeted
+
+    def feed(self, data: bytes) -> List[Request]:
+        """Take the next bytes and return the requests that they complete.
+
+        Raises FrameError if the bytes are no request within the protocol's limits.
+        """
+        if self._buffer or len(data) < self._need:
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        requests: List[Request] = []
+        try:
+            at = self._parse(data, requests)
+        except FrameError as error:
+            error.before = tuple(requests)
+            raise
+        if at < len(data):
+            self._buffer += data[at:]
+        return requests
+
+    def _parse(self, data: bytes, requests: List[Request]) -> int:
+        """Append the complete requests, and return how far ``data`` is used up."""
+        if not self._greeted:
+            _expect_handshake(data)
+            self._greeted = True
+        at, end = 0, len(data)
+        shape = self._shape
+        while True:
+            if shape is None:
+                self._need = 1
+                if at >= end:
+                    return at
+                code = data[at]
+                if code >= len(_SHAPES):
+                    raise FrameError(f"there is no TCPStore operation {code}")
+                shape = _SHAPES[code]
+                self._fields = []
+                self._size = 0
+                if shape.counted:
+                    if end - at < 9:
+                        self._need = 9
+                        return at
+                    (count,) = _U64.unpack_from(data, at + 1)
+                    if count > KEYS_MAX:
+                        raise FrameError(f"{count} keys in one request; at most {KEYS_MAX}")
+                    self._strings_left = count * len(shape.limits)
+                    at += 9
+                else:
+                    self._strings_left = len(shape.limits)
+                    at += 1
+                self._shape = shape
+            fields, limits = self._fields, shape.limits
+            left, size = self._strings_left, self._size
+            while left:
+                if end - at < 8:
+                    self._need = 8
+                    break
+                (length,) = _U64.unpack_from(data, at)
+                limit = limits[-left % len(limits)]
+                if length > limit:
+                    what = "key" if limit == KEY_MAX else "value"
+                    raise FrameError(f"a {what} of {length} bytes; at most {limit}")
+                stop = at + 8 + length
+                if size + stop - at > REQUEST_MAX:
+                    raise FrameError(f"a request of more than {REQUEST_MAX} bytes")
+                if stop > end:
+                    self._need = stop - at
+                    break
+                fields.append(data[at + 8 : stop])
+                size += stop - at
+                at = stop
+                left -= 1
+            self._strings_left, self._size = left, size
+            if left:
+                return at
+            number = shape.number
+            if number is not None:
+                if end - at < number.size:
+                    self._need = number.size
+                    return at
+                fields.append(number.unpack_from(data, at)[0])
+                at += number.size
+            requests.append(_build(shape, fields))
+            shape = self._shape = None
+
+
+def _expect_handshake(data: bytes) -> None:
+    if data[:5] == HANDSHAKE:
+        return
+    if data[0] <= _LAST_LEGACY_OPCODE and _U32.unpack_from(data, 1)[0] <= KEYS_MAX:
+        raise FrameError(
+            "the client sends no handshake, as torch before 2.2; use torch 2.2 or later"
+        )
+    raise FrameError(f"the client is no torch TCPStore: it begins with {data[:8]!r}")
+
+
+def _build(shape: _Shape, fields: _Fields) -> Request:
+    kind = shape.kind
+    if kind is Validate:
+        if fields != [_MAGIC]:
+            raise FrameError(f"the magic number is {fields}, not {_MAGIC}")
+        return Validate()
+    if kind is MultiSet:
+        pairs = zip(fields[::2], fields[1::2])  # noqa: B905 (strict is younger than Python 3.8)
+        return MultiSet(tuple(pairs))  # type: ignore[arg-type]
+    make: Callable[..., Request] = kind
+    return make(tuple(fields)) if shape.counted else make(*fields)
+
+
+def encode(request: Request) -> bytes:
+    """Turn a request into the bytes that a client sends."""
+    code = _OPCODES[type(request)]
+    shape = _SHAPES[code]
+    parts = [bytes((code,))]
+    if isinstance(request, Validate):
+        return HANDSHAKE
+    if isinstance(request, MultiSet):
+        parts.append(_U64.pack(len(request.items)))
+        for key, value in request.items:
+            parts += (vec(key), vec(value))
+    elif isinstance(request, (Check, Wait, MultiGet)):
+        parts.append(_U64.pack(len(request.keys)))
+        parts += map(vec, request.keys)
+    else:
+        for part in request:
+            if isinstance(part, bytes):
+                parts.append(vec(part))
+            elif isinstance(part, int) and shape.number is not None:
+                parts.append(shape.number.pack(part))
+    return b"".join(parts)
+
+
+def vec(value: bytes) -> bytes:
+    """Answer with one value: to Get and CompareSet."""
+    return _U64.pack(len(value)) + value
+
+
+def i64(number: int) -> bytes:
+    """Answer with a signed 64-bit number: to Add, NumKeys, DeleteKey and QueueLen."""
+    return _I64.pack(number)
+
+
+def multi_get(values: Sequence[bytes]) -> bytes:
+    """Answer to MultiGet: a value for each key, in the request's order."""
+    return b"".join(map(vec, values))
+
+
+def key_list(keys: Sequence[bytes]) -> bytes:
+    """Answer to ListKeys: the keys as they were on the wire."""
+    return _I64.pack(len(keys)) + b"".join(map(vec, keys))
+
+
+def popped(length_before: int, value: bytes) -> bytes:
+    """Answer to QueuePop: the queue's length before, and its first element if it had one."""
+    return _I64.pack(length_before) + (vec(value) if length_before else b"")
+
+
+def pong(nonce: int) -> bytes:
+    """Answer to Ping."""
+    return _U32.pack(nonce)
