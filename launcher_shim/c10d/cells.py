@@ -43,7 +43,7 @@ def wrap_int64(number: int) -> int:
     return (number + INT64 // 2) % INT64 - INT64 // 2
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """One store key of a cell; ``value`` None means that it is known to be absent."""
 

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launchers' keys: native semantics, several sidecars, lost requests and lost answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
+
+import pytest
+
+from launcher_shim.c10d.cells import NotANumber, read_number
+from launcher_shim.c10d.kv import MAX_VALUE_BYTES, Kv, Operator
+from rdzv.errors import WireError
+from rdzv.store.faults import Cut, Faults
+from rdzv.store.memory import MemoryEngine
+from tests.contract.job_harness import KEYS, Client, Unreliable, client
+
+RUN = KEYS.in_generation(1).run("digits")
+
+
+def kv_of(one: Client) -> Kv:
+    return Kv(RUN, one.mirror, one.store, lambda: None)
+
+
+@asynccontextmanager
+async def sidecars(*faults: Faults | None) -> AsyncIterator[list[Kv]]:
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(client(engine, fault)) for fault in faults]
+        yield [kv_of(one) for one in clients]
+
+
+async def soon(kv: Kv, key: bytes, value: bytes | None) -> None:
+    """Wait until the watch has brought ``value`` to another sidecar's cache."""
+    async with asyncio.timeout(5):
+        while kv.cells.value(key) != value:
+            await kv._mirror.changed_after(kv._mirror.sequence)
+
+
+async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
+    async with sidecars(None, None) as (one, two):
+        await one.put([(b"/a", b"1"), (b"/b", b"2")])
+        assert one.cells.value(b"/a") == b"1"
+        assert await two.get(b"/b") == b"2"
+        await soon(two, b"/a", b"1")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected", "desired", "answer", "after"),
+    [
+        (None, b"", b"new", b"new", b"new"),
+        (None, b"x", b"new", b"x", None),
+        (b"v", b"v", b"new", b"new", b"new"),
+        (b"", b"", b"new", b"new", b"new"),
+        (b"v", b"x", b"new", b"v", b"v"),
+        (b"v", b"", b"new", b"v", b"v"),
+    ],
+)
+async def test_compare_set_answers_as_the_native_server_does(
+    stored: bytes | None, expected: bytes, desired: bytes, answer: bytes, after: bytes | None
+) -> None:
+    async with sidecars(None) as (kv,):
+        if stored is not None:
+            await kv.put([(b"/k", stored)])
+        assert await kv.compare_set(b"/k", expected, desired, Operator("s")) == answer
+        assert await kv.get(b"/k") == after
+
+
+async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -> None:
+    async with sidecars(None, None) as (one, two):
+        a, b = Operator("a"), Operator("b")
+        await one.put([(b"/n", b"  12abc")])
+        assert await one.add(b"/n", 1, a) == 13
+        assert await two.add(b"/n", 5, b) == 18
+        assert await one.add(b"/n", -20, a) == -2
+        assert await two.get(b"/n") == b"-2"
+        await two.put([(b"/n", b"7")])
+        assert await one.add(b"/n", 1, a) == 8
+        assert await one.delete(b"/n", a) is True
+        assert await two.delete(b"/n", b) is False
+        assert await two.add(b"/n", 3, b) == 3
+
+
+async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> None:
+    async with sidecars(None) as (kv,):
+        operator = Operator("a")
+        await kv.put([(b"/n", b"9223372036854775807"), (b"/word", b"word")])
+        assert await kv.add(b"/n", 1, operator) == -(2**63)
+        with pytest.raises(NotANumber):
+            await kv.add(b"/word", 1, operator)
+
+
+async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> None:
+    async with sidecars(None, None) as (one, two):
+        waiting = asyncio.create_task(one.wait([b"/x", b"/y", b"/x"]))
+        await two.put([(b"/x", b"1")])
+        await soon(one, b"/x", b"1")
+        assert not waiting.done()
+        await two.add(b"/y", 1, Operator("t"))
+        async with asyncio.timeout(5):
+            await waiting
+
+
+async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
+    async with sidecars(None) as (kv,):
+        waiting = asyncio.create_task(kv.wait([b"/x"]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await kv.put([(b"/x", b"1")])
+        assert await kv.check([b"/x"])
+        assert not kv._waiting
+
+
+async def test_queues_give_each_element_once_in_order() -> None:
+    async with sidecars(None, None) as (one, two):
+        a, b = Operator("a"), Operator("b")
+        for n in range(6):
+            await (one if n % 2 else two).push(b"/q", b"%d" % n, a if n % 2 else b)
+        assert await one.check([b"/q"])
+        assert await one.queue_length(b"/q") == 6
+        popped = [await (one if n % 3 else two).pop(b"/q", a if n % 3 else b) for n in range(6)]
+        assert popped == [(6 - n, b"%d" % n) for n in range(6)]
+        assert await two.pop(b"/q", b) == (0, b"")
+        assert not await two.check([b"/q"])
+
+
+async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
+    async with sidecars(*[None] * 10) as kvs:
+        revision = (await kvs[0]._store.status()).revision
+        sums = await asyncio.gather(
+            *(kv.add(b"/n", 1, Operator(f"{n}.{m}")) for n, kv in enumerate(kvs) for m in range(10))
+        )
+        assert sorted(sums) == list(range(1, 101))
+        assert (await kvs[0]._store.status()).revision - revision == 100
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_nothing_is_applied_twice_or_lost_when_answers_are(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher_shim.c10d.kv.RETRY_PAUSE_S", 0.001)
+    faults = [Unreliable(seed * 10 + n, 0.3) for n in range(3)]
+    random = Random(seed)
+    async with sidecars(*faults) as kvs:
+        operators = [Operator(f"s{n}") for n in range(3)]
+        deltas = [random.randint(-5, 5) for _ in range(45)]
+        popped: list[bytes] = []
+
+        async def work(n: int) -> None:
+            for i in range(n, 45, 3):
+                await kvs[n].add(b"/n", deltas[i], operators[n])
+                await kvs[n].append(b"/log", b"[%d]" % i, operators[n])
+                await kvs[n].push(b"/q", b"%d" % i, operators[n])
+                if i % 2:
+                    popped.append((await kvs[n].pop(b"/q", operators[n]))[1])
+                value = b"%d" % i
+                while True:
+                    seen = kvs[n].cells.value(b"/chain") or b""
+                    if (
+                        await kvs[n].compare_set(b"/chain", seen, seen + b"." + value, operators[n])
+                        == seen + b"." + value
+                    ):
+                        break
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(work(n) for n in range(3)))
+            assert read_number(await kvs[0].get(b"/n") or b"") == sum(deltas)
+            log = (await kvs[1].get(b"/log") or b"").decode()
+            chain = (await kvs[2].get(b"/chain") or b"").decode()
+            while (rest := await kvs[0].pop(b"/q", operators[0]))[0]:
+                popped.append(rest[1])
+    numbers = sorted(range(45))
+    assert sorted(int(part) for part in log.strip("[]").split("][")) == numbers
+    assert sorted(int(part) for part in chain.strip(".").split(".")) == numbers
+    assert sorted(int(part) for part in popped if part) == numbers
+
+
+async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_away() -> None:
+    cut = Cut()
+    async with sidecars(cut) as (kv,):
+        await kv.put([(b"/known", b"1")])
+        cut.cut()
+        assert kv.cells.value(b"/known") == b"1"
+        assert await kv.check([b"/known"])
+        async with asyncio.timeout(1):
+            await kv.wait([b"/known"])
+        writing = asyncio.create_task(kv.put([(b"/late", b"2")]))
+        done, _ = await asyncio.wait([writing], timeout=0.5)
+        assert not done
+        cut.mend()
+        async with asyncio.timeout(5):
+            await writing
+        assert await kv.get(b"/late") == b"2"
+
+
+async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
+    async with sidecars(None, None) as (one, two):
+        await one.put([(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
+        await one.add(b"/r.JOB.1/n", 1, Operator("s"))
+        await one.push(b"/r.JOB.1/q", b"e", Operator("t"))
+        await soon(two, b"/r.JOB.1/n", b"1")
+        await one.forget(b"/r.JOB.1/")
+        await soon(two, b"/r.JOB.1/n", None)
+        assert sorted(two.cells.existing()) == [b"/r.JOB.10/a", b"/r.JOB.2/a"]
+        assert not await two.check([b"/r.JOB.1/q"])
+
+
+async def test_a_value_beyond_the_stores_limit_is_refused_with_the_number() -> None:
+    async with sidecars(None) as (kv,):
+        with pytest.raises(WireError, match=str(MAX_VALUE_BYTES)):
+            await kv.put([(b"/big", bytes(MAX_VALUE_BYTES + 1))])

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registering for real, against the memory store: leases, losses, takeovers, goodbyes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from random import Random
+from time import monotonic
+
+import pytest
+
+from rdzv.errors import Fenced, JobMismatch
+from rdzv.history import HISTORY_LENGTH
+from rdzv.model import Snapshot
+from rdzv.registrar import Registrar
+from rdzv.registration import Held, Identity
+from rdzv.store.memory import MemoryEngine
+from tests.contract.job_harness import KEYS, Client, Unreliable, client
+
+TTL_S = 2.0
+
+
+def identity(name: str, uid: str = "") -> Identity:
+    return Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
+
+
+def registrar(one: Client, who: Identity, held: Held | None = None, seed: int = 0) -> Registrar:
+    return Registrar(
+        one.store,
+        one.mirror,
+        one.membership,
+        who,
+        lease_ttl_s=TTL_S,
+        clock=monotonic,
+        random=Random(f"{who.member}{who.pod_uid}{seed}"),
+        held=held,
+    )
+
+
+@asynccontextmanager
+async def running(one: Registrar) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(one.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def until(one: Client, condition: Callable[[Snapshot], bool], timeout_s: float = 10) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition(one.membership.snapshot()):
+            await one.mirror.changed_after(one.mirror.sequence)
+
+
+async def registered(*registrars: Registrar) -> None:
+    async with asyncio.timeout(10):
+        for one in registrars:
+            await one.registered.wait()
+
+
+async def test_ten_register_at_once_under_one_job() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        members = [registrar(one, identity(f"w-{n}")) for n in range(10)]
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(member.run()) for member in members]
+            await registered(*members)
+            await until(one, lambda s: len(s.members) == 10)
+            assert {member.generation for member in members} == {1}
+            for task in running:
+                task.cancel()
+
+
+async def test_a_lease_that_is_lost_is_registered_again_with_the_next_incarnation() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            await registered(member)
+            first = member.held
+            assert first is not None
+            assert member.lease_id is not None
+            await one.store.lease_revoke(member.lease_id)
+            await until(
+                one,
+                lambda s: (
+                    "w-0" not in s.members or s.members["w-0"].incarnation > first.incarnation
+                ),
+            )
+            await until(
+                one,
+                lambda s: "w-0" in s.members and s.members["w-0"].incarnation > first.incarnation,
+            )
+            assert member.held == Held(1, one.membership.snapshot().members["w-0"].incarnation)
+
+
+async def test_who_stays_registered_renews_and_who_dies_lapses() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one, client(engine) as two:
+        alive, dead = registrar(one, identity("alive")), registrar(two, identity("dead"))
+        async with running(alive):
+            async with running(dead):
+                await registered(alive, dead)
+            await until(one, lambda s: "dead" not in s.members, timeout_s=3 * TTL_S)
+            assert "alive" in one.membership.snapshot().members
+
+
+async def test_i6_the_old_pod_of_a_name_is_fenced_and_changes_nothing_more() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one, client(engine) as two:
+        old, new = registrar(one, identity("w-0", "old")), registrar(two, identity("w-0", "new"))
+        async with running(old) as old_task:
+            await registered(old)
+            async with running(new):
+                await registered(new)
+                async with asyncio.timeout(5):
+                    with pytest.raises(Fenced, match="pod new"):
+                        await old_task
+                await old.leave(timeout_s=1)
+                record = (await two.store.range(KEYS.in_generation(1).member("w-0"))).kvs[0]
+                assert b'"new"' in record.value
+
+
+async def test_a_member_whose_settings_disagree_is_told_so() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        first = registrar(one, identity("w-0"))
+        async with running(first):
+            await registered(first)
+            second = registrar(one, replace(identity("w-1"), max_workers=9))
+            async with asyncio.timeout(5):
+                with pytest.raises(JobMismatch, match="max 9"):
+                    await second.run()
+
+
+async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        members = [registrar(one, identity(f"w-{n}")) for n in range(3)]
+        tasks = [asyncio.create_task(member.run()) for member in members]
+        await registered(*members)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(member.leave(timeout_s=5) for member in members))
+        await until(one, lambda s: not s.members)
+        job = one.membership.snapshot().job
+        assert job is not None
+        assert job.vacated
+        again = registrar(one, identity("w-0", "a new pod"))
+        async with running(again):
+            await registered(again)
+            assert again.generation == 2
+
+
+async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        member = registrar(one, identity("w-0"), held=Held(4, 70))
+        async with running(member):
+            await registered(member)
+            assert member.generation == 4
+            assert member.held is not None
+            assert member.held.incarnation > 70
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_registering_survives_lost_requests_and_lost_answers(seed: int) -> None:
+    engine = MemoryEngine()
+    async with client(engine, Unreliable(seed, 0.4)) as one:
+        member = registrar(one, identity("w-0"), seed=seed)
+        async with running(member):
+            await registered(member)
+            snapshot = one.membership.snapshot()
+            assert member.held is not None
+            assert snapshot.members["w-0"].incarnation == member.held.incarnation
+            assert snapshot.incarnations["w-0"].number == member.held.incarnation
+
+
+async def test_history_is_bounded() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        for n in range(HISTORY_LENGTH + 20):
+            member = registrar(one, identity("w-0", f"uid-{n}"))
+            async with running(member):
+                await registered(member)
+        assert len(one.mirror.under(KEYS.history)) <= HISTORY_LENGTH
