@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of a torchrun agent, as the rendezvous sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from launcher_shim.c10d.fillers import filler, round_key
+from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
+from launcher_shim.c10d.nodes import ClosedWhy, Node, Round
+from launcher_shim.c10d.portrait import portray
+from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.views import View
+from rdzv.errors import StateError
+
+if TYPE_CHECKING:
+    from launcher_shim.c10d.rendezvous import Rendezvous
+
+log = logging.getLogger(__name__)
+
+FRUITLESS_FREE = 2
+"""So many requests in a row that lead nowhere are answered at once."""
+
+DELAY_MIN_S = 0.2
+DELAY_MAX_S = 1.0
+
+
+@dataclass(slots=True)
+class Row:
+    """Requests in a row that led nowhere: torch repeats them thousands of times a second."""
+
+    length: int = 0
+    last_s: float = 0.0
+
+    def count(self, now: float, *, fruitless: bool) -> float:
+        """Count one request; return for how many seconds to delay its answer."""
+        broken = not fruitless or now - self.last_s > 2 * DELAY_MAX_S
+        self.length = int(fruitless) if broken else self.length + 1
+        self.last_s = now
+        if self.length <= FRUITLESS_FREE:
+            return 0.0
+        return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** (self.length - FRUITLESS_FREE - 1))
+
+
+class Agent:
+    """What the server calls for one client connection.
+
+    A newer connection of the same member replaces the older one when it first names itself.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, nonce: str) -> None:
+        self.nonce = nonce
+        self.seen_s = rendezvous.clock()
+        self.pending = 0
+        self.finished_round = -1
+        self.parked = False
+        self.parks = True
+        self._rendezvous = rendezvous
+        self._me: NodeDesc | None = None
+        self._flavour = Flavour()
+        self._row = Row()
+        self._drawn: tuple[View, bytes] | None = None
+        self._shown = (SENTINEL, TorchState())
+
+    # --- what the server calls ---
+
+    def request_began(self) -> None:
+        """Take note of a request; one that is pending shows that the agent is not hung."""
+        self.pending += 1
+        self.seen_s = self._rendezvous.clock()
+
+    def request_ended(self) -> None:
+        """Take note of an answer."""
+        self.pending -= 1
+        self.seen_s = self._rendezvous.clock()
+
+    def get_state(self) -> bytes:
+        """Answer a GET of the state key, at once and from the mirror."""
+        if self._me is None:
+            return SENTINEL
+        return self._draw(self._rendezvous.view_of(self))
+
+    async def compare_set(self, expected: bytes, desired: bytes) -> bytes:
+        """Answer a COMPARE_SET of the state key.
+
+        Waits while a wish in it has to be written and the store is away.
+        """
+        if desired == SENTINEL:
+            return self.get_state()
+        try:
+            after, flavour = decode(desired)
+            before = self._known(expected)
+        except StateError as error:
+            log.warning("a compare-and-set is no rendezvous state and is ignored: %s", error)
+            return await self._answer(fruitless=True)
+        if self._me is None or expected in (SENTINEL, b""):
+            self._introduce(after, flavour)
+        if self._me is None:
+            return await self._answer(fruitless=True)
+        wanted = wish(before, after, self._me)
+        if wanted.closes and not await self._close():
+            return desired
+        if wanted.change == "step_off":
+            return await self._step_off(before)
+        if wanted.change:
+            return await self._change(wanted)
+        return await self._answer(fruitless=not wanted.closes)
+
+    async def exit_barrier(self) -> None:
+        """Note that the agent's workers are done; return once it may be told so.
+
+        To be awaited before an ADD on ``.../terminal_state/...`` is answered.
+        """
+        node = self._rendezvous.live_node(self)
+        if node is None or self.finished_round == node.round:
+            return
+        self.finished_round = node.round
+        await self._rendezvous.edit_round(node, "an agent stands in the exit barrier", _finishing)
+
+    def filler(self, key: bytes) -> bytes | None:
+        """Make a value for an unset key of a round that is over or doomed; else None."""
+        of_round = round_key(key, self._rendezvous.run_id)
+        if of_round is None or not self._rendezvous.is_dead(of_round[0]):
+            return None
+        return filler(of_round[1])
+
+    async def news(self) -> None:
+        """Wait until ``filler`` or ``get_state`` may answer something else."""
+        await self._rendezvous.news()
+
+    def closed(self) -> None:
+        """The connection is gone: so is what the agent wished."""
+        self._rendezvous.leave(self, "done" if self._is_done() else "closed")
+
+    # --- what the rendezvous calls ---
+
+    def record(self, ask: int) -> Node:
+        """Make the record of this agent asking for the ``ask``-th time."""
+        assert self._me is not None
+        return Node(
+            member=self._rendezvous.member,
+            state="asking",
+            nonce=self.nonce,
+            ask=ask,
+            addr=self._me.addr,
+            pid=self._me.pid,
+            local_id=self._me.local_id,
+            flavour=spell_flavour(self._flavour),
+        )
+
+    def resume(self, node: Node) -> None:
+        """Go on for a client that outlived the sidecar before this one."""
+        self._me = NodeDesc(node.addr, node.pid, node.local_id)
+        self._flavour = read_flavour(node.flavour)
+        self.parks = self._flavour.redundancy
+        # It may have been parked: promotion is safe at any time.
+        self.parked = True
+
+    # --- wishes ---
+
+    def _known(self, expected: bytes) -> TorchState:
+        if expected in (b"", SENTINEL):
+            return TorchState()
+        shown, state = self._shown
+        return state if expected == shown else decode(expected)[0]
+
+    def _introduce(self, first: TorchState, flavour: Flavour) -> None:
+        me = first_name(first)
+        if me is None or flavour.aware is None:
+            log.warning("a first state names no node, or no time: its sender stays unknown")
+            return
+        self._me, self._flavour = me, flavour
+        self._drawn = None
+        self.parks = flavour.redundancy
+        policy = self._rendezvous.policy()
+        if foreign_size(first, policy.min_nodes, policy.max_nodes):
+            log.warning(
+                "the --nnodes of this torchrun is not the job's %d:%d, which is what counts",
+                policy.min_nodes,
+                policy.max_nodes,
+            )
+        self._rendezvous.take_over(self)
+
+    async def _change(self, wanted: Wish) -> bytes:
+        rendezvous = self._rendezvous
+        if wanted.change == "join":
+            granted = await rendezvous.join(self)
+        else:
+            granted = await rendezvous.leave_written(self)
+        if granted:
+            # torch would sleep for a second and ask again: it may as well wait here for news.
+            await self._hold(while_shown="asking" if wanted.change == "join" else "full")
+        return await self._answer(fruitless=not granted)
+
+    async def _step_off(self, before: TorchState) -> bytes:
+        if before.participants and self.parks:
+            self.parks = False
+            log.warning(
+                "the maximum of this torchrun's --nnodes is not the job's %d, which is what counts",
+                self._rendezvous.policy().max_nodes,
+            )
+        self.parked = False
+        await self._hold(while_shown="asking")
+        shown = self._rendezvous.view_of(self).role
+        return await self._answer(fruitless=shown in ("parked", "promoted"))
+
+    async def _close(self) -> bool:
+        """Close the run if this agent may; return False for a veto."""
+        rendezvous = self._rendezvous
+        node = rendezvous.live_node(self)
+        if node is None:
+            return False
+        closed: ClosedWhy = "success" if self._is_done() else "failure"
+        if rendezvous.vetoes_close(node, closed):
+            rendezvous.leave(self, "exit")
+            return False
+        await rendezvous.edit_round(
+            node,
+            f"the agent closed the run by {closed}",
+            lambda current: None if current.closed else replace(current, closed=closed),
+        )
+        return True
+
+    def _is_done(self) -> bool:
+        node = self._rendezvous.own_node(self)
+        return node is not None and node.state == "in" and node.round == self.finished_round
+
+    # --- answers ---
+
+    async def _hold(self, while_shown: str) -> None:
+        rendezvous = self._rendezvous
+        try:
+            async with asyncio.timeout(rendezvous.policy().hold_s):
+                while True:
+                    view = rendezvous.view_of(self)
+                    if not (view.full if while_shown == "full" else view.role == while_shown):
+                        return
+                    await rendezvous.news()
+        except TimeoutError:
+            return
+
+    async def _answer(self, *, fruitless: bool) -> bytes:
+        delay_s = self._row.count(self._rendezvous.clock(), fruitless=fruitless)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        return self.get_state()
+
+    def _draw(self, view: View) -> bytes:
+        if view.role == "parked":
+            self.parked = True
+        if self._drawn is None or self._drawn[0] != view:
+            assert self._me is not None
+            rendezvous = self._rendezvous
+            state = portray(view, self._me, rendezvous.member, rendezvous.policy().max_nodes)
+            blob = encode(state, self._flavour)
+            self._drawn = (view, blob)
+            self._shown = (blob, state)
+        return self._drawn[1]
+
+
+def spell_flavour(flavour: Flavour) -> str:
+    """Spell a flavour for the store."""
+    times = "aware" if flavour.aware else "naive"
+    return f"{times},redundancy" if flavour.redundancy else times
+
+
+def read_flavour(spelt: str) -> Flavour:
+    """Read a flavour from the store; what is not known is as in new versions of torch."""
+    words = spelt.split(",")
+    return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
+
+
+def _finishing(current: Round) -> Round | None:
+    return None if current.finishing else replace(current, finishing=True)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers for agents that wait for a world which will never be.
+
+Between the rendezvous and its workers an agent waits for keys that others of its world set. If
+one of them is gone it would wait 300 s and then close the job. So it is given values that are
+never stored: it gets through, starts workers that reach nobody, comes to its monitor loop and
+finds there that the world forms again. No restart is burnt.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+NOWHERE_PORT = b"1"
+"""tcpmux: nobody listens there, so that what the workers look for is never found."""
+
+_KEY = re.compile(rb"/?torch\.rendezvous\.(?P<run>.+)\.(?P<round>\d{1,18})/(?P<name>.+)", re.DOTALL)
+
+
+def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
+    """Split a key that torch made for one round of ``run_id``: its round and its own name."""
+    match = _KEY.fullmatch(key)
+    if match is None or match["run"] != run_id.encode():
+        return None
+    return int(match["round"]), match["name"]
+
+
+def filler(name: bytes) -> bytes | None:
+    """Make the value of an unset key of a round; None for one that is never filled.
+
+    It must not make a world: rank 1 of a million is never complete (a world of one would start
+    to train by itself).
+    """
+    if name == b"MASTER_ADDR":
+        return b"127.0.0.1"
+    if name == b"MASTER_PORT":
+        return NOWHERE_PORT
+    if name.startswith(b"torchelastic/role_info/"):
+        return json.dumps({"role": "default", "rank": 1, "local_world_size": 1}).encode()
+    if name.startswith(b"torchelastic/assigned_ranks/"):
+        return json.dumps([1, 1_000_000, 1, 1_000_000]).encode()
+    return None

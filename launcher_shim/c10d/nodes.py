@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two records of a torch rendezvous: one small key per node, one key for the round.
+
+torch keeps the whole rendezvous in one blob that everybody rewrites. Here a join writes the
+joiner's own key alone, so that any number of joins do not contend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from rdzv.errors import RecordError
+from rdzv.keys import last_name
+from rdzv.model import dump_record, load_record, take
+from rdzv.store import KeyValue
+
+NodeState = Literal["asking", "in", "left"]
+LeftReason = Literal["", "exit", "closed", "hung", "done"]
+ClosedWhy = Literal["", "success", "failure"]
+
+INT64_MAX = 2**63 - 1
+
+
+class Seat(NamedTuple):
+    """Identity of one wish to take part.
+
+    The connection's ``nonce`` tells a restarted torchrun from the one before it, which may have
+    had the same address, pid and local id; ``ask`` grows with each join of one torchrun.
+    """
+
+    member: str
+    nonce: str
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one torchrun wants, as the sidecar that serves it wrote it.
+
+    ``asking``: wants to take part. ``in``: was handed ``round``, and asks for nothing until it
+    asks again. ``left``: a tombstone. ``addr``, ``pid`` and ``local_id`` are torch's own
+    description; ranks are ordered by it. ``mod_revision`` is the store's.
+    """
+
+    member: str
+    state: NodeState
+    nonce: str
+    ask: int
+    addr: str
+    pid: int
+    local_id: int
+    round: int = 0
+    left_reason: LeftReason = ""
+    flavour: str = ""
+    mod_revision: int = 0
+
+    @property
+    def seat(self) -> Seat:
+        """Who asks: what a frozen list names."""
+        return Seat(self.member, self.nonce, self.ask)
+
+    @property
+    def rank_order(self) -> tuple[str, int, int, str]:
+        """torch's order of ranks, and the member's name where two descriptions are equal."""
+        return (self.addr, self.pid, self.local_id, self.member)
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        fields: dict[str, object] = {
+            "state": self.state,
+            "nonce": self.nonce,
+            "ask": self.ask,
+            "addr": self.addr,
+            "pid": self.pid,
+            "local_id": self.local_id,
+        }
+        if self.state == "in":
+            fields["round"] = self.round
+        if self.state == "left":
+            fields["left_reason"] = self.left_reason
+        if self.flavour:
+            fields["flavour"] = self.flavour
+        return dump_record(fields)
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        state: Any = fields.get("state")
+        left_reason = fields.get("left_reason", "")
+        if state not in get_args(NodeState) or left_reason not in get_args(LeftReason):
+            raise RecordError(f"{kv.key}: no state of a node: {state!r} {left_reason!r}")
+        return cls(
+            member=last_name(kv.key),
+            state=state,
+            nonce=take(kv.key, fields, "nonce", str),
+            ask=_count(kv.key, fields, "ask"),
+            addr=take(kv.key, fields, "addr", str),
+            pid=_count(kv.key, fields, "pid"),
+            local_id=_count(kv.key, fields, "local_id"),
+            round=_count(kv.key, fields, "round") if state == "in" else 0,
+            left_reason=left_reason,
+            flavour=take(kv.key, {"flavour": "", **fields}, "flavour", str),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of the rendezvous; a run begins with the default one, which is not stored.
+
+    ``frozen`` is the world in rank order once ``complete``. ``finishing`` says that an agent
+    stands in the exit barrier, ``closed`` why no round will follow.
+    """
+
+    number: int = 0
+    complete: bool = False
+    closed: ClosedWhy = ""
+    finishing: bool = False
+    frozen: tuple[Seat, ...] = ()
+    mod_revision: int = 0
+
+    @property
+    def age(self) -> tuple[int, bool, bool, bool]:
+        """Orders what one round can go through: of two records the greater is the later one."""
+        return (self.number, self.complete, self.finishing, bool(self.closed))
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "round": self.number,
+                "complete": self.complete,
+                "closed": self.closed,
+                "finishing": self.finishing,
+                "frozen": self.frozen,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        closed: Any = fields.get("closed")
+        if closed not in get_args(ClosedWhy):
+            raise RecordError(f"{kv.key}: 'closed' is {closed!r}, expected success or failure")
+        frozen = tuple(_seat(kv.key, item) for item in take(kv.key, fields, "frozen", list))
+        if len({seat.member for seat in frozen}) != len(frozen):
+            raise RecordError(f"{kv.key}: a node is frozen twice")
+        return cls(
+            number=_count(kv.key, fields, "round"),
+            complete=take(kv.key, fields, "complete", bool),
+            closed=closed,
+            finishing=take(kv.key, fields, "finishing", bool),
+            frozen=frozen,
+            mod_revision=kv.mod_revision,
+        )
+
+
+def _count(key: str, fields: Mapping[str, Any], name: str) -> int:
+    value = take(key, fields, name, int)
+    if not 0 <= value <= INT64_MAX:
+        raise RecordError(f"{key}: {name!r} is {value}, expected a number from 0 on")
+    return value
+
+
+def _seat(key: str, item: object) -> Seat:
+    match item:
+        case [str(member), str(nonce), int(ask)] if not isinstance(ask, bool):
+            return Seat(member, nonce, ask)
+    raise RecordError(f"{key}: no node of a frozen list: {item!r}")

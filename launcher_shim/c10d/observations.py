@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one sidecar has seen over its own time, and who is gone by it.
+
+A delete event alone cannot tell a death from a cut to the store. So a node whose key vanished is
+gone only once it has stayed away on a healthy watch, and once somebody else of its world shows
+that the store can be reached. Nothing here is shared between sidecars: each counts for itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from launcher_shim.c10d.nodes import Seat
+from launcher_shim.c10d.runs import Policy, RunSnapshot
+
+DEATHS_WITHIN_S = 600.0
+DEATHS_MAX = 3
+CLOCK_SLACK_S = 0.1
+
+Standing = Literal["here", "missing", "left", "replaced", "lapsed", "done"]
+"""Of a frozen node. ``missing``: its key is away, but not for long enough to tell."""
+
+LOST: frozenset[Standing] = frozenset({"left", "replaced", "lapsed"})
+GONE: frozenset[Standing] = LOST | {"done"}
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Times are of this sidecar's monotonic clock.
+
+    ``healthy_since_s``: since when the watch has worked without a gap. ``return_until_s``: until
+    when others that were cut off with this sidecar may be on their way back. ``missing_s``: since
+    when the key of a frozen node is away. ``met_min_s``: since when this round has had ``min``
+    nodes asking. ``deaths``: when a member's torchrun ended without having been asked to.
+    """
+
+    healthy_since_s: float = math.inf
+    return_until_s: float = -math.inf
+    missing_s: Mapping[Seat, float] = field(default_factory=dict)
+    round_number: int = -1
+    met_min_s: float | None = None
+    alive: Mapping[str, Seat] = field(default_factory=dict)
+    deaths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def dies_often(self, member: str, now: float) -> bool:
+        """Whether the torchrun of ``member`` ended so often that nobody should wait for it."""
+        recent = [at for at in self.deaths.get(member, ()) if now - at <= DEATHS_WITHIN_S]
+        return len(recent) >= DEATHS_MAX
+
+
+def observe(
+    now: float,
+    previous: Observations,
+    snapshot: RunSnapshot,
+    policy: Policy,
+    *,
+    healthy_s: float,
+    cut_off: bool,
+) -> Observations:
+    """Fold one snapshot in.
+
+    ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
+    ``cut_off``: this sidecar's own key is away, or the store was restored. After that, as after
+    a gap in the watch, the others may be cut off in the same way, so nothing is proven until they
+    have had time to return.
+    """
+    missing = {
+        seat: previous.missing_s.get(seat, now)
+        for seat in snapshot.round.frozen
+        if seat.member not in snapshot.nodes
+    }
+    same_round = snapshot.round.number == previous.round_number
+    met_min = previous.met_min_s if same_round else None
+    if snapshot.round.complete or len(snapshot.asking()) < policy.min_nodes:
+        met_min = None
+    elif met_min is None:
+        met_min = now
+    healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
+    return Observations(
+        healthy_since_s=healthy_since_s,
+        return_until_s=_return_until(now, previous, policy, healthy_since_s, cut_off=cut_off),
+        missing_s=missing,
+        round_number=snapshot.round.number,
+        met_min_s=met_min,
+        alive={n.member: n.seat for n in snapshot.nodes.values() if n.state != "left"},
+        deaths=_deaths(now, previous, snapshot),
+    )
+
+
+def _return_until(
+    now: float,
+    previous: Observations,
+    policy: Policy,
+    healthy_since_s: float,
+    *,
+    cut_off: bool,
+) -> float:
+    was_healthy = math.isfinite(previous.healthy_since_s)
+    gap = was_healthy and healthy_since_s > previous.healthy_since_s + CLOCK_SLACK_S
+    back = not was_healthy and math.isfinite(previous.return_until_s)
+    if cut_off or gap or (back and now < previous.return_until_s):
+        return now + policy.return_s
+    return previous.return_until_s
+
+
+def _deaths(
+    now: float, previous: Observations, snapshot: RunSnapshot
+) -> Mapping[str, tuple[float, ...]]:
+    died = [
+        node.member
+        for node in snapshot.nodes.values()
+        if node.state == "left"
+        and node.left_reason in ("closed", "hung")
+        and previous.alive.get(node.member) == node.seat
+    ]
+    if not died:
+        return previous.deaths
+    deaths = dict(previous.deaths)
+    for member in died:
+        deaths[member] = (*deaths.get(member, ()), now)[-DEATHS_MAX:]
+    return deaths
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """Where each frozen node stands. ``wake_at_s``: when time alone may change that."""
+
+    of: Mapping[Seat, Standing]
+    wake_at_s: float = math.inf
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody is gone who was not done: the world has to form again."""
+        return any(standing in LOST for standing in self.of.values())
+
+
+def stand(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Standings:
+    """Tell where each frozen node of the present round stands."""
+    of: dict[Seat, Standing] = {}
+    for seat in snapshot.round.frozen:
+        node = snapshot.nodes.get(seat.member)
+        if node is None:
+            of[seat] = "missing"
+        elif node.seat != seat:
+            of[seat] = "replaced"
+        elif node.state == "left":
+            of[seat] = "done" if node.left_reason == "done" else "left"
+        else:
+            of[seat] = "here"
+    missing = [seat for seat, standing in of.items() if standing == "missing"]
+    if not missing:
+        return Standings(of)
+    since = {
+        seat: max(observations.missing_s.get(seat, now), observations.healthy_since_s)
+        for seat in missing
+    }
+    if any(standing in ("here", "left", "replaced") for standing in of.values()):
+        back_s = observations.return_until_s
+        due = {seat: max(since[seat] + policy.confirm_s, back_s) for seat in missing}
+    elif snapshot.asking():
+        # Everybody at once: a cut, not a death, unless nobody comes back for very long.
+        due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)
+    else:
+        return Standings(of)
+    for seat in missing:
+        if now >= due[seat]:
+            of[seat] = "lapsed"
+    return Standings(of, min((at for at in due.values() if at > now), default=math.inf))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a round is complete and when it is over: pure, and the same in every sidecar.
+
+Agents never decide. A sidecar that sees a condition met writes it on the round key, under a
+compare on everything the decision rests on; whoever loses sees the winner's result.
+torch alone always sits out its last call, because it cannot know who is coming: the membership
+tells, so a round here completes as soon as everybody who is coming has come.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.observations import GONE, Observations, stand
+from launcher_shim.c10d.runs import Policy, RunSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``round``: what the round key should become, or None. ``reason``: one sentence.
+
+    ``wake_at_s``: when time alone would change the answer.
+    """
+
+    round: Round | None
+    reason: str
+    wake_at_s: float = math.inf
+
+
+def decide(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    """Decide what becomes of the round."""
+    current = snapshot.round
+    if current.closed:
+        return Decision(None, f"the run is closed by {current.closed}")
+    if current.complete:
+        return _over(now, snapshot, observations, policy)
+    return _complete(now, snapshot, observations, policy)
+
+
+def next_round(current: Round) -> Round:
+    """Open the round after ``current``."""
+    return Round(current.number + 1, mod_revision=current.mod_revision)
+
+
+def _over(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    current = snapshot.round
+    standings = stand(now, snapshot, observations, policy)
+    granted = snapshot.membership.granted
+    staying = [
+        seat
+        for seat, standing in standings.of.items()
+        if standing not in GONE and seat.member not in granted
+    ]
+    if not staying:
+        return Decision(
+            next_round(current),
+            f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
+        )
+    return Decision(
+        None,
+        f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
+        standings.wake_at_s,
+    )
+
+
+def _complete(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    current = snapshot.round
+    asking = snapshot.asking()[: policy.max_nodes]
+    here = f"round {current.number}: {len(asking)} nodes ask"
+    if len(asking) < policy.min_nodes:
+        return Decision(None, f"{here}, {policy.min_nodes} are needed")
+
+    frozen = tuple(node.seat for node in sorted(asking, key=lambda node: node.rank_order))
+    freeze = replace(current, complete=True, frozen=frozen)
+    if len(asking) == policy.max_nodes:
+        return Decision(freeze, f"{here}, which is the maximum: complete")
+    met_min_s = now if observations.met_min_s is None else observations.met_min_s
+    awaited = _awaited(now, snapshot, observations, policy, met_min_s)
+    if policy.desired is not None and len(asking) < policy.desired:
+        patience_s = policy.first_call_s if current.number == 0 else policy.last_call_s
+        awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
+    pending = {who: until for who, until in awaited.items() if until > now}
+    if pending:
+        return Decision(
+            None, f"{here}, waiting for {', '.join(sorted(pending))}", min(pending.values())
+        )
+    if awaited:
+        return Decision(freeze, f"{here}, the last call is over: complete")
+    return Decision(freeze, f"{here}, and nobody else is coming: complete")
+
+
+def _awaited(
+    now: float,
+    snapshot: RunSnapshot,
+    observations: Observations,
+    policy: Policy,
+    met_min_s: float,
+) -> dict[str, float]:
+    """Listed members that may still come, and until when they are waited for."""
+    awaited: dict[str, float] = {}
+    for member in snapshot.membership.listed:
+        node = snapshot.nodes.get(member)
+        asks = node is not None and node.state == "asking"
+        if asks or not snapshot.membership.may_join(member):
+            continue
+        if observations.dies_often(member, now):
+            continue
+        # A torchrun that was here before comes back within moments or not at all; one that has
+        # never connected may still be pulling its image or importing torch.
+        patience_s = policy.first_call_s if node is None else policy.last_call_s
+        awaited[member] = met_min_s + patience_s
+    return awaited

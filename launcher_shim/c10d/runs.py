@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decision about a run is made of: the store's word, the membership, and the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher_shim.c10d.nodes import Node, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The job's size and the times that rounds are formed by (seconds).
+
+    ``desired``: complete no smaller world while somebody may still be coming.
+    ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before,
+    or for ``desired``. ``first_call_s``: how long it waits for a listed member whose torchrun has
+    never connected; generous, because a small world at job start only has to be formed again.
+    ``confirm_s``: how long a key must stay away before its node counts as dead (a reconnect and a
+    renewal fit in). ``return_s``: the same after this sidecar itself was cut off: the others may
+    be on their way back as well. ``orphan_hold_s``: how long a world whose keys all vanished at
+    once is kept for its return. ``hung_s``: how long an agent may be silent (its keep-alive
+    thread asks every 5 s). ``hold_s``: how long an answer may be held back for news; torch would
+    sleep for a second before it asks again.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    desired: int | None = None
+    last_call_s: float = 2.0
+    first_call_s: float = 30.0
+    confirm_s: float = 4.0
+    return_s: float = 15.0
+    orphan_hold_s: float = 60.0
+    hung_s: float = 30.0
+    hold_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The part of the membership that rounds depend on; names of members.
+
+    ``listed``: launchers may use them now. ``standby``: healthy, held back. ``leaving``: drained,
+    terminating or fenced; ``granted``: of these, those whose leave was granted. ``committing``:
+    a commit is being agreed or saved, so a newcomer must not cut it short.
+    """
+
+    listed: frozenset[str] = frozenset()
+    standby: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+    granted: frozenset[str] = frozenset()
+    committing: bool = False
+
+    def may_join(self, member: str) -> bool:
+        """Whether a node of ``member`` may be frozen into a round."""
+        return member in self.listed and member not in self.standby and member not in self.leaving
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """One run at one store revision; immutable."""
+
+    revision: int
+    round: Round = field(default_factory=Round)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    membership: Membership = field(default_factory=Membership)
+
+    def asking(self) -> list[Node]:
+        """Nodes that want a round and may have one, in the order of their asking."""
+        may_join = self.membership.may_join
+        return sorted(
+            (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
+            key=lambda node: (node.mod_revision, node.member),
+        )

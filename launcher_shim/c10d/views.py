@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each agent is shown of the rendezvous.
+
+Agents never decide: each sees a state made for it, in which the only thing left for torch to do
+is the right one. Only the agent's own description in it is real. Heartbeats and deadlines lie in
+the far future: liveness comes from leases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.observations import Standings
+from launcher_shim.c10d.runs import Policy, RunSnapshot
+
+Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
+"""Where the agent finds itself.
+
+``apart``: in no list. ``participant``: in the frozen world. ``asking``: in an open round.
+``parked``: on the redundancy list of a full world, where torch waits without a time-out.
+``promoted``: on the redundancy list of an empty one: torch takes itself off and renews its join
+deadline. ``waiting``: in the wait list of a full world.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one agent is shown; two equal views are the same bytes.
+
+    ``full``: for one that is not in the world, whether that world looks complete and full.
+    ``phantom``: a waiter that does not exist, which makes torch leave the world without burning a
+    restart.
+    """
+
+    role: Role
+    round: Round
+    full: bool = False
+    phantom: bool = False
+    closed: bool = False
+
+
+def view(
+    snapshot: RunSnapshot,
+    standings: Standings,
+    policy: Policy,
+    node: Node,
+    *,
+    parked: bool,
+    parks: bool,
+) -> View:
+    """Make the view of ``node``, whose record in ``snapshot`` must be what it should be.
+
+    ``parked``: the agent was last shown ``parked`` (or may have been, before a restart) and has
+    not taken itself off the list since. ``parks``: it knows a redundancy list (torch 2.3) and its
+    own maximum is ours; one that does not waits in the wait list, where its join may time out.
+    """
+    current = snapshot.round
+    member = node.member
+    leaving = member in snapshot.membership.leaving
+    if node.state == "in" and node.round == current.number and current.complete:
+        phantom = not leaving and must_form_again(snapshot, standings, policy)
+        return View("participant", current, phantom=phantom, closed=bool(current.closed))
+    number = Round(current.number)
+    if current.closed:
+        return View("apart", number, closed=True)
+    if node.state == "in" or node.left_reason == "hung":
+        # Its world is gone, or went on without it: it comes back by asking again.
+        return View("apart", number, phantom=not leaving)
+    welcome = snapshot.membership.may_join(member)
+    frozen = current.complete and node.seat in current.frozen
+    if node.state == "asking" and welcome and (frozen or not current.complete):
+        # One that is frozen is shown the world only once its record says that it was.
+        return View("promoted" if parked else "asking", number)
+    if node.state == "asking":
+        return View("parked" if parks else "waiting", number, full=True)
+    return View("apart", number, full=current.complete or not welcome)
+
+
+def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
+    """Whether the present world is to leave its round and form a new one."""
+    current = snapshot.round
+    if not current.complete or current.finishing or current.closed:
+        return False
+    if standings.lost:
+        return True
+    frozen = {seat.member for seat in current.frozen}
+    if not snapshot.membership.granted.isdisjoint(frozen):
+        return True
+    return (
+        len(frozen) < policy.max_nodes
+        and not snapshot.membership.committing
+        and bool(snapshot.asking())
+    )
+
+
+def may_be_handed(snapshot: RunSnapshot, node: Node) -> bool:
+    """Whether ``node`` asks and is frozen: it must be handed the round, or withdrawn."""
+    current = snapshot.round
+    return current.complete and node.state == "asking" and node.seat in current.frozen
+
+
+def is_doomed(standings: Standings, seat: Seat) -> bool:
+    """Whether a world that has not been handed to ``seat`` can no longer be."""
+    return any(
+        standing not in ("here", "missing")
+        for other, standing in standings.of.items()
+        if other != seat
+    )
