@@ -108,6 +108,10 @@ class GenerationKeys:
         """Keys of one torch rendezvous, named by torch's run id."""
         return RunKeys(f"{self.runs}{_name(run_id)}/")
 
+    def run_id_of(self, key: str) -> str:
+        """Give back the run id that ``key``, one below ``runs``, belongs to."""
+        return unquote(key.removeprefix(self.runs).partition("/")[0])
+
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:
@@ -182,8 +186,3 @@ def _bytes_name(key: bytes) -> str:
 def last_name(key: str) -> str:
     """Give back the name that the last part of ``key`` spells."""
     return unquote(key.rpartition("/")[2])
-
-
-def run_id_of(keys: GenerationKeys, key: str) -> str:
-    """Give back the run id that ``key``, one below ``keys.runs``, belongs to."""
-    return unquote(key.removeprefix(keys.runs).partition("/")[0])

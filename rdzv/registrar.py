@@ -234,7 +234,6 @@ class Registrar:
                 self._say(f"the lease could not be renewed: {error}")
             else:
                 self.lease_valid_until_s = sent_at_s + ttl_s
-                self._say("the lease is renewed")
 
     async def _until_superseded(self) -> str:
         """Return why the record in the store is no longer this registration."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rdzv.errors import WireError
 from rdzv.keys import RunKeys
 from rdzv.store import KeyValue, WatchEvent
 
 INT64 = 1 << 64
 
 
-class NotANumber(ValueError):
+class NotANumber(WireError):
     """An ADD on a value that C's ``stoll`` cannot read."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
@@ -43,12 +43,12 @@ class Operator:
         return b"%d" % self.sequence
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Waiter:
+    """``done`` when every key in ``missing`` has been created or updated."""
+
     missing: set[bytes]
-    done: asyncio.Future[None] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    done: asyncio.Future[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class Kv:
         self._mirror = mirror
         self._store = store
         self._lease_id = lease_id
-        self._waiters: dict[bytes, set[int]] = {}
-        self._waiting: dict[int, _Waiter] = {}
+        self._waiters: dict[bytes, list[_Waiter]] = {}
         self.cells = Cells(keys, self._present)
         self.cells.learn(mirror.under(keys.prefix))
         self.close = mirror.subscribe(lambda events: self.cells.apply(events, mirror.revision))
@@ -94,20 +93,23 @@ class Kv:
         missing = {key for key in keys if not self.cells.exists(key)}
         if not missing:
             return
-        waiter = _Waiter(missing)
-        token = id(waiter)
-        self._waiting[token] = waiter
-        for key in missing:
-            self._waiters.setdefault(key, set()).add(token)
+        waiter = self._waiter(missing)
         try:
             for key in tuple(missing):
                 if (await self._read(key)).exists():
                     self._present(key)
             await waiter.done
         finally:
-            del self._waiting[token]
-            for key in waiter.missing:
-                self._waiters[key].discard(token)
+            self._drop(waiter)
+
+    async def count_reached(self, key: bytes, count: int) -> None:
+        """Wait until the counter at ``key`` has reached ``count``."""
+        while read_number(self.cells.value(key) or b"0") < count:
+            updated = self._waiter({key})
+            try:
+                await updated.done
+            finally:
+                self._drop(updated)
 
     async def queue_length(self, key: bytes) -> int:
         """Count a queue's elements, linearizably."""
@@ -387,10 +389,21 @@ class Kv:
         for name in names:
             self.cells.learn_absent(name, revision)
 
+    def _waiter(self, missing: set[bytes]) -> _Waiter:
+        waiter = _Waiter(missing, asyncio.get_running_loop().create_future())
+        for key in missing:
+            self._waiters.setdefault(key, []).append(waiter)
+        return waiter
+
+    def _drop(self, waiter: _Waiter) -> None:
+        for key in waiter.missing:
+            self._waiters[key].remove(waiter)
+            if not self._waiters[key]:
+                del self._waiters[key]
+
     def _present(self, key: bytes) -> None:
-        """Tell the waiters that ``key`` exists."""
-        for token in self._waiters.pop(key, ()):
-            waiter = self._waiting[token]
+        """Tell the waiters that ``key`` was created or updated."""
+        for waiter in self._waiters.pop(key, ()):
             waiter.missing.discard(key)
             if not waiter.missing and not waiter.done.done():
                 waiter.done.set_result(None)

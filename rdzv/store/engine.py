@@ -21,14 +21,17 @@ from rdzv.store.leases import Lease, LeaseTable
 MAX_OPERATIONS = 128
 """In one branch of a transaction; etcd's default of ``--max-txn-ops``."""
 
+Target = Literal["create", "mod", "version", "lease", "value"]
+Operator = Literal["=", "!=", "<", ">"]
+
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One compare of a transaction, over an interval."""
 
     interval: Interval
-    target: Literal["create", "mod", "version", "lease", "value"]
-    op: Literal["=", "!=", "<", ">"]
+    target: Target
+    op: Operator
     operand: int | bytes
 
 

@@ -111,7 +111,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
         await asyncio.gather(waiting, return_exceptions=True)
         await kv.put([(b"/x", b"1")])
         assert await kv.check([b"/x"])
-        assert not kv._waiting
+        assert not kv._waiters
 
 
 async def test_queues_give_each_element_once_in_order() -> None:

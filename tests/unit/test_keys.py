@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.keys import JobKeys, last_name, run_id_of
+from rdzv.keys import JobKeys, last_name
 
 NAMES = st.text(min_size=1, max_size=20)
 
@@ -15,7 +15,7 @@ def test_no_name_reaches_out_of_its_place(ns: str, job: str, member: str, run: s
     assert node.startswith(generation.prefix)
     assert node.count("/") == JobKeys("a", "b").in_generation(3).run("c").node("d").count("/")
     assert last_name(node) == member
-    assert run_id_of(generation, node) == run
+    assert generation.run_id_of(node) == run
 
 
 @given(st.binary(max_size=40), NAMES)

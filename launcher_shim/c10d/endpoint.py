@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The c10d endpoint of one pod: its server, and the rendezvous that its launchers take part in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from random import Random
+
+from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.kv import Kv, Operator
+from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.runs import Membership as RunMembership
+from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.server import C10dServer
+from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
+from rdzv.errors import StoreError
+from rdzv.listing import decide
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.registrar import Registrar
+from rdzv.store import Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+CLEAN_UP_S = 10.0
+
+
+@dataclass
+class _Run:
+    """One rendezvous and its keys, in one generation."""
+
+    kv: Kv
+    rendezvous: Rendezvous
+    task: asyncio.Task[None]
+    forgotten_round: int = -1
+
+
+class Endpoint:
+    """Serves c10d on loopback and, where a path is given, on a unix socket.
+
+    ``port``: 0 chooses one, None serves on the unix socket alone. ``policy`` turns the job's
+    record into a run's policy. ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        registrar: Registrar,
+        membership: Membership,
+        mirror: Mirror,
+        store: Store,
+        port: int | None,
+        unix_path: str | None,
+        last_call_s: float,
+        clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self.port: int | None = None
+        self.listening = asyncio.Event()
+        self.fenced = False
+        self._registrar = registrar
+        self._membership = membership
+        self._mirror = mirror
+        self._store = store
+        self._wanted_port = port
+        self._unix_path = unix_path
+        self._last_call_s = last_call_s
+        self._clock = clock
+        self._random = random
+        self._generation: int | None = None
+        self._runs: dict[str, _Run] = {}
+        self._shared: Kv | None = None
+        self._sessions = 0
+        self._tasks: asyncio.TaskGroup
+        self._server = C10dServer(self._open_session)
+        self._run_membership: tuple[Snapshot, bool, RunMembership] | None = None
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._server.close)
+            if self._wanted_port is not None:
+                self.port = await self._server.listen_loopback(self._wanted_port)
+            if self._unix_path is not None:
+                await self._server.listen_unix(self._unix_path)
+            self.listening.set()
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._follow_generations()
+
+    @property
+    def connections(self) -> int:
+        """Launchers that are connected now."""
+        return len(self._server.connections)
+
+    def rendezvous(self) -> dict[str, Rendezvous]:
+        """The rendezvous by run id."""
+        return {run_id: run.rendezvous for run_id, run in self._runs.items()}
+
+    # -- what sessions ask for
+
+    @property
+    def shared(self) -> Kv | None:
+        """Keys of clients that belong to no rendezvous; None until the member is registered."""
+        return self._shared
+
+    async def ready(self) -> Kv:
+        """Wait until the member is registered; return the shared keys."""
+        while self._shared is None:
+            await self._mirror.changed_after(self._mirror.sequence)
+        return self._shared
+
+    async def attached(self, run_id: str, operator: Operator) -> tuple[Kv, Agent]:
+        """Join a rendezvous: wait until it is known, and connect to it.
+
+        A run that was closed by failure, and that everybody has left since, belongs to a former
+        life of the job: the first torchrun that comes back to it begins the next one.
+        """
+        while True:
+            run = self._run(run_id)
+            await self._registrar.registered.wait()
+            reason = _ended_by_failure(run.rendezvous)
+            job = self._membership.snapshot().job
+            if reason is None or job is None or job.generation != self._generation:
+                return run.kv, run.rendezvous.connect()
+            log.info("the job begins its next life: %s", reason)
+            try:
+                await self._registrar.next_generation(job, reason)
+            except StoreError as error:
+                log.warning("the next life of the job waits for the store: %s", error)
+            await self._generation_after(job.generation)
+
+    def forget(self, kv: Kv, operator: Operator) -> None:
+        """Clean up after a closed connection, without waiting for it."""
+        self._tasks.create_task(self._forget(kv, operator), name=f"forget {operator.name}")
+
+    # -- how
+
+    def _open_session(self, peer: str) -> LauncherSession:
+        self._sessions += 1
+        member = self._registrar.identity.member
+        name = f"{member}.{self._random.getrandbits(48):012x}.{self._sessions}"
+        return LauncherSession(self, Operator(name))
+
+    async def _follow_generations(self) -> None:
+        """Give every life of the job its own runs."""
+        while True:
+            await self._registrar.registered.wait()
+            generation = self._registrar.generation
+            if generation is not None and generation != self._generation:
+                self._leave_generation()
+                self._generation = generation
+                self._shared = self._kv(SHARED_RUN)
+                for run_id in self._known_runs():
+                    self._run(run_id)
+            self._forget_old_rounds()
+            await self._mirror.changed_after(self._mirror.sequence)
+
+    def _leave_generation(self) -> None:
+        for run in self._runs.values():
+            run.task.cancel()
+            run.kv.close()
+        self._runs.clear()
+        if self._shared is not None:
+            self._shared.close()
+
+    async def _generation_after(self, generation: int) -> None:
+        try:
+            async with asyncio.timeout(CLEAN_UP_S):
+                while self._generation == generation:
+                    await self._mirror.changed_after(self._mirror.sequence)
+        except TimeoutError:
+            log.warning("generation %d does not end: trying again", generation)
+
+    def _known_runs(self) -> list[str]:
+        """Runs that stand in the store: a restarted sidecar serves them before anybody asks."""
+        assert self._generation is not None
+        keys = self._membership.keys.in_generation(self._generation)
+        return sorted(
+            {keys.run_id_of(kv.key) for kv in self._mirror.under(keys.runs)} - {SHARED_RUN}
+        )
+
+    def _run(self, run_id: str) -> _Run:
+        run = self._runs.get(run_id)
+        if run is None:
+            run = self._runs[run_id] = self._start(run_id)
+        return run
+
+    def _start(self, run_id: str) -> _Run:
+        assert self._generation is not None
+        generation = self._membership.keys.in_generation(self._generation)
+        member = self._registrar.identity.member
+        rendezvous = Rendezvous(
+            member=member,
+            member_key=generation.member(member),
+            keys=generation.run(run_id),
+            run_id=run_id,
+            mirror=self._mirror,
+            store=self._store,
+            policy=self._policy,
+            membership=self._members,
+            lease=self._lease_id,
+            clock=self._clock,
+            random=self._random,
+        )
+        task = self._tasks.create_task(rendezvous.run(), name=f"rendezvous {run_id}")
+        return _Run(self._kv(run_id), rendezvous, task)
+
+    def _kv(self, run_id: str) -> Kv:
+        assert self._generation is not None
+        keys = self._membership.keys.in_generation(self._generation).run(run_id)
+        return Kv(keys, self._mirror, self._store, self._lease_id)
+
+    def _lease_id(self) -> int | None:
+        return self._registrar.lease_id if self._registrar.registered.is_set() else None
+
+    def _policy(self) -> Policy:
+        identity, job = self._registrar.identity, self._membership.snapshot().job
+        if job is None:
+            return Policy(identity.min_workers, identity.max_workers, last_call_s=self._last_call_s)
+        return Policy(
+            job.min_workers, job.max_workers, desired=job.desired, last_call_s=self._last_call_s
+        )
+
+    def _members(self) -> RunMembership:
+        snapshot = self._membership.snapshot()
+        known = self._run_membership
+        if known is None or known[0] is not snapshot or known[1] != self.fenced:
+            leaving = {d.member for d in snapshot.drains.values()}
+            if self.fenced:
+                leaving.add(self._registrar.identity.member)
+            listing = decide(snapshot)
+            made = RunMembership(
+                listed=frozenset(member.name for member in listing.listed),
+                standby=frozenset(member.name for member in listing.standby),
+                leaving=frozenset(leaving),
+            )
+            known = self._run_membership = (snapshot, self.fenced, made)
+        return known[2]
+
+    def _forget_old_rounds(self) -> None:
+        """Drop what launchers stored for rounds two back; one node of the round does it."""
+        for run_id, run in self._runs.items():
+            current = run.rendezvous.snapshot().round
+            if not self._is_first(current) or current.number - 2 <= run.forgotten_round:
+                continue
+            run.forgotten_round = current.number - 2
+            self._tasks.create_task(self._forget_round(run, run_id), name=f"forget {run_id}")
+
+    def _is_first(self, current: Round) -> bool:
+        member = self._registrar.identity.member
+        return current.complete and current.frozen[0].member == member
+
+    async def _forget_round(self, run: _Run, run_id: str) -> None:
+        prefix = f"/torch.rendezvous.{run_id}.{run.forgotten_round}/"
+        try:
+            await run.kv.forget(prefix.encode())
+        except StoreError as error:
+            log.info("an old round's keys stay a while longer: %s", error)
+
+    async def _forget(self, kv: Kv, operator: Operator) -> None:
+        try:
+            async with asyncio.timeout(CLEAN_UP_S):
+                await kv.forget_operator(operator)
+        except (StoreError, TimeoutError) as error:
+            log.info("the last operation of a closed connection stays on record: %s", error)
+
+
+def _ended_by_failure(rendezvous: Rendezvous) -> str | None:
+    """Say why the run is over for good, or None if it is not, or somebody is still in it."""
+    if rendezvous.closed != "failure":
+        return None
+    nodes = rendezvous.snapshot().nodes.values()
+    if any(node.state != "left" for node in nodes):
+        return None
+    return "the run was closed by failure and every torchrun of it is gone"

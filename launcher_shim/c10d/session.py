@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: which part of Muster answers which request.
+
+The rendezvous answers for the state key, the run's key-value store for all else. What is known
+is answered at once; the rest returns an awaitable, on which the server holds the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.kv import Kv, Operator
+from launcher_shim.c10d.state import SENTINEL
+from rdzv.errors import WireError
+
+STATE_KEY_PREFIX = b"/torch.rendezvous."
+SHARED_RUN = "~"
+"""Run of clients without a rendezvous, such as workers that share the agents' store."""
+
+EXIT_BARRIER = b"/torchelastic/agent/terminal_state/"
+
+Answer = bytes | Awaitable[bytes]
+
+
+class Runs(Protocol):
+    """What a session needs of the endpoint."""
+
+    @property
+    def shared(self) -> Kv | None:
+        """Keys of clients that belong to no rendezvous; None until the member is registered."""
+        ...
+
+    async def attached(self, run_id: str, operator: Operator) -> tuple[Kv, Agent]:
+        """Join a rendezvous: wait until it is known, and connect to it."""
+        ...
+
+    async def ready(self) -> Kv:
+        """Wait until the member is registered; return the shared keys."""
+        ...
+
+    def forget(self, kv: Kv, operator: Operator) -> None:
+        """Clean up after a closed connection, without waiting for it."""
+        ...
+
+
+class LauncherSession:
+    """Answers one client."""
+
+    def __init__(self, runs: Runs, operator: Operator) -> None:
+        self._runs = runs
+        self._operator = operator
+        self._agent: Agent | None = None
+        self._state_key: bytes | None = None
+        self._kv = runs.shared
+        self._answers: dict[type, Callable[[Any], Answer]] = {
+            wire.Get: self._get,
+            wire.Wait: self._wait,
+            wire.Check: self._check,
+            wire.CompareSet: self._compare_set,
+            wire.Set: self._set,
+            wire.MultiGet: self._multi_get,
+            wire.MultiSet: self._multi_set,
+            wire.Add: self._add,
+            wire.Append: self._append,
+            wire.DeleteKey: self._delete,
+            wire.NumKeys: self._num_keys,
+            wire.ListKeys: self._list_keys,
+            wire.QueuePush: self._push,
+            wire.QueuePop: self._pop,
+            wire.QueueLen: self._queue_len,
+            wire.Barrier: self._barrier,
+        }
+
+    def handle(self, request: wire.Request) -> Answer:
+        """Answer one request; see ``launcher_shim.c10d.server.Session``."""
+        if self._kv is None:
+            return self._when_ready(request)
+        agent = self._agent
+        if agent is None:
+            return self._answers[type(request)](request)
+        agent.request_began()
+        answer = self._answers[type(request)](request)
+        if isinstance(answer, bytes):
+            agent.request_ended()
+            return answer
+        return self._ending(answer, agent)
+
+    def closed(self) -> None:
+        """The client is gone."""
+        if self._agent is not None:
+            self._agent.closed()
+        if self._kv is not None:
+            self._runs.forget(self._kv, self._operator)
+
+    # -- how a request waits
+
+    async def _when_ready(self, request: wire.Request) -> bytes:
+        self._kv = await self._runs.ready()
+        answer = self.handle(request)
+        return answer if isinstance(answer, bytes) else await answer
+
+    @staticmethod
+    async def _ending(answer: Awaitable[bytes], agent: Agent) -> bytes:
+        try:
+            return await answer
+        finally:
+            agent.request_ended()
+
+    @property
+    def _keys(self) -> Kv:
+        assert self._kv is not None
+        return self._kv
+
+    # -- the rendezvous state
+
+    def _compare_set(self, request: wire.CompareSet) -> Answer:
+        if self._agent is not None and request.key == self._state_key:
+            return self._vec(self._agent.compare_set(request.expected, request.desired))
+        opens = request.desired == SENTINEL and not request.expected
+        if self._agent is None and opens and request.key.startswith(STATE_KEY_PREFIX):
+            return self._attach(request)
+        return self._vec(
+            self._keys.compare_set(request.key, request.expected, request.desired, self._operator)
+        )
+
+    async def _attach(self, request: wire.CompareSet) -> bytes:
+        run_id = _run_id(request.key)
+        self._kv, agent = await self._runs.attached(run_id, self._operator)
+        self._agent, self._state_key = agent, request.key
+        return wire.vec(await agent.compare_set(request.expected, request.desired))
+
+    @staticmethod
+    async def _vec(value: Awaitable[bytes]) -> bytes:
+        return wire.vec(await value)
+
+    # -- reading
+
+    def _value(self, key: bytes) -> bytes | None:
+        """The value as far as it is known without asking the store."""
+        value = self._keys.cells.value(key)
+        if value is None and self._agent is not None:
+            if key == self._state_key:
+                return self._agent.get_state()
+            return self._agent.filler(key)
+        return value
+
+    def _known(self, keys: Sequence[bytes]) -> bool:
+        cells = self._keys.cells
+        return all(cells.exists(key) or self._value(key) is not None for key in keys)
+
+    def _get(self, request: wire.Get) -> Answer:
+        value = self._value(request.key)
+        return wire.vec(value) if value is not None else self._get_from_store(request.key)
+
+    async def _get_from_store(self, key: bytes) -> bytes:
+        return wire.vec(await self._keys.get(key) or b"")
+
+    def _multi_get(self, request: wire.MultiGet) -> Answer:
+        values = [self._value(key) for key in request.keys]
+        found = [value for value in values if value is not None]
+        if len(found) == len(values):
+            return wire.multi_get(found)
+        return self._multi_get_from_store(request.keys)
+
+    async def _multi_get_from_store(self, keys: Sequence[bytes]) -> bytes:
+        values = [self._value(key) for key in keys]
+        return wire.multi_get(
+            [
+                value if value is not None else await self._keys.get(key) or b""
+                for key, value in zip(keys, values, strict=True)
+            ]
+        )
+
+    def _check(self, request: wire.Check) -> Answer:
+        if self._known(request.keys):
+            return wire.READY
+        return self._check_in_store(request.keys)
+
+    async def _check_in_store(self, keys: Sequence[bytes]) -> bytes:
+        unknown = [key for key in keys if self._value(key) is None]
+        return wire.READY if await self._keys.check(unknown) else wire.NOT_READY
+
+    def _wait(self, request: wire.Wait) -> Answer:
+        if self._known(request.keys):
+            return wire.STOP_WAITING
+        if self._agent is None:
+            return self._wait_in_store(request.keys)
+        return self._wait_for_news(request.keys, self._agent)
+
+    async def _wait_in_store(self, keys: Sequence[bytes]) -> bytes:
+        await self._keys.wait(keys)
+        return wire.STOP_WAITING
+
+    async def _wait_for_news(self, keys: Sequence[bytes], agent: Agent) -> bytes:
+        """Wait for the keys, or until the round that they belong to will never be."""
+        own = [key for key in keys if key != self._state_key]
+        async with asyncio.TaskGroup() as tasks:
+            arriving = tasks.create_task(self._keys.wait(own))
+            while not arriving.done() and not self._known(keys):
+                news = tasks.create_task(agent.news())
+                await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            arriving.cancel()
+        return wire.STOP_WAITING
+
+    def _num_keys(self, request: wire.NumKeys) -> Answer:
+        return wire.i64(len(self._all_keys()))
+
+    def _list_keys(self, request: wire.ListKeys) -> Answer:
+        return wire.key_list(self._all_keys())
+
+    def _all_keys(self) -> list[bytes]:
+        state = [] if self._state_key is None else [self._state_key]
+        return [*state, *self._keys.cells.existing()]
+
+    # -- writing
+
+    async def _set(self, request: wire.Set) -> bytes:
+        await self._keys.put([(request.key, request.value)])
+        return b""
+
+    async def _multi_set(self, request: wire.MultiSet) -> bytes:
+        await self._keys.put(request.items)
+        return b""
+
+    async def _append(self, request: wire.Append) -> bytes:
+        await self._keys.append(request.key, request.value, self._operator)
+        return b""
+
+    async def _add(self, request: wire.Add) -> bytes:
+        if self._agent is not None and EXIT_BARRIER in request.key:
+            await self._agent.exit_barrier()
+        return wire.i64(await self._keys.add(request.key, request.delta, self._operator))
+
+    async def _delete(self, request: wire.DeleteKey) -> bytes:
+        return wire.i64(await self._keys.delete(request.key, self._operator))
+
+    async def _push(self, request: wire.QueuePush) -> bytes:
+        await self._keys.push(request.key, request.value, self._operator)
+        return b""
+
+    async def _pop(self, request: wire.QueuePop) -> bytes:
+        return wire.popped(*await self._keys.pop(request.key, self._operator))
+
+    async def _queue_len(self, request: wire.QueueLen) -> bytes:
+        return wire.i64(await self._keys.queue_length(request.key))
+
+    async def _barrier(self, request: wire.Barrier) -> bytes:
+        if await self._keys.add(request.key, 1, self._operator) < request.world_size:
+            await self._keys.count_reached(request.key, request.world_size)
+        return wire.STOP_WAITING
+
+
+def _run_id(state_key: bytes) -> str:
+    """Read torch's run id; raises ``WireError`` for one that cannot be a name in the store."""
+    try:
+        run_id = state_key.removeprefix(STATE_KEY_PREFIX).decode()
+    except UnicodeDecodeError as error:
+        raise WireError(
+            f"the run id in {state_key[:64]!r} is not UTF-8: give another one"
+        ) from error
+    if run_id in ("", SHARED_RUN):
+        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id a name")
+    return run_id
