@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster local``: the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import click
+from rich.console import Console
+
+from console.local.events import ACTIONS, read_event
+from console.local.launch_line import LaunchLine, read_launch_line
+from console.local.session import Places, run_session
+from console.local.settings import MAX_NODES, Settings
+from rdzv.errors import ConfigError
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+_EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.items())
+
+
+@click.command(
+    "local",
+    short_help="An elastic job on this machine: simulated nodes, no Kubernetes, no root.",
+    context_settings={"allow_interspersed_args": False},
+    epilog=f"""\b
+Events, as in --event kill:rank0@15s (a node, or the one that hosts a rank then; seconds or
+minutes after the start):
+{_EVENTS_HELP}
+
+A node is like a pod with restart policy OnFailure: a torchrun that fails is started again after
+one second, up to --restarts times, unless the job is closed by then. The exit status is the
+job's: 0 if it finished, else that of the first torchrun that failed for good; 130 after Ctrl-C.
+
+\b
+Example:
+  muster local --nodes 3 --max 4 --event add@30s --event kill:rank0@60s \\
+      --report report -- torchrun --nproc-per-node=2 train.py
+""",
+)
+@click.option("--nodes", default=2, show_default=True, help="Nodes at the start.")
+@click.option(
+    "--min", "min_nodes", default=1, show_default=True, help="Train with no fewer nodes than this."
+)
+@click.option(
+    "--max",
+    "max_nodes",
+    type=int,
+    help="Train with no more nodes than this.  [default: all that --nodes and add events start]",
+)
+@click.option("--event", "event_texts", multiple=True, metavar="ACTION[:NODE]@TIME", help="Below.")
+@click.option(
+    "--restarts", default=3, show_default=True, help="How often a node's failed torchrun restarts."
+)
+@click.option("--report", type=click.Path(path_type=Path), help="Write timeline.json, world.svg.")
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="Where the nodes' logs go.  [default: a new directory, printed]",
+)
+@click.option(
+    "--lease-ttl",
+    "lease_ttl_s",
+    default=10.0,
+    show_default=True,
+    envvar="MUSTER_LEASE_TTL",
+    help="Seconds after which a silent node counts as lost.",
+)
+@click.option(
+    "--etcd-endpoints",
+    envvar="MUSTER_ETCD_ENDPOINTS",
+    help="Use this etcd.  [default: a store of this run's own]",
+)
+@click.option("--namespace", default="local", show_default=True, envvar="MUSTER_NAMESPACE")
+@click.option("--job", default="local", show_default=True, envvar="MUSTER_JOB")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="Leave Muster out, for comparison: torchrun's own rendezvous, held by node-0.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def local(
+    context: click.Context,
+    nodes: int,
+    min_nodes: int,
+    max_nodes: int | None,
+    event_texts: Sequence[str],
+    restarts: int,
+    report: Path | None,
+    log_dir: Path | None,
+    lease_ttl_s: float,
+    etcd_endpoints: str | None,
+    namespace: str,
+    job: str,
+    native: bool,
+    command: Sequence[str],
+) -> None:
+    """Run an elastic job on this machine.
+
+    Each simulated node has a sidecar and a torchrun; nodes are added, killed and frozen as you
+    say; a timeline shows what came of it.
+    """
+    faults: list[str] = []
+    events = [event for text in event_texts if (event := _try(faults, read_event, text))]
+    line = _try(faults, _find_launcher, command)
+    added = sum(event.action == "add" for event in events)
+    max_nodes = min(nodes + added, MAX_NODES) if max_nodes is None else max_nodes
+    if not 1 <= nodes <= MAX_NODES:
+        faults.append(f"--nodes {nodes}: choose from 1 to {MAX_NODES}")
+    if not 1 <= min_nodes <= max_nodes:
+        faults.append(
+            f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
+        )
+    if line is None or faults:
+        raise click.UsageError("\n".join(faults))
+    settings = Settings(
+        run=uuid.uuid4().hex,
+        namespace=namespace,
+        job=job,
+        line=line,
+        nodes=nodes,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        restarts=restarts,
+        lease_ttl_s=lease_ttl_s,
+        endpoints=etcd_endpoints,
+        native=native,
+    )
+    logs = log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))
+    places = Places(logs.absolute(), report)
+    context.exit(asyncio.run(run_session(settings, events, places, Console())))
+
+
+def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read | None:
+    try:
+        return read(given)
+    except ConfigError as fault:
+        faults.append(str(fault))
+        return None
+
+
+def _find_launcher(command: Sequence[str]) -> LaunchLine:
+    line = read_launch_line(command)
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"{command[0]} is not found: activate the environment that it is installed in, "
+            "or give its full path"
+        )
+    return line

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated node: a pod with a sidecar and a launcher, as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import muster
+from console.local import child
+from console.local.gate import Ticket
+from console.local.outcome import (
+    KILLED_STATUS,
+    RESTART_PAUSE_S,
+    Closing,
+    Ending,
+    after_exit,
+    shell_status,
+)
+from console.local.processes import end_all, marked, send, send_to_all
+from console.local.readiness import until_ready
+from console.local.settings import (
+    Settings,
+    launcher_environment,
+    native_delivery,
+    read_delivery,
+    sidecar_command,
+    sidecar_environment,
+)
+from console.local.timeline import Timeline
+
+State = Literal[
+    "starting",
+    "ready",
+    "running",
+    "stopped",
+    "restarting",
+    "closing",
+    "done",
+    "spare",
+    "failed",
+    "killed",
+]
+
+READY_TIMEOUT_S = 60.0
+KILL_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 10.0
+MAX_SIDECAR_PAUSE_S = 10.0
+
+
+class Node:
+    """One life of a node. ``closing`` tells how the launchers closed the run, once they have."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        timeline: Timeline,
+        *,
+        run_dir: Path,
+        log_dir: Path,
+        c10d_port: int,
+        http_port: int,
+        closing: Callable[[], Closing | None],
+    ) -> None:
+        self.name = name
+        self.run_dir = run_dir
+        self.launcher_log = log_dir / "torchrun.log"
+        self.sidecar_log = log_dir / "sidecar.log"
+        self.state: State = "starting"
+        self.restarts = 0
+        self.sidecar: Process | None = None
+        self.launcher: Process | None = None
+        self._settings = settings
+        self._timeline = timeline
+        self._c10d_port = c10d_port
+        self._http_port = http_port
+        self._closing = closing
+        self._state_before_stop: State = "starting"
+        self._interrupted = False
+
+    async def live(self, endpoints: str, ticket: Ticket) -> Ending:
+        """Run from the start of the node to its end."""
+        await asyncio.to_thread(self._make_directories)
+        if self._settings.native:
+            await ticket.pass_through()
+            return await self._keep_launcher()
+        sidecar = asyncio.create_task(self._keep_sidecar(endpoints), name=f"sidecar {self.name}")
+        try:
+            if (status := await self._until_ready(sidecar)) is not None:
+                return self._end("failed", status, f"its sidecar ended with {status}")
+            self.state = "ready"
+            self._timeline.record("node", "ready", self.name, "its sidecar is ready")
+            await ticket.pass_through()
+            return await self._keep_launcher()
+        finally:
+            sidecar.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sidecar
+
+    def _make_directories(self) -> None:
+        self.run_dir.mkdir(parents=True)
+        self.launcher_log.parent.mkdir(parents=True, exist_ok=True)
+        if self._settings.native:
+            # The sidecar would deliver this.
+            source = Path(muster.__file__).parent
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, self.run_dir / "python" / "muster", ignore=ignored)
+
+    async def _until_ready(self, sidecar: asyncio.Task[int]) -> int | None:
+        """Wait for the sidecar; returns its status where it ends, 70 where it takes too long."""
+        ready = asyncio.create_task(until_ready(self._http_port), name=f"readiness {self.name}")
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await asyncio.wait((ready, sidecar), return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            return 70
+        finally:
+            ready.cancel()
+        return sidecar.result() if sidecar.done() else None
+
+    async def _keep_sidecar(self, endpoints: str) -> int:
+        """Run the sidecar and start it again, as the kubelet does; a first failure is the node's.
+
+        Cancelled at the end of the launcher: then it is let go gently.
+        """
+        environment = sidecar_environment(
+            self._settings, self.name, self.run_dir, endpoints, self._c10d_port, self._http_port
+        )
+        pause_s = RESTART_PAUSE_S
+        while True:
+            self.sidecar = await child.start(sidecar_command(), environment, self.sidecar_log)
+            try:
+                status = shell_status(await self.sidecar.wait())
+            except asyncio.CancelledError:
+                if self.state != "killed":
+                    await child.end(self.sidecar, LEAVE_TIMEOUT_S)
+                raise
+            if self.state == "starting":
+                return status
+            self._timeline.record(
+                "node", "sidecar", self.name, f"its sidecar ended with {status}; starting it again"
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_SIDECAR_PAUSE_S)
+
+    async def _keep_launcher(self) -> Ending:
+        """Run the launcher, again where the restart policy says so."""
+        while True:
+            environment = await asyncio.to_thread(self._launcher_environment)
+            command = self._settings.line.command
+            self.launcher = await child.start(command, environment, self.launcher_log)
+            self.state = "running"
+            self._timeline.record("node", "launched", self.name, f"torchrun is {self.launcher.pid}")
+            status = shell_status(await self.launcher.wait())
+            # A container ends with its first process: what that left behind ends now.
+            await self._end_container()
+            if self._interrupted:
+                return Ending(self.name, "killed", status)
+            left = self._settings.restarts - self.restarts
+            next_, reason = after_exit(self.name, status, left, self._closing())
+            if next_ != "restart":
+                return self._end(next_, status, reason)
+            self.state = "restarting"
+            self._timeline.record("node", "restart", self.name, reason)
+            self.restarts += 1
+            await asyncio.sleep(RESTART_PAUSE_S)
+
+    def _launcher_environment(self) -> dict[str, str]:
+        if self._settings.native:
+            is_host = self.name == "node-0"
+            delivered = native_delivery(self._settings, self._c10d_port, is_host=is_host)
+        else:
+            delivered = read_delivery((self.run_dir / "env").read_text())
+        return launcher_environment(self._settings, self.name, self.run_dir, delivered)
+
+    def _end(self, how: Literal["done", "spare", "failed"], status: int, reason: str) -> Ending:
+        self.state = how
+        self._timeline.record("node", how, self.name, reason)
+        return Ending(self.name, how, status)
+
+    async def interrupt(self) -> None:
+        """Ask the launcher to end; the sidecar follows it."""
+        self._interrupted = True
+        self.state = "closing"
+        await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
+        if self.launcher is not None:
+            send({self.launcher.pid}, signal.SIGTERM)
+
+    async def kill(self) -> Ending:
+        """End every process at once, after ``live`` was cancelled with the state ``killed``.
+
+        The sidecar first: a dead node announces nothing.
+        """
+        if self.sidecar is not None:
+            send({self.sidecar.pid}, signal.SIGKILL)
+        await self._end_all(self._processes)
+        return Ending(self.name, "killed", KILLED_STATUS)
+
+    async def kill_container(self) -> None:
+        """End the launcher and its workers at once; the sidecar sees it and stays."""
+        await self._end_container()
+
+    def kill_launcher(self) -> None:
+        """End the launcher alone."""
+        if self.launcher is not None:
+            send({self.launcher.pid}, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """Freeze every process of the node."""
+        self._state_before_stop, self.state = self.state, "stopped"
+        await asyncio.to_thread(send_to_all, self._processes, signal.SIGSTOP)
+
+    async def cont(self) -> None:
+        """Let a frozen node go on."""
+        self.state = self._state_before_stop
+        await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
+
+    def _processes(self) -> set[int]:
+        return marked(self._settings.run, self.name)
+
+    async def _end_container(self) -> None:
+        kept = {self.sidecar.pid} if self.sidecar is not None else set()
+        await self._end_all(lambda: self._processes() - kept)
+
+    async def _end_all(self, find: Callable[[], set[int]]) -> None:
+        own = {process.pid for process in (self.sidecar, self.launcher) if process is not None}
+        deadline_s = time.monotonic() + KILL_TIMEOUT_S
+        left = await asyncio.to_thread(end_all, find, own, deadline_s)
+        if left:
+            pids = ", ".join(map(str, sorted(left)))
+            self._timeline.record("node", "stuck", self.name, f"outlive SIGKILL: {pids}")

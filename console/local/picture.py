@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""World size and steps over time, as an SVG that needs nothing but a viewer.
+
+Colours follow the viewer's light or dark scheme. Text is text, so that it can be searched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from console.local.timeline import Moment, Timeline
+
+WIDTH = 900
+_LEFT, _RIGHT = 64, 876
+_LABEL_ROW = 17
+_CHARACTER = 6.4
+"""Width of a character of the labels, about; only to keep labels from overlapping."""
+
+_SIZE_HEIGHT, _STEP_HEIGHT, _BETWEEN = 150, 190, 34
+
+_STYLE = """
+text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
+.title { font-size: 15px; font-weight: 600; fill: #1d232b }
+.quiet { fill: #6a7380 }
+.back { fill: #ffffff }
+.grid { stroke: #e3e7ec; stroke-width: 1 }
+.axis { stroke: #8d96a3; stroke-width: 1 }
+.world { fill: #4c8fd6; fill-opacity: .32; stroke: none }
+.top { stroke: #2f6fb3; stroke-width: 2; fill: none }
+.agreed { stroke: #6a7380; stroke-width: 1.2; stroke-dasharray: 2 3; fill: none }
+.step { stroke: #2f6fb3; stroke-width: 2; fill: none; stroke-linejoin: round }
+.again { stroke: #c2562d; stroke-width: 1.2; stroke-dasharray: 3 3; fill: none }
+.event { stroke: #c2562d; stroke-width: 1; stroke-dasharray: 4 3 }
+.mark { fill: #c2562d }
+.named { fill: #a8431d; font-weight: 600 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #c3cad3 }
+  .title { fill: #eef1f5 }
+  .quiet { fill: #98a2b0 }
+  .back { fill: #14181d }
+  .grid { stroke: #2a313a }
+  .axis { stroke: #6a7380 }
+  .world { fill: #5aa2ee }
+  .top, .step { stroke: #7db8f5 }
+  .agreed { stroke: #98a2b0 }
+  .again, .event { stroke: #e88a63 }
+  .mark { fill: #e88a63 }
+  .named { fill: #f0a384 }
+}
+"""
+
+
+class Axis:
+    """Maps values to pixels, with round numbers to label."""
+
+    def __init__(self, largest: float, start: float, end: float, ticks: int) -> None:
+        self.step = nice_step(largest / ticks)
+        self.largest = max(self.step, largest)
+        self._start = start
+        self._scale = (end - start) / self.largest
+
+    def at(self, value: float) -> float:
+        """The pixel of ``value``."""
+        return self._start + value * self._scale
+
+    def ticks(self) -> Iterator[float]:
+        """The round numbers from 0 on."""
+        for index in range(math.floor(self.largest / self.step + 1e-9) + 1):
+            yield index * self.step
+
+
+def nice_step(raw: float) -> float:
+    """The smallest of 1, 2, 5, 10, 20, 50, … that is no less than ``raw``."""
+    if raw <= 1:
+        return 1
+    power: float = 10 ** math.floor(math.log10(raw))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+
+
+def draw_picture(timeline: Timeline) -> str:
+    """Draw what a timeline holds; without progress files, the rounds alone."""
+    worlds = timeline.worlds.all
+    end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
+    time = Axis(end_s, _LEFT, _RIGHT, 12)
+    events = [moment for moment in timeline.moments if moment.kind == "event"]
+    rows = _label_rows(events, time)
+    top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
+    size_bottom = top + _SIZE_HEIGHT
+    bottom = size_bottom + (_BETWEEN + _STEP_HEIGHT if worlds else 0)
+    height = bottom + 62
+    sizes = [world.size for world in worlds] + [ranks for _, ranks in timeline.rounds]
+    size = Axis(max(sizes, default=1) * 1.12, size_bottom, top, 5)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img" '
+        'aria-label="World size and steps over time">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
+        _text(20, 27, "World size and steps over time", "title"),
+    ]
+    parts += _grid(size, "ranks", top, size_bottom)
+    parts += _time_grid(time, top, size_bottom)
+    if worlds:
+        parts += _draw_worlds(timeline, time, size, size_bottom)
+        step_top = size_bottom + _BETWEEN
+        largest = max(world.last_step for world in worlds)
+        step = Axis(largest * 1.05, bottom, step_top, 5)
+        parts += _grid(step, "step", step_top, bottom)
+        parts += _time_grid(time, step_top, bottom)
+        parts += _draw_steps(timeline, time, step)
+    parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
+    parts += _draw_events(events, rows, time, bottom)
+    parts += _time_labels(time, bottom)
+    parts += _legend(height - 12, timeline)
+    return "\n".join([*parts, "</svg>\n"])
+
+
+def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> Iterator[str]:
+    worlds = timeline.worlds.all
+    for world, after in zip(worlds, [*worlds[1:], None], strict=True):
+        left, right = (
+            time.at(world.began_s),
+            max(time.at(world.ended_s), time.at(world.began_s) + 1),
+        )
+        upper = size.at(world.size)
+        yield _rect("world", left, upper, right - left, bottom - upper)
+        yield _line("top", left, upper, right, upper)
+        if right - left > 24:
+            yield _text((left + right) / 2, upper - 6, f"{world.size}", anchor="middle")
+        if after is not None:
+            gap_s = after.began_s - world.ended_s
+            middle = (right + time.at(after.began_s)) / 2
+            yield _text(middle, bottom - 6, f"{gap_s:.1f} s", "quiet", anchor="middle")
+
+
+def _draw_steps(timeline: Timeline, time: Axis, step: Axis) -> Iterator[str]:
+    worlds = timeline.worlds.all
+    for world, after in zip(worlds, [*worlds[1:], None], strict=True):
+        points = " ".join(
+            f"{time.at(at_s):.1f},{step.at(number):.1f}" for at_s, number in world.points
+        )
+        yield f'<polyline class="step" points="{points}"/>'
+        if after is not None:
+            yield _line(
+                "again",
+                time.at(world.ended_s),
+                step.at(world.last_step),
+                time.at(after.began_s),
+                step.at(after.first_step),
+            )
+
+
+def _draw_rounds(
+    timeline: Timeline, time: Axis, size: Axis, end_s: float, *, filled: bool
+) -> Iterator[str]:
+    rounds = timeline.rounds
+    ends_s = [*(at_s for at_s, _ in rounds[1:]), end_s][: len(rounds)]
+    for (begin_s, ranks), after_s in zip(rounds, ends_s, strict=True):
+        if not ranks:
+            continue
+        left, right, upper = time.at(begin_s), time.at(after_s), size.at(ranks)
+        if filled:
+            yield _rect("world", left, upper, right - left, size.at(0) - upper)
+            yield _text((left + right) / 2, upper - 6, f"{ranks}", anchor="middle")
+        yield _line("agreed", left, upper, right, upper)
+
+
+def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
+    """The lowest free row for each event's label, row 0 next to the plot."""
+    ends: list[float] = []
+    rows = []
+    for event in events:
+        left, width = _label_place(event, time)
+        row = next((row for row, end in enumerate(ends) if end < left), len(ends))
+        ends[row:] = [left + width + 8, *ends[row + 1 :]]
+        rows.append(row)
+    return rows
+
+
+def _label_place(event: Moment, time: Axis) -> tuple[float, float]:
+    width = _CHARACTER * len(_label(event))
+    return min(time.at(event.at_s) + 4, _RIGHT - width), width
+
+
+def _label(event: Moment) -> str:
+    return f"{event.what} {event.who}".strip()
+
+
+def _draw_events(
+    events: Sequence[Moment], rows: Sequence[int], time: Axis, bottom: float
+) -> Iterator[str]:
+    top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
+    for event, row in zip(events, rows, strict=True):
+        x = time.at(event.at_s)
+        y = top - 8 - _LABEL_ROW * row
+        yield _line("event", x, y - 9, x, bottom)
+        yield _text(_label_place(event, time)[0], y, _label(event), "named")
+
+
+def _grid(axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:
+    for value in axis.ticks():
+        y = axis.at(value)
+        yield _line("axis" if value == 0 else "grid", _LEFT, y, _RIGHT, y)
+        yield _text(_LEFT - 8, y + 4, f"{value:g}", "quiet", anchor="end")
+    middle = (top + bottom) / 2
+    yield (
+        f'<text class="quiet" transform="translate(18 {middle:.1f}) rotate(-90)" '
+        f'text-anchor="middle">{unit}</text>'
+    )
+
+
+def _time_grid(time: Axis, top: float, bottom: float) -> Iterator[str]:
+    for value in time.ticks():
+        yield _line("grid", time.at(value), top, time.at(value), bottom)
+
+
+def _time_labels(time: Axis, bottom: float) -> Iterator[str]:
+    for value in time.ticks():
+        yield _text(time.at(value), bottom + 18, f"{value:g}", "quiet", anchor="middle")
+    yield _text(_RIGHT, bottom + 34, "seconds since the start", "quiet", anchor="end")
+
+
+def _legend(y: float, timeline: Timeline) -> Iterator[str]:
+    entries = []
+    if timeline.worlds.all:
+        entries.append(("top", "training, and seconds between"))
+    if timeline.rounds:
+        entries.append(("agreed", "agreed by the rendezvous"))
+    if len(timeline.worlds.all) > 1:
+        entries.append(("again", "back to a save"))
+    x = float(_LEFT)
+    for style, label in [*entries, ("event", "event")]:
+        yield _line(style, x, y - 4, x + 22, y - 4)
+        yield _text(x + 28, y, label, "quiet")
+        x += 28 + _CHARACTER * len(label) + 26
+
+
+def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
+    named = f' class="{style}"' if style else ""
+    return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _line(style: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def _rect(style: str, x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" '
+        f'width="{max(width, 0):.1f}" height="{max(height, 0):.1f}"/>'
+    )

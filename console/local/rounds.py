@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run as the store tells it: the job's history and the torch rounds, put on the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from console.local.outcome import Closing
+from console.local.timeline import Timeline
+from launcher_shim.c10d.nodes import Round
+from rdzv.errors import RecordError
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.store import KeyValue, WatchEvent
+
+
+class Rounds:
+    """Follows one run; ``take_in`` is a listener of the mirror. ``slots`` are ranks per node."""
+
+    def __init__(self, keys: JobKeys, run_id: str, slots: int, timeline: Timeline) -> None:
+        self._keys = keys
+        self._run_id = run_id
+        self._slots = slots
+        self._timeline = timeline
+        self.round = Round()
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The members of the present round, in the order of their ranks; empty while it is open."""
+        if not self.round.complete:
+            return ()
+        return tuple(seat.member for seat in self.round.frozen)
+
+    @property
+    def closing(self) -> Closing | None:
+        """How the launchers closed the run, or None."""
+        if not self.round.closed:
+            return None
+        members = frozenset(seat.member for seat in self.round.frozen)
+        return Closing(self.round.closed == "success", members)
+
+    def take_in(self, events: Sequence[WatchEvent]) -> None:
+        """Put what has happened on the timeline; a record that cannot be read is shown as such."""
+        for event in events:
+            if event.kind == "delete":
+                continue
+            try:
+                if event.kv.key.startswith(self._keys.history):
+                    entry = HistoryEntry.from_kv(event.kv)
+                    self._timeline.record("membership", entry.what, entry.member, entry.why)
+                elif self._is_round(event.kv.key):
+                    self._see_round(event.kv)
+            except RecordError as error:
+                self._timeline.record("membership", "corrupt", "", str(error))
+
+    def _is_round(self, key: str) -> bool:
+        generation = key.removeprefix(f"{self._keys.prefix}g/").partition("/")[0]
+        if not generation.isdecimal():
+            return False
+        return key == self._keys.in_generation(int(generation)).run(self._run_id).round
+
+    def _see_round(self, kv: KeyValue) -> None:
+        before, self.round = self.round, Round.from_kv(kv)
+        self._timeline.record_round(len(self.nodes) * self._slots)
+        if self.round.closed and not before.closed:
+            self._timeline.record(
+                "round", "closed", "", f"the job is closed by {self.round.closed}"
+            )
+        elif self.round.complete and (before.number, before.complete) != (self.round.number, True):
+            count = len(self.nodes)
+            self._timeline.record(
+                "round",
+                "round",
+                f"{self.round.number}",
+                f"{count} nodes, {count * self._slots} ranks: {', '.join(self.nodes)}",
+            )

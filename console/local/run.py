@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole run: its nodes, what happens to them, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from console.local.events import Event
+from console.local.gate import StartGate, Ticket
+from console.local.node import Node
+from console.local.outcome import Ending, job_status
+from console.local.ports import free_ports
+from console.local.progress import Progress, newest_rank_0, read_progress
+from console.local.rounds import Rounds
+from console.local.settings import Settings
+from console.local.timeline import Timeline
+
+SAMPLE_INTERVAL_S = 0.2
+CLOSE_TIMEOUT_S = 20.0
+
+
+class Run:
+    """One run of ``muster local``. ``nodes`` holds the newest life of each node by name."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        events: Sequence[Event],
+        timeline: Timeline,
+        rounds: Rounds,
+        *,
+        run_root: Path,
+        log_root: Path,
+        randomness: random.Random,
+    ) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.progress: Mapping[str, tuple[Progress, ...]] = {}
+        self.leader: Progress | None = None
+        self.last_leader: str | None = None
+        self.endings: list[Ending] = []
+        self.rounds = rounds
+        self._settings = settings
+        self._pending = sorted(events, key=lambda event: event.at_s)
+        self._timeline = timeline
+        self._run_root = run_root
+        self._log_root = log_root
+        self._randomness = randomness
+        self._lives: dict[str, asyncio.Task[None]] = {}
+        self._lives_begun = 0
+        self._changed = asyncio.Event()
+        self._native_port = 0
+        self._interrupted = False
+
+    async def until_over(self, endpoints: str) -> tuple[int, str]:
+        """Run the job to its end; returns its exit status and why.
+
+        Processes may be left, frozen or hung: the caller sweeps them.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            if self._settings.native:
+                (self._native_port,) = await self._free_ports(1)
+            gate = StartGate(self._settings.nodes)
+            for index in range(self._settings.nodes):
+                await self._begin(f"node-{index}", endpoints, gate.ticket(), tasks)
+            background = [
+                tasks.create_task(self._apply_events(endpoints, tasks), name="events"),
+                tasks.create_task(self._sample(), name="samples"),
+            ]
+            while not (self._is_over() or self._interrupted):
+                self._changed.clear()
+                await self._changed.wait()
+            for task in background:
+                task.cancel()
+            if self._interrupted:
+                await self._close_gently()
+            self.abandon()
+        return job_status(self.endings)
+
+    def interrupt(self) -> None:
+        """End the run before its time: gently, within ``CLOSE_TIMEOUT_S``."""
+        self._interrupted = True
+        self._changed.set()
+
+    async def _close_gently(self) -> None:
+        for node in self.nodes.values():
+            if node.launcher is None:
+                node.state = "killed"
+                self._lives[node.name].cancel()
+            elif not self._lives[node.name].done():
+                await node.interrupt()
+        await asyncio.wait(self._lives.values(), timeout=CLOSE_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """Wait for nobody any longer; the caller of ``until_over`` sweeps what is left."""
+        for name, life in self._lives.items():
+            if not life.done():
+                self.nodes[name].state = "killed"
+                life.cancel()
+
+    async def _begin(
+        self, name: str, endpoints: str, ticket: Ticket, tasks: asyncio.TaskGroup
+    ) -> None:
+        self._lives_begun += 1
+        c10d_port, http_port = await self._free_ports(2)
+        node = Node(
+            name,
+            self._settings,
+            self._timeline,
+            run_dir=self._run_root / f"{self._lives_begun}",
+            log_dir=self._log_root / name,
+            c10d_port=self._native_port or c10d_port,
+            http_port=http_port,
+            closing=lambda: self.rounds.closing,
+        )
+        self.nodes[name] = node
+        self._timeline.record("node", "start", name, "a new pod")
+        self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)
+
+    async def _live(self, node: Node, endpoints: str, ticket: Ticket) -> None:
+        try:
+            self.endings.append(await node.live(endpoints, ticket))
+        finally:
+            ticket.give_up()
+            self._changed.set()
+
+    def _is_over(self) -> bool:
+        awaited = {event.target for event in self._pending if event.action == "cont"}
+        for name, life in self._lives.items():
+            if not life.done() and (self.nodes[name].state != "stopped" or name in awaited):
+                return False
+        if any(ending.how in ("done", "failed") for ending in self.endings):
+            return True
+        return not any(event.action == "add" for event in self._pending)
+
+    async def _free_ports(self, count: int) -> list[int]:
+        return await asyncio.to_thread(free_ports, count, self._randomness)
+
+    async def _apply_events(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
+        while self._pending:
+            event = self._pending[0]
+            await asyncio.sleep(max(0.0, event.at_s - self._timeline.now_s()))
+            if event.action == "add":
+                await self._add(event, endpoints, tasks)
+            else:
+                await self._disturb(event)
+            self._pending.remove(event)
+            self._changed.set()
+
+    async def _add(self, event: Event, endpoints: str, tasks: asyncio.TaskGroup) -> None:
+        name = event.target or self._next_name()
+        life = self._lives.get(name)
+        if life is not None and not life.done():
+            self._timeline.record("event", "add", name, "it is there already: nothing to add")
+            return
+        self._timeline.record("event", "add", name, "as asked for")
+        await self._begin(name, endpoints, StartGate(1).ticket(), tasks)
+
+    def _next_name(self) -> str:
+        return next(name for index in range(10_000) if (name := f"node-{index}") not in self.nodes)
+
+    async def _disturb(self, event: Event) -> None:
+        node, asked = self._find(event)
+        life = self._lives.get(node.name) if node else None
+        if node is None or life is None or life.done():
+            self._timeline.record(
+                "event", event.action, event.target or "", "no such node is there: nothing is done"
+            )
+            return
+        self._timeline.record("event", event.action, node.name, asked)
+        if event.action == "kill":
+            node.state = "killed"
+            life.cancel()
+            await asyncio.wait((life,))
+            self.endings.append(await node.kill())
+        elif event.action == "kill-container":
+            await node.kill_container()
+        elif event.action == "kill-launcher":
+            node.kill_launcher()
+        elif event.action == "stop":
+            await node.stop()
+        else:
+            await node.cont()
+
+    def _find(self, event: Event) -> tuple[Node | None, str]:
+        rank = event.target_rank
+        if rank is None:
+            return self.nodes.get(event.target or ""), "as asked for"
+        hosts = [
+            (progress.at_unix_s, name)
+            for name, ranks in self.progress.items()
+            for progress in ranks
+            if progress.rank == rank
+        ]
+        if hosts:
+            return self.nodes.get(max(hosts)[1]), f"it hosts rank {rank}"
+        frozen = self.rounds.nodes
+        index = rank // self._settings.line.slots
+        if index < len(frozen):
+            return self.nodes.get(frozen[index]), f"it hosts rank {rank} of the round"
+        return None, ""
+
+    async def _sample(self) -> None:
+        """Look at the progress files for as long as the run lasts."""
+        while True:
+            self.progress = await asyncio.to_thread(self._read_progress)
+            self.leader = newest_rank_0(
+                progress for ranks in self.progress.values() for progress in ranks
+            )
+            if self.leader is not None:
+                self._see_leader(self.leader)
+            await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    def _see_leader(self, leader: Progress) -> None:
+        host = next(name for name, ranks in self.progress.items() if leader in ranks)
+        self.last_leader = host
+        began = self._timeline.worlds.see(self._timeline.now_s(), leader)
+        if began is not None:
+            self._timeline.record("training", "training", host, began)
+
+    def _read_progress(self) -> Mapping[str, tuple[Progress, ...]]:
+        return {
+            name: read_progress(node.run_dir / "progress")
+            for name, node in tuple(self.nodes.items())
+        }

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster local`` from its first line to its last: sets up, shows, reports, leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from console.local.events import Event
+from console.local.picture import draw_picture
+from console.local.processes import adopt_orphans, end_all, marked
+from console.local.rounds import Rounds
+from console.local.run import Run
+from console.local.settings import Settings, own_environment
+from console.local.store import following
+from console.local.table import draw_table
+from console.local.timeline import Moment, Timeline
+from rdzv.keys import JobKeys
+
+SWEEP_TIMEOUT_S = 10.0
+REDRAW_INTERVAL_S = 0.25
+TAIL_LINES = 15
+
+_TORCHRUN_LOG_LINE = re.compile(r"[IWE]\d{4} |\[[IWE]\d{3} ")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """``logs`` is kept; ``report`` is written at the end where it is wanted."""
+
+    logs: Path
+    report: Path | None
+
+
+async def run_session(
+    settings: Settings, events: Sequence[Event], places: Places, screen: Console
+) -> int:
+    """Run the job and show it; returns the exit status of ``muster local``."""
+    timeline = Timeline(time.monotonic, lambda moment: _tell(screen, moment))
+    keys = JobKeys(settings.namespace, settings.job)
+    rounds = Rounds(keys, settings.job, settings.line.slots, timeline)
+    screen.print(f"logs of every node: {places.logs}", highlight=False)
+    async with AsyncExitStack() as stack:
+        run_root = await stack.enter_async_context(_run_root())
+        await stack.enter_async_context(_sweeping(settings.run))
+        endpoints = ""
+        if not settings.native:
+            endpoints = await stack.enter_async_context(following(settings, rounds))
+        run = Run(
+            settings,
+            events,
+            timeline,
+            rounds,
+            run_root=run_root,
+            log_root=places.logs,
+            randomness=random.Random(settings.run),
+        )
+        stop = stack.enter_context(_Stop(run))
+        await stack.enter_async_context(_table(screen, run))
+        status, reason = await run.until_over(endpoints)
+        if stop.signal is not None:
+            status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
+    timeline.record("end", "end", "", f"{reason}; exit status {status}")
+    screen.print(f"\n{timeline.text()}", highlight=False, markup=False, soft_wrap=True)
+    await asyncio.to_thread(_show_last_words, screen, run, status)
+    if places.report is not None:
+        await asyncio.to_thread(_write_report, places.report, settings, timeline, status)
+        screen.print(f"report: {places.report}/timeline.json, {places.report}/world.svg")
+    return status
+
+
+def _tell(screen: Console, moment: Moment) -> None:
+    screen.print(str(moment), highlight=False, markup=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def _run_root() -> AsyncIterator[Path]:
+    """The nodes' disks. The name is short because a unix socket's path has 107 bytes at most."""
+    path = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-"))
+    try:
+        yield path
+    finally:
+        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _sweeping(run: str) -> AsyncIterator[None]:
+    """End whatever the run has left, also where this process is killed."""
+    adopt_orphans()
+    sweeper = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "console.local.sweeper",
+        run,
+        stdin=asyncio.subprocess.PIPE,
+        env=own_environment(os.environ),
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
+        await asyncio.to_thread(end_all, lambda: marked(run), set(), deadline_s)
+        assert sweeper.stdin is not None
+        sweeper.stdin.close()
+        await sweeper.wait()
+
+
+class _Stop:
+    """Ctrl-C or SIGTERM ends the run gently, a second one at once."""
+
+    def __init__(self, run: Run) -> None:
+        self.signal: signal.Signals | None = None
+        self._run = run
+
+    def __enter__(self) -> _Stop:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop, number)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def _stop(self, number: signal.Signals) -> None:
+        if self.signal is None:
+            self.signal = number
+            self._run.interrupt()
+        else:
+            self._run.abandon()
+
+
+@asynccontextmanager
+async def _table(screen: Console, run: Run) -> AsyncIterator[None]:
+    if not screen.is_terminal:
+        yield
+        return
+    with Live(draw_table(run), console=screen, auto_refresh=False, transient=True) as live:
+
+        async def redraw() -> None:
+            while True:
+                live.update(draw_table(run), refresh=True)
+                await asyncio.sleep(REDRAW_INTERVAL_S)
+
+        task = asyncio.create_task(redraw(), name="table")
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def _show_last_words(screen: Console, run: Run, status: int) -> None:
+    """What the job said last: of its result where it finished, of its failure where not."""
+    failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
+    node = run.nodes.get((run.last_leader if status == 0 else failed) or "")
+    if node is None or not node.launcher_log.exists():
+        return
+    lines = node.launcher_log.read_text(errors="replace").splitlines()
+    if status == 0:
+        said = [line for line in lines if line.strip() and not _TORCHRUN_LOG_LINE.match(line)]
+        lines = said[-1:]
+    screen.print(f"\n{node.name} said last ({node.launcher_log}):", highlight=False)
+    for line in lines[-TAIL_LINES:]:
+        screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _write_report(directory: Path, settings: Settings, timeline: Timeline, status: int) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    report = timeline.to_json(settings.line.command, status)
+    (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
+    (directory / "world.svg").write_text(draw_picture(timeline))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worlds that trained one after the other, and how far each came.
+
+A world is one set of worker processes: it is told from the next by the process of its rank 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from console.local.progress import Progress
+
+MAX_POINTS = 600
+"""Points kept per world for the picture; beyond it every second one is dropped."""
+
+
+@dataclass(slots=True)
+class World:
+    """``points`` are (seconds since the start of the run, step), oldest first."""
+
+    pid: int
+    size: int
+    points: list[tuple[float, int]] = field(default_factory=list)
+
+    @property
+    def began_s(self) -> float:
+        """When its first step was seen."""
+        return self.points[0][0]
+
+    @property
+    def ended_s(self) -> float:
+        """When its last step was seen."""
+        return self.points[-1][0]
+
+    @property
+    def first_step(self) -> int:
+        """The first step that was seen."""
+        return self.points[0][1]
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was seen."""
+        return self.points[-1][1]
+
+    def see(self, at_s: float, step: int) -> None:
+        """Add a point where the step has moved."""
+        if self.points and self.points[-1][1] == step:
+            return
+        self.points.append((at_s, step))
+        if len(self.points) > MAX_POINTS:
+            del self.points[1:-1:2]
+
+
+class Worlds:
+    """Every world of a run, in order."""
+
+    def __init__(self) -> None:
+        self.all: list[World] = []
+
+    def see(self, at_s: float, leader: Progress) -> str | None:
+        """Take in rank 0's progress; returns a sentence where a world has just begun to train."""
+        if self.all and self.all[-1].pid == leader.pid:
+            self.all[-1].see(at_s, leader.step)
+            return None
+        if any(world.pid == leader.pid for world in self.all):
+            return None  # a rank 0 of a former world that still lingers
+        world = World(leader.pid, leader.world_size)
+        world.see(at_s, leader.step)
+        before = self.all[-1] if self.all else None
+        self.all.append(world)
+        if before is None:
+            return f"first step: {world.first_step} in a world of {world.size}"
+        gap_s = world.began_s - before.ended_s
+        again = before.last_step - world.first_step + 1
+        lost = f", {again} steps are trained again" if again > 0 else ", no step is lost"
+        return (
+            f"trains again at step {world.first_step} in a world of {world.size} "
+            f"after {gap_s:.1f} s{lost}"
+        )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The timeline of a run, what the store adds to it, and the picture of it."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from console.local.outcome import Closing
+from console.local.picture import WIDTH, Axis, draw_picture, nice_step
+from console.local.progress import Progress
+from console.local.rounds import Rounds
+from console.local.timeline import Moment, Timeline
+from launcher_shim.c10d.nodes import Round, Seat
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.store import KeyValue, WatchEvent
+
+KEYS = JobKeys("local", "digits")
+ROUND = KEYS.in_generation(1).run("digits").round
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def told() -> list[Moment]:
+    return []
+
+
+@pytest.fixture
+def timeline(clock: Clock, told: list[Moment]) -> Timeline:
+    return Timeline(clock, told.append)
+
+
+def put(key: str, value: bytes) -> WatchEvent:
+    return WatchEvent("put", KeyValue(key, value, 1, 1, 1, 0))
+
+
+def formed(number: int, *members: str, closed: bool = False) -> WatchEvent:
+    frozen = tuple(Seat(member, "nonce", 1) for member in members)
+    round_ = Round(number, True, "success" if closed else "", frozen=frozen)
+    return put(ROUND, round_.to_json())
+
+
+def test_moments_are_told_as_they_happen_and_kept(
+    clock: Clock, told: list[Moment], timeline: Timeline
+) -> None:
+    timeline.record("node", "launched", "node-0", "torchrun is 7")
+    clock.now_s += 12.34
+    timeline.record("event", "kill", "node-0", "it hosts rank 0")
+    assert [str(moment) for moment in told] == [
+        "    0.0 s  launched   node-0    torchrun is 7",
+        "   12.3 s  kill       node-0    it hosts rank 0",
+    ]
+    assert timeline.text().splitlines()[1:] == ["   12.3 s  kill       node-0    it hosts rank 0"]
+    timeline.worlds.see(3.0, Progress(1, 0, 2, 0, 5, 0.0))
+    report = timeline.to_json(("torchrun", "train.py"), 0)
+    assert json.loads(json.dumps(report))["worlds"] == [{"size": 2, "points": [[3.0, 5]]}]
+
+
+def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[Moment]) -> None:
+    rounds = Rounds(KEYS, "digits", 2, timeline)
+    entry = HistoryEntry("join", "node-0", "it registered", 0.0)
+    rounds.take_in([put(KEYS.history_entry(1, "node-0"), entry.to_json())])
+    rounds.take_in([formed(0, "node-1", "node-0"), formed(0, "node-1", "node-0")])
+    assert rounds.nodes == ("node-1", "node-0")
+    rounds.take_in([put(ROUND, Round(1).to_json())])
+    assert not rounds.nodes
+    rounds.take_in([formed(1, "node-0"), put(KEYS.job, b"{}")])
+    assert rounds.closing is None
+    rounds.take_in([formed(1, "node-0", closed=True)])
+    assert rounds.closing == Closing(True, frozenset({"node-0"}))
+    assert [(moment.what, moment.who, moment.detail) for moment in told] == [
+        ("join", "node-0", "it registered"),
+        ("round", "0", "2 nodes, 4 ranks: node-1, node-0"),
+        ("round", "1", "1 nodes, 2 ranks: node-0"),
+        ("closed", "", "the job is closed by success"),
+    ]
+    assert [ranks for _, ranks in timeline.rounds] == [4, 0, 2]
+
+
+def test_what_cannot_be_read_is_shown_and_ends_nothing(
+    timeline: Timeline, told: list[Moment]
+) -> None:
+    rounds = Rounds(KEYS, "digits", 1, timeline)
+    rounds.take_in([put(ROUND, b"\xff"), put(KEYS.history_entry(1, "x"), b"[]")])
+    rounds.take_in([put(KEYS.in_generation(1).run("another").round, b"not ours")])
+    assert [moment.what for moment in told] == ["corrupt", "corrupt"]
+
+
+def drawn(timeline: Timeline) -> ElementTree.Element:
+    return ElementTree.fromstring(draw_picture(timeline))
+
+
+def classes(picture: ElementTree.Element) -> list[str]:
+    return [element.get("class", "") for element in picture.iter()]
+
+
+def test_the_picture_of_a_run(clock: Clock, timeline: Timeline) -> None:
+    for pid, size, first_s in ((1, 2, 10.0), (2, 4, 40.0)):
+        for index in range(50):
+            timeline.worlds.see(first_s + index / 2, Progress(pid, 0, size, 0, index, 0.0))
+    timeline.record("event", "kill", "node-<0>", "as asked for")
+    clock.now_s += 70
+    timeline.record("end", "end", "", "the job finished")
+    picture = drawn(timeline)
+    assert classes(picture).count("world") == 2
+    assert classes(picture).count("step") == 2
+    texts = [element.text for element in picture.iter(f"{SVG}text")]
+    assert {"ranks", "step", "kill node-<0>", "seconds since the start", "5.5 s"} <= set(texts)
+
+
+def test_without_progress_the_picture_shows_the_rounds(clock: Clock, timeline: Timeline) -> None:
+    timeline.record_round(2)
+    clock.now_s += 10
+    timeline.record_round(0)
+    clock.now_s += 5
+    timeline.record_round(3)
+    clock.now_s += 10
+    timeline.record("end", "end", "", "the job finished")
+    picture = drawn(timeline)
+    assert classes(picture).count("world") == 2
+    assert "step" not in classes(picture)
+
+
+def test_an_empty_run_has_a_picture_too(timeline: Timeline) -> None:
+    assert drawn(timeline).get("width") == str(WIDTH)
+
+
+@given(st.lists(st.floats(0, 600), max_size=12))
+def test_labels_of_events_do_not_overlap(times_s: list[float]) -> None:
+    clock = Clock()
+    timeline = Timeline(clock, lambda _: None)
+    for at_s in sorted(times_s):
+        clock.now_s = 1000.0 + at_s
+        timeline.record("event", "kill", "node-1", "as asked for")
+    boxes: dict[str, list[float]] = {}
+    for element in drawn(timeline).iter(f"{SVG}text"):
+        if element.get("class") == "named":
+            boxes.setdefault(element.get("y", ""), []).append(float(element.get("x", "")))
+    for row in boxes.values():
+        for left, right in zip(sorted(row), sorted(row)[1:], strict=False):
+            assert right - left > 6 * len("kill node-1")
+
+
+@given(st.floats(0.001, 1e9), st.integers(1, 12))
+def test_an_axis_has_few_round_ticks_and_reaches_the_largest_value(
+    largest: float, ticks: int
+) -> None:
+    axis = Axis(largest, 0, 100, ticks)
+    values = list(axis.ticks())
+    assert len(values) <= ticks + 1
+    assert values[0] == 0
+    assert axis.at(largest) <= 100 + 1e-6
+    assert f"{axis.step:g}".strip("0").strip(".")[:1] in "125"
+
+
+def test_round_steps() -> None:
+    assert [nice_step(raw) for raw in (0.1, 1, 1.2, 3, 7, 12, 50, 51)] == [
+        1, 1, 2, 5, 10, 20, 50, 100,
+    ]  # fmt: skip

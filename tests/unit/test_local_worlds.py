@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From progress files to the worlds that trained."""
+
+import json
+import os
+from pathlib import Path
+
+from console.local.progress import Progress, newest_rank_0, read_progress
+from console.local.worlds import MAX_POINTS, World, Worlds
+from muster.progress import ProgressFile
+
+
+def at(step: int, pid: int = 1, size: int = 2) -> Progress:
+    return Progress(pid, 0, size, 0, step, 0.0)
+
+
+def test_a_world_is_told_from_the_next_by_its_rank_0() -> None:
+    worlds = Worlds()
+    assert worlds.see(10.0, at(1)) == "first step: 1 in a world of 2"
+    assert worlds.see(11.0, at(20)) is None
+    assert worlds.see(18.5, at(13, pid=2, size=4)) == (
+        "trains again at step 13 in a world of 4 after 7.5 s, 8 steps are trained again"
+    )
+    assert worlds.see(20.0, at(40, pid=2)) is None
+    assert worlds.see(21.0, at(41, pid=3)) == (
+        "trains again at step 41 in a world of 2 after 1.0 s, no step is lost"
+    )
+    assert [(world.size, world.points) for world in worlds.all] == [
+        (2, [(10.0, 1), (11.0, 20)]),
+        (4, [(18.5, 13), (20.0, 40)]),
+        (2, [(21.0, 41)]),
+    ]
+
+
+def test_a_rank_0_of_a_former_world_that_lingers_begins_nothing() -> None:
+    worlds = Worlds()
+    worlds.see(1.0, at(1, pid=1))
+    worlds.see(2.0, at(1, pid=2))
+    assert worlds.see(3.0, at(2, pid=1)) is None
+    assert len(worlds.all) == 2
+
+
+def test_a_long_world_keeps_its_ends_and_a_bounded_number_of_points() -> None:
+    world = World(1, 2)
+    for index in range(20 * MAX_POINTS):
+        world.see(float(index), index)
+    assert len(world.points) <= MAX_POINTS
+    assert world.points[0] == (0.0, 0)
+    assert world.points[-1] == (20 * MAX_POINTS - 1.0, 20 * MAX_POINTS - 1)
+    assert world.points == sorted(world.points)
+
+
+def test_progress_is_read_as_the_ranks_write_it(tmp_path: Path) -> None:
+    for local_rank in (1, 0):
+        environ = {"LOCAL_RANK": str(local_rank), "RANK": str(2 + local_rank), "WORLD_SIZE": "4"}
+        ProgressFile(str(tmp_path), environ).report(7)
+    found = read_progress(tmp_path)
+    assert [(p.pid, p.rank, p.world_size, p.step) for p in found] == [
+        (os.getpid(), 2, 4, 7),
+        (os.getpid(), 3, 4, 7),
+    ]
+
+
+def test_dead_ranks_and_foreign_files_are_left_out(tmp_path: Path) -> None:
+    ProgressFile(str(tmp_path), {}).report(7)
+    record = json.loads((tmp_path / "0.json").read_text())
+    (tmp_path / "1.json").write_text(json.dumps({**record, "pid": 2**22 + 1}))
+    for index, content in enumerate(("", "[]", "{", '{"pid": "x"}', '{"step": null}', "\xff")):
+        (tmp_path / f"foreign{index}.json").write_text(content, "latin-1")
+    assert [progress.pid for progress in read_progress(tmp_path)] == [os.getpid()]
+    assert read_progress(tmp_path / "nowhere") == ()
+
+
+def test_the_rank_0_that_spoke_last_leads() -> None:
+    old, new = Progress(1, 0, 2, 0, 90, 100.0), Progress(2, 0, 2, 0, 80, 101.0)
+    other = Progress(3, 1, 2, 0, 95, 102.0)
+    assert newest_rank_0([new, old, other]) == new
+    assert newest_rank_0([other]) is None
