@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of the sidecar and of the commands that look at a job: the one table of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agent import values as texts
+from agent.settings import Setting, field
+
+DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
+"""Variables that a sidecar hands to the training container."""
+
+
+def _own_address(environ: Mapping[str, str]) -> str | None:
+    # In a pod, others must be able to reach it: there is nothing right to guess.
+    return None if "KUBERNETES_SERVICE_HOST" in environ else "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """Which job, in which store."""
+
+    namespace: str = field(
+        Setting("--namespace", texts.name, "default", "NAME", "Namespace of the job.")
+    )
+    job: str = field(
+        Setting("--job", texts.name, None, "NAME", "Name of the job; also torch's run id.")
+    )
+    etcd_endpoints: tuple[str, ...] = field(
+        Setting(
+            "--etcd-endpoints",
+            texts.endpoints,
+            "127.0.0.1:2379",
+            "HOST:PORT,…",
+            "Members of the etcd cluster; any one of them is enough to start.",
+        )
+    )
+
+    @staticmethod
+    def faults(values: Mapping[str, Any]) -> Iterator[str]:
+        """Say what is wrong between settings: nothing can be."""
+        yield from ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(JobConfig):
+    """Everything that ``muster agent`` is told."""
+
+    member: str = field(
+        Setting(
+            "--member",
+            texts.name,
+            lambda environ: socket.gethostname(),
+            "NAME",
+            "Name of this member: the pod's name. [default: the host's name]",
+        )
+    )
+    pod_uid: str = field(
+        Setting(
+            "--pod-uid",
+            texts.free_text,
+            "",
+            "UID",
+            "UID of this pod; without one, the run directory's own, which lives as long.",
+        )
+    )
+    job_uid: str = field(
+        Setting(
+            "--job-uid",
+            texts.free_text,
+            "",
+            "UID",
+            "UID of the job's object: a job created again under the same name starts anew.",
+        )
+    )
+    address: str = field(
+        Setting(
+            "--address",
+            texts.address,
+            _own_address,
+            "IP",
+            "Address that other nodes reach this one at, which also serves health and metrics;"
+            " in a pod give status.podIP. [default: 127.0.0.1 outside Kubernetes]",
+        )
+    )
+    node: str = field(
+        Setting("--node", texts.free_text, "", "NAME", "Name of the machine, for people to read.")
+    )
+    role: Literal["worker", "launcher"] = field(
+        Setting(
+            "--role",
+            texts.one_of("worker", "launcher"),
+            "worker",
+            "worker|launcher",
+            "A launcher pod has no slots.",
+        )
+    )
+    slots: int = field(
+        Setting("--slots", texts.count(1, 1024), "1", "N", "Worker processes in this pod.")
+    )
+    min_nodes: int = field(
+        Setting(
+            "--min",
+            texts.count(1, 100_000),
+            None,
+            "N",
+            "Fewest nodes the job can train with; the same in every pod.",
+        )
+    )
+    max_nodes: int = field(
+        Setting(
+            "--max",
+            texts.count(1, 100_000),
+            None,
+            "N",
+            "Most nodes the job takes; more wait on standby; the same in every pod.",
+        )
+    )
+    run_dir: str = field(
+        Setting(
+            "--run-dir",
+            texts.directory,
+            "/var/run/muster",
+            "DIR",
+            "Directory shared with the training container, as long-lived as the pod.",
+        )
+    )
+    c10d_port: int = field(
+        Setting(
+            "--c10d-port",
+            texts.port,
+            "29400",
+            "PORT",
+            "Loopback port of torchrun's rendezvous; 0: only the socket in the run directory.",
+        )
+    )
+    http_port: int = field(
+        Setting(
+            "--http-port",
+            texts.real_port,
+            "9400",
+            "PORT",
+            "Port of /healthz, /readyz and /metrics, on the address of this member alone.",
+        )
+    )
+    lease_ttl_s: float = field(
+        Setting(
+            "--lease-ttl",
+            texts.duration_s(2, 600),
+            "10s",
+            "TIME",
+            "A member that cannot renew for this long is lost to the others. Shorter notices a"
+            " dead node sooner; below 10s, an election of the store can cost members their lease.",
+        )
+    )
+    last_call_s: float = field(
+        Setting(
+            "--last-call",
+            texts.duration_s(0, 600),
+            "2s",
+            "TIME",
+            "How long a round waits for nodes that may still come, once it has min.",
+        )
+    )
+    start_timeout_s: float = field(
+        Setting(
+            "--start-timeout",
+            texts.duration_s(1, 86_400),
+            "60s",
+            "TIME",
+            "How long a first start waits for the store before it ends with status 69.",
+        )
+    )
+    log_format: Literal["json", "plain"] = field(
+        Setting(
+            "--log-format",
+            texts.one_of("json", "plain"),
+            "json",
+            "json|plain",
+            "One JSON object a line, or text for people.",
+        )
+    )
+
+    @staticmethod
+    def faults(values: Mapping[str, Any]) -> Iterator[str]:
+        """Say what is wrong between settings."""
+        match values:
+            case {"min_nodes": least, "max_nodes": most} if least > most:
+                yield (
+                    f"--min (MUSTER_MIN) is {least}, more than --max (MUSTER_MAX), which is"
+                    f" {most}: raise max or lower min"
+                )
+        match values:
+            case {"c10d_port": c10d, "http_port": http} if c10d == http:
+                yield (
+                    f"--c10d-port (MUSTER_C10D_PORT) and --http-port (MUSTER_HTTP_PORT) are both"
+                    f" {http}: give each its own"
+                )

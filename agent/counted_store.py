@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose failures are counted by kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+
+from rdzv.errors import StoreError
+from rdzv.store import (
+    DEFAULT_TIMEOUT_S,
+    Compare,
+    Operation,
+    RangeResult,
+    Store,
+    StoreStatus,
+    TxnResult,
+    WatchBatch,
+)
+
+
+class CountedStore:
+    """Passes every call on to ``store``; calls ``count`` with the kind of each error."""
+
+    def __init__(self, store: Store, count: Callable[[str], None]) -> None:
+        self._store = store
+        self._count = count
+
+    async def range(
+        self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> RangeResult:
+        """Read linearizably."""
+        with self._counted():
+            return await self._store.range(key, prefix=prefix, timeout_s=timeout_s)
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TxnResult:
+        """Apply ``then`` if every compare holds, else ``otherwise``."""
+        with self._counted():
+            return await self._store.txn(compares, then, otherwise, timeout_s=timeout_s)
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Follow every key under ``prefix``."""
+        with self._counted():
+            async with aclosing(self._store.watch(prefix, start_revision)) as batches:
+                async for batch in batches:
+                    yield batch
+
+    async def lease_grant(
+        self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Grant a lease."""
+        with self._counted():
+            await self._store.lease_grant(lease_id, ttl_s, timeout_s=timeout_s)
+
+    async def lease_keep_alive(
+        self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> float:
+        """Renew a lease once."""
+        with self._counted():
+            return await self._store.lease_keep_alive(lease_id, timeout_s=timeout_s)
+
+    async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """End a lease."""
+        with self._counted():
+            await self._store.lease_revoke(lease_id, timeout_s=timeout_s)
+
+    async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Forget history."""
+        with self._counted():
+            await self._store.compact(revision, timeout_s=timeout_s)
+
+    async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
+        """Ask an endpoint about itself."""
+        with self._counted():
+            return await self._store.status(timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Give every connection back."""
+        await self._store.close()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            self._count(type(error).__name__)
+            raise

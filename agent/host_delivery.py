@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the delivered host list in step with the membership."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent.rundir import RunDir
+from launcher_shim.horovod import hosts
+from rdzv.errors import RecordError
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.listing import Listing, decide
+from rdzv.membership import Membership
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+
+class HostDelivery:
+    """Renders the host list at each change and renames it into place.
+
+    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        mirror: Mirror,
+        membership: Membership,
+        generation: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.delivered = asyncio.Event()
+        self.listing = Listing(0)
+        self._run_dir = run_dir
+        self._mirror = mirror
+        self._membership = membership
+        self._keys: JobKeys = membership.keys
+        self._clock = clock
+        self._list = hosts.HostList(generation=generation)
+        self._generation = generation
+
+    async def run(self) -> None:
+        """Deliver for ever; begins with what the run directory had before."""
+        former = await asyncio.to_thread(self._run_dir.hosts)
+        self._list = hosts.parse(former, self._generation)
+        delivered = former
+        while True:
+            sequence = self._mirror.sequence
+            self._decide()
+            text = self._list.render()
+            if text != delivered:
+                await asyncio.to_thread(self._run_dir.deliver_hosts, text)
+                delivered = text
+            self.delivered.set()
+            await self._change_after(sequence)
+
+    def _decide(self) -> None:
+        snapshot = self._membership.snapshot()
+        listing = decide(snapshot)
+        if listing.reason != self.listing.reason:
+            log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
+        self.listing = listing
+        now = self._clock()
+        self._list = hosts.follow(
+            self._list,
+            listing,
+            # A store that lost the job has not begun another life of it.
+            snapshot.job.generation if snapshot.job else self._list.generation,
+            left=self._left,
+            now=now,
+            healthy_for_s=self._mirror.healthy_for_s(now),
+        )
+
+    def _left(self, host: hosts.Host) -> bool:
+        """Whether the history says that the member left after this host's record was made."""
+        for kv in self._mirror.under(self._keys.history):
+            if kv.mod_revision <= host.revision:
+                continue
+            try:
+                entry = HistoryEntry.from_kv(kv)
+            except RecordError:
+                continue
+            if entry.what == "leave" and entry.member == host.member:
+                return True
+        return False
+
+    async def _change_after(self, sequence: int) -> None:
+        check_s = self._list.next_check_s()
+        timeout_s = None if check_s is None else max(0.1, check_s - self._clock())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._mirror.changed_after(sequence)
+        except TimeoutError:
+            return

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run directory: what the sidecar hands to the training container beside it.
+
+The pod is one trust domain, with two users that differ: every file can be read by the other one,
+is renamed into place whole, and holds no secret. What has to outlive the sidecar's process, but
+not the pod, is kept here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from agent.config import Config
+from rdzv.errors import ConfigError, RecordError
+from rdzv.model import dump_record, load_record, take
+from rdzv.registration import Held
+
+log = logging.getLogger(__name__)
+
+SOCKET_NAME = "c10d.sock"
+HOSTS_NAME = "hosts"
+STATE_NAME = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a sidecar that starts again must find: whose name it is, and what was registered.
+
+    ``held`` is None for a pod that has never registered.
+    """
+
+    pod_uid: str
+    held: Held | None = None
+
+    def to_json(self) -> bytes:
+        """Encode for the file."""
+        held = self.held
+        return dump_record(
+            {
+                "pod_uid": self.pod_uid,
+                "generation": held.generation if held else 0,
+                "incarnation": held.incarnation if held else 0,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, name: str, content: bytes) -> State:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(name, content)
+        generation = take(name, fields, "generation", int)
+        incarnation = take(name, fields, "incarnation", int)
+        held = Held(generation, incarnation) if incarnation else None
+        return cls(take(name, fields, "pod_uid", str), held)
+
+
+class RunDir:
+    """One run directory. Every method may block for as long as the disk does."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    @property
+    def c10d_socket(self) -> Path:
+        """Where the rendezvous endpoint listens for a relay in the training container."""
+        return self.path / SOCKET_NAME
+
+    def deliver(self, config: Config) -> None:
+        """Put everything there that is known before the store is; raises ``ConfigError``."""
+        try:
+            self._make_dir(self.path, 0o755)
+            self._make_dir(self.path / "progress", 0o1777)
+            self._make_dir(self.path / "python", 0o755)
+            self._make_dir(self.path / "python" / "muster", 0o755)
+            for source in files("muster").iterdir():
+                if source.name.endswith(".py"):
+                    self._write(f"python/muster/{source.name}", source.read_bytes(), 0o644)
+            script = files("launcher_shim.pod") / "discover_hosts.sh"
+            self._write("discover_hosts.sh", script.read_bytes(), 0o755)
+            lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
+            self._write("env", "".join(lines).encode(), 0o644)
+        except OSError as error:
+            raise ConfigError(
+                f"--run-dir (MUSTER_RUN_DIR): {self.path} cannot be written ({error.strerror}):"
+                " mount a directory that this user may write to"
+            ) from error
+
+    def state(self, pod_uid: str) -> State:
+        """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
+
+        ``pod_uid`` is empty where the platform gives none: then the directory, which lives as
+        long as the pod, is given a UID of its own.
+        """
+        try:
+            kept = State.from_json(STATE_NAME, (self.path / STATE_NAME).read_bytes())
+        except FileNotFoundError:
+            kept = None
+        except RecordError as error:
+            log.warning("starting as a fresh pod: %s", error, extra={"event": "state_unreadable"})
+            kept = None
+        if kept is not None and pod_uid in ("", kept.pod_uid):
+            return kept
+        fresh = State(pod_uid or secrets.token_hex(8))
+        self.keep(fresh)
+        return fresh
+
+    def keep(self, state: State) -> None:
+        """Keep what a sidecar that starts again must find."""
+        self._write(STATE_NAME, state.to_json(), 0o644)
+
+    def hosts(self) -> str:
+        """The host list as it was delivered last; empty if it never was."""
+        try:
+            return (self.path / HOSTS_NAME).read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def deliver_hosts(self, text: str) -> None:
+        """Rename a new host list into place."""
+        self._write(HOSTS_NAME, text.encode("ascii"), 0o644)
+
+    def _make_dir(self, path: Path, mode: int) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_uid == os.geteuid():
+            path.chmod(mode)
+
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file that nobody ever sees half of."""
+        target = self.path / name
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(temporary, "wb", opener=lambda path, _: os.open(path, flags, mode)) as file:
+                os.fchmod(file.fileno(), mode)  # whatever the umask is
+                file.write(content)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def torch_environment(config: Config) -> Mapping[str, str]:
+    """What torchrun in the training container needs to know, as environment variables.
+
+    torch's own liveness is put to sleep (5 s x 1000), for the leases tell who is alive; it
+    never hosts a store; and each round has a worker store of its own, without which elastic
+    scale-up is broken from torch 2.6 on.
+    """
+    return {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{config.c10d_port or 29400}",
+        "PET_RDZV_ID": config.job,
+        "PET_RDZV_CONF": (
+            f"is_host=0,read_timeout=300,last_call_timeout={max(1, round(config.last_call_s))},"
+            "keep_alive_interval=5,keep_alive_max_attempt=1000"
+        ),
+        "PET_NNODES": f"{config.min_nodes}:{config.max_nodes}",
+        "PET_LOCAL_ADDR": config.address,
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "MUSTER_RUN_DIR": config.run_dir,
+        "MUSTER_MEMBER": config.member,
+    }

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a setting is read: a flag, else its variable, else its default; all faults at once.
+
+A component's configuration is one frozen dataclass. Each of its fields carries a ``Setting``:
+that table alone makes the flags, the variables, ``--help`` and the messages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar, cast
+
+from rdzv.errors import ConfigError
+
+PREFIX = "MUSTER_"
+
+_SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+"""Variables that Kubernetes adds for each Service; one of ours whose Service is called muster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table.
+
+    ``parse`` turns text into the value and raises ``ValueError`` with what was expected.
+    ``default`` is the text of the default, a function from the environment to it, or None for a
+    setting that must be given. ``why`` is a sentence for ``--help``; ``metavar`` names the unit.
+    """
+
+    flag: str
+    parse: Callable[[str], Any]
+    default: str | Callable[[Mapping[str, str]], str | None] | None
+    metavar: str
+    why: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that means the same as the flag."""
+        return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+
+    def default_text(self, environ: Mapping[str, str]) -> str | None:
+        """The default in this environment, or None where it must be given."""
+        return self.default(environ) if callable(self.default) else self.default
+
+
+def field(setting: Setting) -> Any:
+    """Make the dataclass field that holds ``setting``'s value."""
+    return dataclasses.field(metadata={"setting": setting})
+
+
+class Configuration(Protocol):
+    """A frozen dataclass whose fields are settings."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @staticmethod
+    def faults(values: Mapping[str, Any]) -> Iterator[str]:
+        """Say what is wrong between settings; one that is wrong in itself is missing here."""
+        ...
+
+
+C = TypeVar("C", bound=Configuration)
+
+
+def settings_of(kind: type[Configuration]) -> dict[str, Setting]:
+    """The table of a configuration: attribute name to setting."""
+    return {item.name: cast(Setting, item.metadata["setting"]) for item in dataclasses.fields(kind)}
+
+
+def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, str]) -> C:
+    """Read a configuration; ``flags`` maps attribute names to the texts given, or None.
+
+    Raises ``ConfigError`` that tells every fault, one a line, each with its flag and variable.
+    """
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for name, setting in settings_of(kind).items():
+        given = flags.get(name)
+        text, source = (given, setting.flag) if given is not None else (None, setting.variable)
+        if text is None:
+            # Manifests often set a variable to "" where they mean that it is not set.
+            text = environ.get(setting.variable) or setting.default_text(environ)
+        if text is None:
+            faults.append(f"{_both(setting)} is missing: {setting.why}")
+            continue
+        try:
+            values[name] = setting.parse(text)
+        except ValueError as error:
+            faults.append(f"{_both(setting)}: {text!r} from {source} is wrong: {error}")
+    faults += kind.faults(values)
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return kind(**values)
+
+
+def unknown_variables(
+    environ: Mapping[str, str], known: Mapping[str, Setting], also_known: frozenset[str]
+) -> list[str]:
+    """One sentence for each ``MUSTER_*`` variable that nothing reads, with the nearest name."""
+    names = {setting.variable for setting in known.values()} | also_known
+    sentences = []
+    for name in sorted(environ):
+        if not name.startswith(PREFIX) or name in names or _SERVICE_LINK.search(name):
+            continue
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        sentences.append(f"{name} is set, but nothing reads it{hint}")
+    return sentences
+
+
+def _both(setting: Setting) -> str:
+    return f"{setting.flag} ({setting.variable})"

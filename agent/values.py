@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a setting's text may be: durations, ports, names, addresses, endpoints.
+
+Every function takes text and raises ``ValueError`` that says what was expected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+NAME_LENGTH = 253
+"""The longest name that Kubernetes gives a pod."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+
+
+def name(text: str) -> str:
+    """A name that is also safe as a Horovod host, which goes unquoted into a shell line."""
+    if not _NAME.fullmatch(text) or len(text) > NAME_LENGTH:
+        raise ValueError(
+            f"a name has letters, digits, '.', '_' and '-', starts with a letter or digit,"
+            f" and is no longer than {NAME_LENGTH}"
+        )
+    return text
+
+
+def free_text(text: str) -> str:
+    """Any printable text of at most ``NAME_LENGTH`` characters."""
+    if not text.isprintable() or len(text) > NAME_LENGTH:
+        raise ValueError(f"expected printable text, no longer than {NAME_LENGTH}")
+    return text
+
+
+def directory(text: str) -> str:
+    """An absolute path that needs no quotes in a shell."""
+    if not re.fullmatch(r"/[A-Za-z0-9_./+@%=:,-]*", text, re.ASCII):
+        raise ValueError("expected an absolute path without blanks or quotes")
+    return text
+
+
+def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
+    """A time such as ``10``, ``10s``, ``500ms`` or ``1m``, in seconds."""
+
+    def parse(text: str) -> float:
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError("expected a time such as 10s, 500ms or 1m")
+        seconds = float(match[1]) * _UNIT_S[match[2]]
+        if not least_s <= seconds <= most_s:
+            raise ValueError(f"expected {least_s:g}s to {most_s:g}s")
+        return seconds
+
+    return parse
+
+
+def count(least: int, most: int) -> Callable[[str], int]:
+    """A whole number."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII):
+            raise ValueError("expected a whole number")
+        number = int(text)
+        if not least <= number <= most:
+            raise ValueError(f"expected {least} to {most}")
+        return number
+
+    return parse
+
+
+def port(text: str) -> int:
+    """A TCP port, or 0."""
+    if text.startswith(("tcp://", "udp://")):
+        raise ValueError(
+            "expected a port; Kubernetes made this variable for a Service of that name:"
+            " set enableServiceLinks: false in the pod, or name the Service otherwise"
+        )
+    return count(0, 65535)(text)
+
+
+def real_port(text: str) -> int:
+    """A TCP port other than 0."""
+    number = port(text)
+    if number == 0:
+        raise ValueError("expected 1 to 65535")
+    return number
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """One of a few words."""
+
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"expected {' or '.join(choices)}")
+        return text
+
+    return parse
+
+
+def address(text: str) -> str:
+    """The IP address of one interface."""
+    try:
+        ip = ipaddress.ip_address(text)
+    except ValueError:
+        raise ValueError("expected an IP address such as 10.1.2.3 or fd00::5") from None
+    if ip.is_unspecified or ip.is_multicast:
+        raise ValueError("expected the address of one interface, not of all or of a group")
+    return text
+
+
+def endpoints(text: str) -> tuple[str, ...]:
+    """One or more ``host:port``, with or without ``http://``, separated by commas."""
+    found = tuple(_endpoint(part.strip()) for part in text.split(",") if part.strip())
+    if not found:
+        raise ValueError("expected host:port, or several with commas between")
+    return found
+
+
+def _endpoint(text: str) -> str:
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme != "http":
+        raise ValueError(f"{text!r}: only http:// is spoken")
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+        raise ValueError(f"{text!r}: expected host:port and nothing else")
+    try:
+        number = parts.port
+    except ValueError:
+        number = None
+    if not parts.hostname or not number:
+        raise ValueError(f"{text!r}: expected host:port, for example etcd-0.etcd:2379")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    if not re.fullmatch(r"\[[0-9a-f:.%]+\]|[a-z0-9]([a-z0-9._-]*[a-z0-9])?", host, re.ASCII):
+        raise ValueError(f"{text!r}: {parts.hostname!r} is no host name")
+    return f"{host}:{number}"

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster agent``: the sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import click
+
+from agent import logs, process
+from agent.config import DELIVERED_VARIABLES, Config
+from agent.settings import settings_of, unknown_variables
+from console.options import configured_by
+
+
+@click.command(
+    epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/muster/node-0"
+)
+@configured_by(Config)
+@click.pass_context
+def agent(ctx: click.Context, config: Config) -> None:
+    """Run the sidecar of one worker: what the image does.
+
+    Every option is also a variable, named in brackets; a flag wins.
+    """
+    always = {"namespace": config.namespace, "job": config.job, "member": config.member}
+    logs.configure(config.log_format, always)
+    for sentence in unknown_variables(os.environ, settings_of(Config), DELIVERED_VARIABLES):
+        logging.getLogger(__name__).warning("%s", sentence, extra={"event": "unknown_variable"})
+    ctx.exit(asyncio.run(process.run(config)))

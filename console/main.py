@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line ``muster``: each command is imported only when it is asked for.
+
+Exit status: 0 done, 2 usage or configuration, 69 store not reachable, 70 a defect of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import cast
+
+import click
+
+from rdzv.errors import ConfigError, MembershipError, MusterError, StoreError
+
+STATUS_USAGE = 2
+STATUS_UNAVAILABLE = 69
+STATUS_DEFECT = 70
+STATUS_INTERRUPTED = 130
+STATUS_BROKEN_PIPE = 141
+
+COMMANDS = {
+    "agent": "console.agent:agent",
+    "history": "console.history:history",
+    "hosts": "console.hosts:hosts",
+    "local": "console.local.command:local",
+    "status": "console.status:status",
+    "store": "console.store:store",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name: the sidecar loads no table or chart."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name all commands."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        return cast(click.Command, getattr(import_module(module), name))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def muster() -> None:
+    """Keep elastic training jobs running while their pods come and go."""
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit status."""
+    try:
+        muster.main(prog_name="muster", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as ending:
+        sys.exit(ending.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(STATUS_INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Who read our output has gone; Python must not try to flush the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(STATUS_BROKEN_PIPE)
+    except MusterError as error:
+        click.echo(f"muster: {error}".replace("\n", "\nmuster: "), err=True)
+        sys.exit(_status(error))
+    except Exception:
+        traceback.print_exc()
+        click.echo("muster: this is a defect of muster, please report it", err=True)
+        sys.exit(STATUS_DEFECT)
+
+
+def _status(error: MusterError) -> int:
+    if isinstance(error, ConfigError | MembershipError):
+        return STATUS_USAGE
+    return STATUS_UNAVAILABLE if isinstance(error, StoreError) else STATUS_DEFECT
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host list of ``horovodrun --host-discovery-script``, from the listing: pure.
+
+A host is one pod, not one registration: it is named by member and pod UID. So a member that was
+cut off and registers again keeps its name, and with it its workers; a new pod of the same name
+has a name that no blacklist knows.
+
+A member that leaves, drains or changes its job goes from the list at once. One whose lease ran
+out goes once a healthy watch has missed it for ``CONFIRM_S``, and never as the last one: after a
+cut between everybody and the store, everybody comes back. The last line is a host without slots
+that is renamed with each change: it makes Horovod notice a change that came amid a reset, and
+keeps a newcomer from being waited for in vain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from rdzv.listing import Listing
+from rdzv.model import Member
+
+CONFIRM_S = 4.0
+"""A reconnect and a renewal fit in."""
+
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
+_REVISION = re.compile(r"rev-([0-9]{1,19}):0", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One line of the list; ``token`` is the host's name to Horovod, ``revision`` the record's."""
+
+    token: str
+    member: str
+    slots: int
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostList:
+    """The hosts, oldest first. ``missed_since_s`` tells when a lost one's record vanished."""
+
+    hosts: tuple[Host, ...] = ()
+    revision: int = 0
+    generation: int = 0
+    missed_since_s: Mapping[str, float] = field(default_factory=dict)
+
+    def render(self) -> str:
+        """The file's content."""
+        lines = [f"{host.token}:{host.slots}\n" for host in self.hosts]
+        return "".join([*lines, f"rev-{self.revision}:0\n"])
+
+    def next_check_s(self) -> float | None:
+        """When ``follow`` is to be asked again although nothing changes, or None."""
+        since = self.missed_since_s.values()
+        return min(since) + CONFIRM_S if since else None
+
+
+def host_of(member: Member) -> Host | None:
+    """The host that stands for ``member``; None if its name could not go into a shell line."""
+    if not _TOKEN.fullmatch(member.name):
+        return None
+    pod = sha256(member.pod_uid.encode()).hexdigest()[:8]
+    return Host(f"{member.name}.{pod}", member.name, member.slots, member.created_revision)
+
+
+def follow(
+    previous: HostList,
+    listing: Listing,
+    generation: int,
+    *,
+    left: Callable[[Host], bool],
+    now: float,
+    healthy_for_s: float,
+) -> HostList:
+    """The next host list, which is ``previous`` itself if no host changes.
+
+    ``left`` says whether a member left on purpose after the record of that host; ``now`` is
+    monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap.
+    """
+    listed = [host for host in map(host_of, listing.listed) if host is not None]
+    missed: dict[str, float] = {}
+    lost: list[Host] = []
+    if generation == previous.generation:
+        present = {host.token for host in listed}
+        known = {member.name for member in listing.standby} | set(listing.excluded)
+        names = {host.member for host in listed} | known
+        gone = [
+            host
+            for host in previous.hosts
+            if host.token not in present and host.member not in names and not left(host)
+        ]
+        for host in gone:
+            # Time in which nobody could have been seen to come back does not count.
+            blind_until_s = now - healthy_for_s if listed else now
+            since = max(previous.missed_since_s.get(host.token, now), blind_until_s)
+            if now - since < CONFIRM_S:
+                missed[host.token] = since
+                lost.append(host)
+    hosts = (*lost, *listed)
+    if _lines(hosts) == _lines(previous.hosts) and generation == previous.generation:
+        return HostList(hosts, previous.revision, generation, missed)
+    revision = max(listing.revision, previous.revision + 1)
+    return HostList(hosts, revision, generation, missed)
+
+
+def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:
+    return {(host.token, host.slots) for host in hosts}
+
+
+def parse(text: str, generation: int) -> HostList:
+    """Read a delivered list back, for a sidecar that starts again; an unsound one is empty."""
+    *lines, last = text.splitlines() or [""]
+    revision = _REVISION.fullmatch(last)
+    hosts = [_LINE.fullmatch(line) for line in lines]
+    if revision is None or not all(hosts):
+        return HostList()
+    return HostList(
+        tuple(
+            Host(f"{match[1]}.{match[2]}", match[1], int(match[3]))
+            for match in hosts
+            if match is not None
+        ),
+        int(revision[1]),
+        generation,
+    )
