@@ -54,14 +54,14 @@ class PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Render one record."""
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        text = f"{_time(record)} {level}{_one_line(record.getMessage())}"
+        text = f"{_time(record)} {level}{printable(record.getMessage())}"
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text
 
 
-def _one_line(text: str) -> str:
-    """Show control characters: text from elsewhere must not look like lines of ours."""
+def printable(text: str) -> str:
+    """Spell control characters out: text from elsewhere must not look like lines of ours."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

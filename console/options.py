@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""click options made from a configuration's table."""
+"""click options: one for each setting of a configuration, and those that several commands share."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from agent.settings import Configuration, load, settings_of
+from agent.settings import Configuration, Setting, load, settings_of
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]
@@ -19,21 +20,32 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
     """Decorate a command: one option for each setting, read into its argument ``config``."""
 
     def decorate(command: Command) -> Command:
-        names = settings_of(kind)
+        settings = settings_of(kind)
 
+        @functools.wraps(command)
         def read(**arguments: Any) -> Any:
-            flags = {name: arguments.pop(name) for name in names}
+            flags = {name: arguments.pop(name) for name in settings}
             return command(config=load(kind, flags, os.environ), **arguments)
 
-        read.__doc__ = command.__doc__
-        read.__name__ = command.__name__
-        read.__click_params__ = list(getattr(command, "__click_params__", []))  # type: ignore[attr-defined]
-        for name, setting in reversed(names.items()):
-            default = f" [default: {setting.default}]" if isinstance(setting.default, str) else ""
-            if setting.default in (None, ""):
-                default = " [required]" if setting.default is None else ""
-            help_text = f"{setting.why}{default} [{setting.variable}]"
-            read = click.option(setting.flag, name, metavar=setting.metavar, help=help_text)(read)
+        for name, setting in reversed(settings.items()):
+            option = click.option(setting.flag, name, metavar=setting.metavar, help=_help(setting))
+            read = option(read)
         return read
 
     return decorate
+
+
+def shown_with(command: Command) -> Command:
+    """Decorate a command that shows state: ``--json`` and ``--watch``."""
+    command = click.option("--watch", is_flag=True, help="Follow it until Ctrl-C.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(command)
+
+
+def _help(setting: Setting) -> str:
+    if setting.default is None:
+        note = " [required]"
+    elif isinstance(setting.default, str) and setting.default:
+        note = f" [default: {setting.default}]"
+    else:
+        note = ""
+    return f"{setting.why}{note} [{setting.variable}]"

@@ -6,9 +6,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, cast, get_args
 
-from rdzv.errors import StoreError
+from rdzv.errors import RecordError, StoreError
 from rdzv.keys import JobKeys
 from rdzv.model import dump_record, load_record, take
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store
@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 HISTORY_LENGTH = 200
 """Entries kept for each job: some 40 KB."""
+
+LAST_UNIX_S = 253_402_300_799
+"""The end of the year 9999: the last second that a calendar date can show."""
 
 Happening = Literal["join", "leave", "lost", "round", "closed", "generation", "drain"]
 
@@ -52,11 +55,16 @@ class HistoryEntry:
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
+        what, at_unix_s = fields.get("what"), fields.get("at_unix_s")
+        if what not in get_args(Happening):
+            raise RecordError(f"{kv.key}: 'what' is {what!r}, which is nothing that can happen")
+        if not isinstance(at_unix_s, int | float) or not 0 <= at_unix_s <= LAST_UNIX_S:
+            raise RecordError(f"{kv.key}: 'at_unix_s' is {at_unix_s!r}, which is no time")
         return cls(
-            what=fields.get("what", "?"),
+            what=cast(Happening, what),
             member=take(kv.key, fields, "member", str),
             why=take(kv.key, fields, "why", str),
-            at_unix_s=float(fields.get("at_unix_s", 0)),
+            at_unix_s=at_unix_s,
             details=take(kv.key, fields, "details", dict),
             revision=kv.mod_revision,
         )

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster hosts``: the hosts that launchers may use now."""
+
+from __future__ import annotations
+
+import click
+
+from agent.config import JobConfig
+from console.job_view import JobView
+from console.options import configured_by, shown_with
+from console.showing import Face, Grid, show
+
+
+@click.command(
+    short_help="The hosts that launchers may use now.",
+    epilog="\b\nExamples:\n  muster hosts --job digits\n  muster hosts --job digits --json --watch",
+)
+@configured_by(JobConfig)
+@shown_with
+def hosts(config: JobConfig, as_json: bool, watch: bool) -> None:
+    """Show the hosts of a job, oldest first: those that are listed now.
+
+    A sidecar's own list may keep a host that was just lost for a few seconds longer.
+    """
+    show(config, Face(_grids, _line, _json), as_json=as_json, watch=watch)
+
+
+def _grids(view: JobView) -> list[Grid]:
+    rows = tuple(
+        (host.token, str(host.slots), member.name, member.address, member.node)
+        for host, member in view.hosts()
+    )
+    return [Grid(view.listing.reason, ("HOST", "SLOTS", "MEMBER", "ADDRESS", "NODE"), rows)]
+
+
+def _line(view: JobView) -> str:
+    return " ".join(f"{host.token}:{host.slots}" for host, _ in view.hosts()) or "(no host)"
+
+
+def _json(view: JobView) -> object:
+    return {
+        "hosts": [
+            {
+                "host": host.token,
+                "slots": host.slots,
+                "member": member.name,
+                "address": member.address,
+                "node": member.node,
+            }
+            for host, member in view.hosts()
+        ],
+    }

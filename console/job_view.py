@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as the store sees it: what one read of its keys says, ready to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.horovod.hosts import Host, host_of
+from rdzv.errors import RecordError
+from rdzv.history import HistoryEntry
+from rdzv.keys import GenerationKeys, JobKeys
+from rdzv.listing import Listing, decide
+from rdzv.membership import snapshot_of
+from rdzv.model import Job, Member, Snapshot
+from rdzv.store import KeyValue, RangeResult
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One torch rendezvous: its newest round, and who takes part or waits."""
+
+    run_id: str
+    round: Round
+    nodes: tuple[Node, ...]
+
+    @property
+    def state(self) -> str:
+        """Where the round stands, in a word or two."""
+        if self.round.closed:
+            return f"closed ({self.round.closed})"
+        if self.round.finishing:
+            return "finishing"
+        return "training" if self.round.complete else "forming"
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """One job at one revision. ``job`` is None where no member has ever registered."""
+
+    namespace: str
+    name: str
+    snapshot: Snapshot
+    listing: Listing
+    runs: tuple[RunView, ...]
+    history: tuple[HistoryEntry, ...]
+
+    @property
+    def job(self) -> Job | None:
+        """The job's record."""
+        return self.snapshot.job
+
+    def members(self) -> list[tuple[Member, str, str]]:
+        """Every member with its state and, where it is not listed, the reason."""
+        return [
+            *((member, "listed", "") for member in self.listing.listed),
+            *((member, "standby", "max are listed") for member in self.listing.standby),
+            *(
+                (self.snapshot.members[name], "excluded", why)
+                for name, why in sorted(self.listing.excluded.items())
+            ),
+        ]
+
+    def hosts(self) -> list[tuple[Host, Member]]:
+        """What Horovod is told, host by host."""
+        pairs = ((host_of(member), member) for member in self.listing.listed)
+        return [(host, member) for host, member in pairs if host is not None]
+
+
+def view_of(keys: JobKeys, kvs: Sequence[KeyValue], revision: int) -> JobView:
+    """Read a job's keys; a record that cannot be read is left out, and named as corrupt."""
+    snapshot = snapshot_of(keys, RangeResult(revision, tuple(kvs)))
+    generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
+    return JobView(
+        keys.namespace,
+        keys.job_name,
+        snapshot,
+        decide(snapshot),
+        _runs(generation, kvs),
+        _history(keys, kvs),
+    )
+
+
+def _runs(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> tuple[RunView, ...]:
+    rounds: dict[str, Round] = {}
+    nodes: dict[str, list[Node]] = {}
+    for kv in kvs:
+        if not kv.key.startswith(keys.runs):
+            continue
+        run_id = keys.run_id_of(kv.key)
+        run = keys.run(run_id)
+        try:
+            if kv.key == run.round:
+                rounds[run_id] = Round.from_kv(kv)
+            elif kv.key.startswith(run.nodes):
+                nodes.setdefault(run_id, []).append(Node.from_kv(kv))
+        except RecordError:
+            continue
+    return tuple(
+        RunView(run_id, rounds.get(run_id, Round()), tuple(nodes.get(run_id, ())))
+        for run_id in sorted(rounds.keys() | nodes.keys())
+    )
+
+
+def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]:
+    entries = []
+    for kv in kvs:
+        if kv.key.startswith(keys.history):
+            try:
+                entries.append(HistoryEntry.from_kv(kv))
+            except RecordError:
+                continue
+    return tuple(sorted(entries, key=lambda entry: entry.revision))

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shows views: JSON lines for machines, a table on a terminal, plain columns elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from agent.config import JobConfig
+from agent.logs import printable
+from console.job_view import JobView
+from console.looking import following, look
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One table: a title, headings, rows."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """How one command shows a view: as grids, as a line for each change, and as JSON."""
+
+    grids: Callable[[JobView], Sequence[Grid]]
+    line: Callable[[JobView], str]
+    json: Callable[[JobView], object]
+
+
+def show(config: JobConfig, face: Face, *, as_json: bool, watch: bool) -> None:
+    """Show the job once, or follow it until Ctrl-C."""
+    if not watch:
+        view = asyncio.run(look(config))
+        if as_json:
+            click.echo(json.dumps(face.json(view)))
+        elif sys.stdout.isatty():
+            from rich.console import Console
+
+            Console().print(_table(face.grids(view)))
+        else:
+            click.echo(_columns(face.grids(view)), nl=False)
+        return
+    if not as_json and sys.stdout.isatty():
+        asyncio.run(_follow_on_terminal(config, face))
+    else:
+        text = (lambda view: json.dumps(face.json(view))) if as_json else face.line
+        asyncio.run(_follow_in_lines(config, text))
+
+
+async def _follow_in_lines(config: JobConfig, text: Callable[[JobView], str]) -> None:
+    """Print what ``text`` says whenever that changes."""
+    said = ""
+    async with following(config) as views:
+        async for view in views:
+            line = text(view)
+            if line != said:
+                click.echo(line)
+                sys.stdout.flush()
+                said = line
+
+
+async def _follow_on_terminal(config: JobConfig, face: Face) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        async with following(config) as views:
+            async for view in views:
+                live.update(_table(face.grids(view)), refresh=True)
+
+
+def _columns(grids: Sequence[Grid]) -> str:
+    parts = []
+    for grid in grids:
+        rows = [grid.headings, *([printable(cell) for cell in row] for row in grid.rows)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(grid.headings))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        body = lines if grid.rows else []
+        parts.append("\n".join([*([printable(grid.title)] if grid.title else []), *body]) + "\n")
+    return "\n".join(parts)
+
+
+def _table(grids: Sequence[Grid]) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = []
+    for grid in grids:
+        table = Table(title=Text(printable(grid.title)), title_justify="left", box=None)
+        for heading in grid.headings:
+            table.add_column(heading, header_style="bold")
+        for row in grid.rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        shown.append(table)
+    return Group(*shown)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster status``: members and rounds of a job."""
+
+from __future__ import annotations
+
+import click
+
+from agent.config import JobConfig
+from console.job_view import JobView
+from console.options import configured_by, shown_with
+from console.showing import Face, Grid, show
+
+
+@click.command(
+    short_help="Members and rounds of a job.",
+    epilog="\b\nExamples:\n  muster status --job digits\n  muster status --job digits --watch",
+)
+@configured_by(JobConfig)
+@shown_with
+def status(config: JobConfig, as_json: bool, watch: bool) -> None:
+    """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
+    show(config, Face(_grids, _line, _json), as_json=as_json, watch=watch)
+
+
+def _headline(view: JobView) -> str:
+    if view.job is None:
+        return f"{view.namespace}/{view.name}: no member has registered yet"
+    generation = f"generation {view.job.generation}"
+    return f"{view.namespace}/{view.name}, {generation}: {view.listing.reason}"
+
+
+def _grids(view: JobView) -> list[Grid]:
+    members = tuple(
+        (m.name, state, m.role, str(m.slots), m.address, m.node, str(m.incarnation), why)
+        for m, state, why in view.members()
+    )
+    headings = ("MEMBER", "STATE", "ROLE", "SLOTS", "ADDRESS", "NODE", "INCARNATION", "WHY")
+    runs = tuple(
+        (
+            run.run_id,
+            str(run.round.number),
+            run.state,
+            " ".join(seat.member for seat in run.round.frozen),
+            " ".join(node.member for node in run.nodes if node.state == "asking"),
+        )
+        for run in view.runs
+    )
+    grids = [Grid(_headline(view), headings, members)]
+    if runs:
+        grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
+    if view.snapshot.corrupt:
+        corrupt = tuple(sorted(view.snapshot.corrupt.items()))
+        grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt))
+    return grids
+
+
+def _line(view: JobView) -> str:
+    runs = "".join(
+        f"; {run.run_id}: round {run.round.number} {run.state}, {len(run.round.frozen)} nodes"
+        for run in view.runs
+    )
+    return _headline(view) + runs
+
+
+def _json(view: JobView) -> object:
+    job = view.job
+    return {
+        "namespace": view.namespace,
+        "job": view.name,
+        "revision": view.snapshot.revision,
+        "generation": job.generation if job else None,
+        "min": job.min_workers if job else None,
+        "max": job.max_workers if job else None,
+        "reason": view.listing.reason,
+        "members": [
+            {
+                "name": member.name,
+                "state": state,
+                "why": why,
+                "role": member.role,
+                "slots": member.slots,
+                "address": member.address,
+                "node": member.node,
+                "incarnation": member.incarnation,
+            }
+            for member, state, why in view.members()
+        ],
+        "runs": [
+            {
+                "run_id": run.run_id,
+                "round": run.round.number,
+                "state": run.state,
+                "nodes": [seat.member for seat in run.round.frozen],
+                "waiting": [node.member for node in run.nodes if node.state == "asking"],
+            }
+            for run in view.runs
+        ],
+        "corrupt": dict(view.snapshot.corrupt),
+    }
