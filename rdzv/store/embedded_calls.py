@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded server's calls: etcd messages in, the engine's answer out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from grpc import StatusCode
+from grpc.aio import ServicerContext
+
+from rdzv.errors import Compacted, LeaseLost, StoreError
+from rdzv.store.engine import (
+    Action,
+    Condition,
+    Erase,
+    MemoryEngine,
+    Operator,
+    Read,
+    Reply,
+    Target,
+    Write,
+)
+from rdzv.store.interface import KeyValue
+from rdzv.store.intervals import Interval, key_bytes
+from rdzv.store.memory import VERSION
+from rdzv.store.pb import etcd_pb2 as pb
+
+_TARGETS: dict[int, tuple[Target, str]] = {
+    pb.Compare.VERSION: ("version", "version"),
+    pb.Compare.CREATE: ("create", "create_revision"),
+    pb.Compare.MOD: ("mod", "mod_revision"),
+    pb.Compare.VALUE: ("value", "value"),
+    pb.Compare.LEASE: ("lease", "lease"),
+}
+_OPERATORS: dict[int, Operator] = {
+    pb.Compare.EQUAL: "=",
+    pb.Compare.GREATER: ">",
+    pb.Compare.LESS: "<",
+    pb.Compare.NOT_EQUAL: "!=",
+}
+_SORT_KEYS: dict[int, Callable[[KeyValue], Any]] = {
+    pb.RangeRequest.KEY: lambda kv: key_bytes(kv.key),
+    pb.RangeRequest.VERSION: lambda kv: kv.version,
+    pb.RangeRequest.CREATE: lambda kv: kv.create_revision,
+    pb.RangeRequest.MOD: lambda kv: kv.mod_revision,
+    pb.RangeRequest.VALUE: lambda kv: kv.value,
+}
+
+Handler = Callable[[Any, Any, ServicerContext], Awaitable[Any]]
+
+
+class UnsupportedError(StoreError):
+    """etcd can do it, the embedded server cannot."""
+
+
+def _status(error: StoreError) -> tuple[StatusCode, str]:
+    """Say it in etcd's words, for clients judge by them."""
+    if isinstance(error, LeaseLost):
+        return StatusCode.NOT_FOUND, "etcdserver: requested lease not found"
+    if isinstance(error, Compacted):
+        return (
+            StatusCode.OUT_OF_RANGE,
+            "etcdserver: mvcc: required revision has been compacted",
+        )
+    if isinstance(error, UnsupportedError):
+        return StatusCode.UNIMPLEMENTED, f"the embedded store has no {error}"
+    return StatusCode.INVALID_ARGUMENT, f"etcdserver: {error}"
+
+
+def _answering(handler: Handler) -> Handler:
+    @wraps(handler)
+    async def answer(self: Calls, request: Any, context: ServicerContext) -> Any:
+        try:
+            return await handler(self, request, context)
+        except StoreError as error:
+            await context.abort(*_status(error))
+
+    return answer
+
+
+def put_message(kv: KeyValue) -> pb.KeyValue:
+    """Spell a key value."""
+    return pb.KeyValue(
+        key=key_bytes(kv.key),
+        create_revision=kv.create_revision,
+        mod_revision=kv.mod_revision,
+        version=kv.version,
+        value=kv.value,
+        lease=kv.lease,
+    )
+
+
+class Calls:
+    """Every call but the watch."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        self._engine = engine
+
+    def header(self) -> pb.ResponseHeader:
+        """Say who answers, and at which revision."""
+        engine = self._engine
+        return pb.ResponseHeader(
+            cluster_id=engine.cluster_id, member_id=1, revision=engine.revision, raft_term=1
+        )
+
+    @_answering
+    async def range(self, request: pb.RangeRequest, context: ServicerContext) -> pb.RangeResponse:
+        """KV.Range."""
+        return self._range_response(request, self._engine.read(_read(request, self._engine)))
+
+    @_answering
+    async def put(self, request: pb.PutRequest, context: ServicerContext) -> pb.PutResponse:
+        """KV.Put."""
+        return (await self._one(pb.RequestOp(request_put=request))).response_put
+
+    @_answering
+    async def delete_range(
+        self, request: pb.DeleteRangeRequest, context: ServicerContext
+    ) -> pb.DeleteRangeResponse:
+        """KV.DeleteRange."""
+        operation = pb.RequestOp(request_delete_range=request)
+        return (await self._one(operation)).response_delete_range
+
+    @_answering
+    async def txn(self, request: pb.TxnRequest, context: ServicerContext) -> pb.TxnResponse:
+        """KV.Txn."""
+        return self._txn(request)
+
+    @_answering
+    async def compact(
+        self, request: pb.CompactionRequest, context: ServicerContext
+    ) -> pb.CompactionResponse:
+        """KV.Compact."""
+        self._engine.compact(request.revision)
+        return pb.CompactionResponse(header=self.header())
+
+    @_answering
+    async def lease_grant(
+        self, request: pb.LeaseGrantRequest, context: ServicerContext
+    ) -> pb.LeaseGrantResponse:
+        """Lease.LeaseGrant; without an id the server chooses one."""
+        lease_id = request.ID or secrets.randbits(62) + 1
+        if not self._engine.grant(lease_id, request.TTL):
+            await context.abort(StatusCode.FAILED_PRECONDITION, "etcdserver: lease already exists")
+        return pb.LeaseGrantResponse(header=self.header(), ID=lease_id, TTL=request.TTL)
+
+    @_answering
+    async def lease_revoke(
+        self, request: pb.LeaseRevokeRequest, context: ServicerContext
+    ) -> pb.LeaseRevokeResponse:
+        """Lease.LeaseRevoke."""
+        self._engine.revoke(request.ID)
+        return pb.LeaseRevokeResponse(header=self.header())
+
+    async def lease_keep_alive(
+        self, requests: AsyncIterator[pb.LeaseKeepAliveRequest], context: ServicerContext
+    ) -> AsyncGenerator[pb.LeaseKeepAliveResponse, None]:
+        """Lease.LeaseKeepAlive; a lease that is gone is answered with a time to live of 0."""
+        async for request in requests:
+            try:
+                ttl_s = int(self._engine.keep_alive(request.ID))
+            except LeaseLost:
+                ttl_s = 0
+            yield pb.LeaseKeepAliveResponse(header=self.header(), ID=request.ID, TTL=ttl_s)
+
+    @_answering
+    async def lease_time_to_live(
+        self, request: pb.LeaseTimeToLiveRequest, context: ServicerContext
+    ) -> pb.LeaseTimeToLiveResponse:
+        """Lease.LeaseTimeToLive; a lease that is gone is answered with -1."""
+        self._engine.expire_leases()
+        if request.ID not in self._engine.leases:
+            return pb.LeaseTimeToLiveResponse(header=self.header(), ID=request.ID, TTL=-1)
+        lease = self._engine.leases[request.ID]
+        return pb.LeaseTimeToLiveResponse(
+            header=self.header(),
+            ID=request.ID,
+            TTL=int(lease.deadline_s - self._engine.clock()),
+            granted_TTL=lease.ttl_s,
+            keys=sorted(lease.keys) if request.keys else (),
+        )
+
+    @_answering
+    async def lease_leases(
+        self, request: pb.LeaseLeasesRequest, context: ServicerContext
+    ) -> pb.LeaseLeasesResponse:
+        """Lease.LeaseLeases."""
+        self._engine.expire_leases()
+        leases = [pb.LeaseStatus(ID=lease_id) for lease_id in self._engine.leases]
+        return pb.LeaseLeasesResponse(header=self.header(), leases=leases)
+
+    @_answering
+    async def status(
+        self, request: pb.StatusRequest, context: ServicerContext
+    ) -> pb.StatusResponse:
+        """Maintenance.Status."""
+        size, in_use = self._engine.size_bytes
+        return pb.StatusResponse(
+            header=self.header(),
+            version=VERSION,
+            db_size=size,
+            db_size_in_use=in_use,
+            leader=1,
+            raft_term=1,
+            raft_index=self._engine.revision,
+            raft_applied_index=self._engine.revision,
+        )
+
+    async def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:
+        return self._txn(pb.TxnRequest(success=[operation])).responses[0]
+
+    def _txn(self, request: pb.TxnRequest) -> pb.TxnResponse:
+        engine = self._engine
+        succeeded, replies = engine.txn(
+            [_condition(compare) for compare in request.compare],
+            [_action(operation, engine) for operation in request.success],
+            [_action(operation, engine) for operation in request.failure],
+        )
+        ran: Sequence[pb.RequestOp] = request.success if succeeded else request.failure
+        return pb.TxnResponse(
+            header=self.header(),
+            succeeded=succeeded,
+            responses=map(self._response, ran, replies),
+        )
+
+    def _response(self, operation: pb.RequestOp, reply: Reply) -> pb.ResponseOp:
+        kind = operation.WhichOneof("request")
+        if kind == "request_range":
+            return pb.ResponseOp(
+                response_range=self._range_response(operation.request_range, reply)
+            )
+        if kind == "request_put":
+            put = pb.PutResponse(header=self.header())
+            if operation.request_put.prev_kv and reply:
+                put.prev_kv.CopyFrom(put_message(reply[0]))
+            return pb.ResponseOp(response_put=put)
+        wanted = reply if operation.request_delete_range.prev_kv else ()
+        deleted = pb.DeleteRangeResponse(
+            header=self.header(), deleted=len(reply), prev_kvs=map(put_message, wanted)
+        )
+        return pb.ResponseOp(response_delete_range=deleted)
+
+    def _range_response(self, request: pb.RangeRequest, reply: Reply) -> pb.RangeResponse:
+        response = pb.RangeResponse(header=self.header(), count=len(reply))
+        if request.count_only:
+            return response
+        kvs = list(reply)
+        if request.sort_target or request.sort_order:
+            descending = request.sort_order == pb.RangeRequest.DESCEND
+            kvs.sort(key=_SORT_KEYS[request.sort_target], reverse=descending)
+        if request.limit:
+            response.more = len(kvs) > request.limit
+            kvs = kvs[: request.limit]
+        response.kvs.extend(map(put_message, kvs))
+        if request.keys_only:
+            for message in response.kvs:
+                message.value = b""
+        return response
+
+
+def _interval(message: Any) -> Interval:
+    return Interval(message.key, message.range_end)
+
+
+def _read(request: pb.RangeRequest, engine: MemoryEngine) -> Interval:
+    if request.revision and request.revision != engine.revision:
+        raise UnsupportedError("reads of past revisions")
+    return _interval(request)
+
+
+def _condition(compare: pb.Compare) -> Condition:
+    target, field = _TARGETS[compare.target]
+    return Condition(
+        _interval(compare), target, _OPERATORS[compare.result], getattr(compare, field)
+    )
+
+
+def _action(operation: pb.RequestOp, engine: MemoryEngine) -> Action:
+    match operation.WhichOneof("request"):
+        case "request_range":
+            return Read(_read(operation.request_range, engine))
+        case "request_put":
+            put = operation.request_put
+            if put.ignore_value or put.ignore_lease:
+                raise UnsupportedError("puts that keep the value or the lease")
+            return Write(put.key, put.value, put.lease)
+        case "request_delete_range":
+            return Erase(_interval(operation.request_delete_range))
+        case _:
+            raise UnsupportedError("nested transactions")

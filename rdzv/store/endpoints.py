@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One etcd member as a client sees it: a channel, its calls, and the streams open on it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rdzv.errors import ConfigError
+from rdzv.store.pb import etcd_pb2 as pb
+
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A frozen peer is found out after 6 + 2 s. Without the HTTP/2 ping time-out it takes 66 s,
+    # and etcd ends a connection that pings more often than every 5 s.
+    ("grpc.keepalive_time_ms", 6000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # The defaults back off to two minutes: far longer than a store takes to come back.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # A pod's http_proxy is for the web, never for the store.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+)
+
+HAS_LEADER = (("hasleader", "true"),)
+"""Metadata that makes a member without a leader say so at once, on streams too."""
+
+_ADDRESS = re.compile(r"(?:http://)?(?P<target>(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):\d{1,5})/?")
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One call of etcd's v3 API."""
+
+    path: str
+    request: Any
+    response: Any
+
+
+RANGE = Method("/etcdserverpb.KV/Range", pb.RangeRequest, pb.RangeResponse)
+TXN = Method("/etcdserverpb.KV/Txn", pb.TxnRequest, pb.TxnResponse)
+COMPACT = Method("/etcdserverpb.KV/Compact", pb.CompactionRequest, pb.CompactionResponse)
+GRANT = Method("/etcdserverpb.Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
+REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
+KEEP_ALIVE = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
+)
+STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
+
+
+def target_of(endpoint: str) -> str:
+    """Take ``host:port`` or ``http://host:port``; raises ``ConfigError``."""
+    match = _ADDRESS.fullmatch(endpoint)
+    if match is None:
+        raise ConfigError(
+            f"etcd endpoint {endpoint!r}: expected host:port or http://host:port; correct it in "
+            "--etcd-endpoints or MUSTER_ETCD_ENDPOINTS"
+        )
+    return match["target"]
+
+
+class NotSentError(Exception):
+    """The request certainly did not leave this machine."""
+
+
+class Endpoint:
+    """One member. Everything that waits on it ends when the member is given up (``kick``)."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.target = target_of(endpoint)
+        self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
+        self._calls: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
+        self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(
+            WATCH.path,
+            request_serializer=WATCH.request.SerializeToString,
+            response_deserializer=WATCH.response.FromString,
+        )
+        self._on_kick: set[Callable[[str], None]] = set()
+
+    async def call(self, method: Method, request: Any, timeout_s: float) -> Any:
+        """Make one attempt; raises ``NotSentError`` and ``grpc.aio.AioRpcError``.
+
+        A call whose stream carries one message each way is made as a unary one: on the wire they
+        are the same, and this way a lease renewal cannot outlive its deadline.
+        """
+        if self._channel.get_state(try_to_connect=True) in _CONNECTING:
+            before_s = asyncio.get_running_loop().time()
+            await self._connected(timeout_s)
+            timeout_s -= asyncio.get_running_loop().time() - before_s
+        send = self._calls.get(method.path)
+        if send is None:
+            send = self._calls[method.path] = self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return await send(request, timeout=timeout_s, metadata=HAS_LEADER)
+
+    def open_watch(self, on_kick: Callable[[str], None]) -> grpc.aio.StreamStreamCall:
+        """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
+        self._on_kick.add(on_kick)
+        return self._watch(metadata=HAS_LEADER)
+
+    def forget_watch(self, on_kick: Callable[[str], None]) -> None:
+        """Undo ``open_watch``."""
+        self._on_kick.discard(on_kick)
+
+    def kick(self, reason: str) -> None:
+        """End every watch here: what one call has found out, no stream needs to find out again."""
+        for on_kick in tuple(self._on_kick):
+            on_kick(reason)
+
+    async def close(self) -> None:
+        """Close the channel; calls that wait on it are cancelled."""
+        self.kick("the store client is closed")
+        await self._channel.close()
+
+    async def _connected(self, timeout_s: float) -> None:
+        """Wait for the connection, so that a request cut off by its deadline was sent for sure.
+
+        A connection that failed is not waited for: the request itself then fails with the reason.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                state = self._channel.get_state(try_to_connect=True)
+                while state in _CONNECTING:
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise NotSentError(f"no connection within {timeout_s:.1f} s") from None
+
+
+_CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
+
+
+class Rotation:
+    """The endpoints of one cluster, and which of them to use now."""
+
+    def __init__(self, endpoints: Sequence[Endpoint], first: int) -> None:
+        self._endpoints = endpoints
+        self._at = first % len(endpoints)
+
+    def __len__(self) -> int:
+        return len(self._endpoints)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints)
+
+    @property
+    def current(self) -> Endpoint:
+        """The endpoint to use now."""
+        return self._endpoints[self._at]
+
+    def leave(self, endpoint: Endpoint) -> None:
+        """Move on from ``endpoint``, unless somebody else has done so already."""
+        if self.current is endpoint:
+            self._at = (self._at + 1) % len(self._endpoints)

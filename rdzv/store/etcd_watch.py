@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One watch stream of etcd: from messages to batches, and how it finds out that it is dead."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from rdzv.errors import Compacted, StoreRefused
+from rdzv.store.endpoints import Endpoint
+from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
+from rdzv.store.intervals import Interval
+from rdzv.store.messages import watch_events
+from rdzv.store.pb import etcd_pb2 as pb
+
+ASK_S = 0.9 * WATCH_PROGRESS_S
+"""After this long without a message the stream asks for a sign of life."""
+
+SILENT_S = 3.0
+"""A stream without any message for this long is dead. The transport alone would take 8 s to see
+that a peer is frozen, and never sees a member that answers pings but has no leader to hear from."""
+
+_REFUSALS = ("permission denied", "invalid auth token", "user name is empty")
+
+
+class StreamLostError(Exception):
+    """The stream ended; the watch goes on elsewhere."""
+
+
+class WatchStream:
+    """A watch on one endpoint, used as an async context manager around ``next_batch``."""
+
+    def __init__(self, endpoint: Endpoint, interval: Interval, start_revision: int) -> None:
+        self.next_revision = start_revision
+        self._endpoint = endpoint
+        self._create = pb.WatchCreateRequest(
+            key=interval.start,
+            range_end=interval.end,
+            start_revision=start_revision,
+            fragment=True,
+        )
+        self._lost = ""
+        self._waiting_since_s: float | None = None
+        self._pieces: list[WatchEvent] = []
+
+    async def __aenter__(self) -> Self:
+        self._call: grpc.aio.StreamStreamCall = self._endpoint.open_watch(self.abandon)
+        self._pulse = asyncio.create_task(self._keep_asking(), name="watch pulse")
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._endpoint.forget_watch(self.abandon)
+        self._pulse.cancel()
+        self._call.cancel()
+        await asyncio.wait({self._pulse})
+
+    def abandon(self, reason: str) -> None:
+        """End the stream from outside; ``next_batch`` then raises ``StreamLostError``."""
+        if not self._lost:
+            self._lost = reason
+            self._call.cancel()
+
+    async def next_batch(self) -> WatchBatch:
+        """Wait for news or a sign of life.
+
+        Raises ``StreamLostError``, ``Compacted`` and ``StoreRefused``.
+        """
+        while True:
+            message = await self._read()
+            if message.canceled:
+                raise self._end_of(message)
+            if message.created:
+                continue
+            if message.events:
+                self._pieces += watch_events(message.events)
+                if not message.fragment:
+                    return self._batch()
+            elif not self._pieces:
+                # etcd answers a progress request only once all before it has been sent.
+                revision = max(message.header.revision, self.next_revision - 1)
+                self.next_revision = revision + 1
+                return WatchBatch(revision, ())
+
+    def _batch(self) -> WatchBatch:
+        pieces, self._pieces = self._pieces, []
+        events = tuple(pieces)
+        # Not the header's revision: while it catches up, etcd sends its present one there.
+        revision = events[-1].kv.mod_revision
+        if events[0].kv.mod_revision < self.next_revision:
+            raise StreamLostError(f"revision {events[0].kv.mod_revision} came a second time")
+        self.next_revision = revision + 1
+        return WatchBatch(revision, events)
+
+    def _end_of(self, message: Any) -> Exception:
+        if message.compact_revision:
+            return Compacted(
+                f"the history from revision {self.next_revision} on was compacted at "
+                f"{message.compact_revision}",
+                message.compact_revision,
+            )
+        if any(refusal in message.cancel_reason for refusal in _REFUSALS):
+            return StoreRefused(f"watch: {message.cancel_reason}")
+        return StreamLostError(message.cancel_reason or "cancelled by the server")
+
+    async def _read(self) -> Any:
+        task = asyncio.current_task()
+        cancelling = task.cancelling() if task else 0
+        self._waiting_since_s = asyncio.get_running_loop().time()
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            # A cancelled call looks like a cancelled task; only the latter is passed on.
+            if not self._lost or (task and task.cancelling() > cancelling):
+                raise
+            raise StreamLostError(self._lost) from None
+        except grpc.aio.AioRpcError as error:
+            raise StreamLostError(error.details() or str(error.code())) from None
+        finally:
+            self._waiting_since_s = None
+        if message is grpc.aio.EOF:
+            raise StreamLostError(self._lost or "ended by the server")
+        return message
+
+    async def _keep_asking(self) -> None:
+        """Create the watch, then ask for progress whenever the reader has waited for a while."""
+        loop = asyncio.get_running_loop()
+        asked = False
+        try:
+            await self._call.write(pb.WatchRequest(create_request=self._create))
+            while True:
+                waiting_since_s = self._waiting_since_s
+                waited_s = 0.0 if waiting_since_s is None else loop.time() - waiting_since_s
+                if waited_s >= SILENT_S:
+                    self.abandon(f"silent for {waited_s:.1f} s")
+                    return
+                if waited_s >= ASK_S:
+                    asked = True
+                    progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+                    await self._call.write(progress)
+                await asyncio.sleep(ASK_S if asked else max(ASK_S - waited_s, 0.01))
+                asked = False
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            # The call is over; its reader learns why.
+            return
