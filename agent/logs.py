@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False, separators=(", ", ": "))
+        return json.dumps(line, default=str, separators=(", ", ": "))
 
 
 class PlainFormatter(logging.Formatter):

@@ -106,8 +106,9 @@ def unknown_variables(
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in names or _SERVICE_LINK.search(name):
             continue
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        own_part = name.removeprefix(PREFIX)
+        near = difflib.get_close_matches(own_part, [n.removeprefix(PREFIX) for n in names], n=1)
+        hint = f": did you mean {PREFIX}{near[0]}?" if near else ""
         sentences.append(f"{name} is set, but nothing reads it{hint}")
     return sentences
 

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host list of Horovod: tokens, order, what may vanish from it and when."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.horovod.hosts import CONFIRM_S, Host, HostList, follow, host_of, parse
+from rdzv.listing import Listing
+from rdzv.model import Member
+
+
+def member(name: str, *, pod_uid: str = "", slots: int = 1, revision: int = 5) -> Member:
+    return Member(
+        name=name,
+        pod_uid=pod_uid or f"uid-{name}",
+        incarnation=revision,
+        address="10.0.0.1",
+        node="n",
+        role="worker",
+        slots=slots,
+        min_workers=1,
+        max_workers=9,
+        created_revision=revision,
+    )
+
+
+class Scene:
+    """A list that is followed; time moves by hand."""
+
+    def __init__(self) -> None:
+        self.list = HostList(generation=1)
+        self.now = 100.0
+        self.revision = 5
+
+    def see(
+        self,
+        members: Sequence[Member],
+        *,
+        after_s: float = 0.0,
+        generation: int = 1,
+        left: Sequence[str] = (),
+        healthy_for_s: float = 1000.0,
+        standby: Sequence[Member] = (),
+        excluded: Sequence[str] = (),
+    ) -> list[str]:
+        self.now += after_s
+        self.revision += 1
+        listing = Listing(
+            self.revision, tuple(members), tuple(standby), dict.fromkeys(excluded, "it drains")
+        )
+        self.list = follow(
+            self.list,
+            listing,
+            generation,
+            left=lambda host: host.member in left,
+            now=self.now,
+            healthy_for_s=healthy_for_s,
+        )
+        return [host.member for host in self.list.hosts]
+
+
+A, B, C = member("a", revision=3), member("b", revision=4), member("c", revision=5)
+
+
+def test_a_line_for_each_host_and_the_revision_last() -> None:
+    scene = Scene()
+    scene.see([A, dataclasses.replace(B, slots=4)])
+    first, second, last = scene.list.render().splitlines()
+    assert first.startswith("a.")
+    assert first.endswith(":1")
+    assert second.startswith("b.")
+    assert second.endswith(":4")
+    assert last == "rev-6:0"
+
+
+def test_a_registration_again_keeps_the_host_and_another_pod_does_not() -> None:
+    again = dataclasses.replace(A, incarnation=99, created_revision=99)
+    replaced = dataclasses.replace(A, pod_uid="another")
+    assert host_of(A) is not None
+    assert host_of(A).token == host_of(again).token  # type: ignore[union-attr]
+    assert host_of(A).token != host_of(replaced).token  # type: ignore[union-attr]
+
+
+def test_a_name_that_is_not_safe_in_a_shell_is_no_host() -> None:
+    for name in ("a;reboot", "a b", "$(x)", "", "-o", "a:1", "a\n"):
+        assert host_of(member(name)) is None
+
+
+def test_the_revision_moves_with_the_hosts_and_only_with_them() -> None:
+    scene = Scene()
+    scene.see([A])
+    before = scene.list.render()
+    scene.see([dataclasses.replace(A, incarnation=50, created_revision=50)])
+    assert scene.list.render() == before
+    scene.see([A, B])
+    assert scene.list.revision > int(before.splitlines()[-1][4:-2])
+
+
+def test_the_revision_moves_even_if_that_of_the_store_went_back() -> None:
+    scene = Scene()
+    scene.revision = 5000
+    scene.see([A])
+    scene.revision = 3
+    scene.see([A, B])
+    assert scene.list.revision == 5002
+
+
+def test_who_leaves_or_drains_goes_at_once() -> None:
+    scene = Scene()
+    scene.see([A, B, C])
+    assert scene.see([A, C], left=["b"]) == ["a", "c"]
+    assert scene.see([A], excluded=["c"]) == ["a"]
+
+
+def test_another_pod_of_the_same_name_takes_the_place_at_once() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    scene.see([A, dataclasses.replace(B, pod_uid="new")])
+    assert len(scene.list.hosts) == 2
+    assert host_of(B) not in scene.list.hosts
+
+
+def test_a_lost_member_goes_once_it_was_missed_for_the_confirmation_time() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.see([A]) == ["b", "a"]
+    assert scene.list.next_check_s() == scene.now + CONFIRM_S
+    assert scene.see([A], after_s=CONFIRM_S - 0.1) == ["b", "a"]
+    assert scene.see([A], after_s=0.2) == ["a"]
+    assert scene.list.next_check_s() is None
+
+
+def test_a_lost_member_that_comes_back_changes_nothing() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    before = scene.list.render()
+    scene.see([A])
+    scene.see([A, B], after_s=3)
+    assert scene.list.render() == before
+    assert not scene.list.missed_since_s
+
+
+def test_time_without_a_healthy_watch_does_not_count() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    scene.see([A], healthy_for_s=0.0)
+    assert scene.see([A], after_s=60, healthy_for_s=1.0) == ["b", "a"]
+    assert scene.see([A], after_s=2.9, healthy_for_s=3.9) == ["b", "a"]
+    assert scene.see([A], after_s=0.2, healthy_for_s=4.1) == ["a"]
+
+
+def test_i4_after_a_cut_of_everybody_the_list_is_never_empty_or_partial() -> None:
+    scene = Scene()
+    scene.see([A, B, C])
+    before = scene.list.render()
+    for _ in range(10):  # every lease ran out; nobody is back yet
+        assert len(scene.see([], after_s=30)) == 3
+    again = [dataclasses.replace(m, incarnation=m.incarnation + 9) for m in (A, B, C)]
+    for back in (1, 2, 3):
+        assert len(scene.see(again[:back], after_s=1)) == 3
+    assert scene.list.render() == before
+
+
+def test_i4_the_last_ones_go_only_if_they_leave() -> None:
+    scene = Scene()
+    scene.see([A])
+    assert scene.see([], after_s=1000) == ["a"]
+    assert scene.see([], left=["a"]) == []
+    assert scene.list.render() == f"rev-{scene.list.revision}:0\n"
+
+
+def test_a_new_life_of_the_job_begins_with_its_own_hosts() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.see([C], generation=2) == ["c"]
+
+
+def test_a_delivered_list_is_read_back() -> None:
+    scene = Scene()
+    scene.see([A, dataclasses.replace(B, slots=8)])
+    again = parse(scene.list.render(), 1)
+    assert again.render() == scene.list.render()
+    scene.list = again
+    assert scene.see([A]) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n", "a:1\n", "rev-1:0\na.00000000:1\n", "a.00000000:0\nrev-1:0", "x y\nrev-1:0"]
+)
+def test_an_unsound_list_is_read_as_none(text: str) -> None:
+    assert parse(text, 3) == HostList()
+
+
+@given(st.text(max_size=80))
+def test_any_text_can_be_read(text: str) -> None:
+    assert isinstance(parse(text, 1), HostList)
+
+
+names = st.sampled_from("abcdef")
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sets(names),
+            st.sets(names),
+            st.floats(0, 10),
+            st.sampled_from([0.0, 2.0, 5.0, 500.0]),
+        ),
+        max_size=12,
+    )
+)
+def test_i4_a_host_vanishes_only_with_a_reason(
+    steps: list[tuple[set[str], set[str], float, float]],
+) -> None:
+    scene = Scene()
+    absent_for_s: dict[str, float] = {}
+    for present, left, after_s, healthy_for_s in steps:
+        before = {host.member for host in scene.list.hosts}
+        for name in before:
+            seen = name in present or not present
+            absent_for_s[name] = 0.0 if seen else absent_for_s.get(name, 0.0) + after_s
+        shown = scene.see(
+            [member(name) for name in sorted(present)],
+            after_s=after_s,
+            left=sorted(left),
+            healthy_for_s=healthy_for_s,
+        )
+        assert present <= set(shown)
+        assert len(shown) == len(set(shown))
+        for name in before - set(shown):
+            assert name in left or (absent_for_s[name] >= CONFIRM_S and healthy_for_s >= CONFIRM_S)
+        if before and not (before & left):
+            assert shown
+
+
+def test_a_host_is_plain_data() -> None:
+    assert host_of(A) == Host(host_of(A).token, "a", 1, 3)  # type: ignore[union-attr]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports point one way, and what runs in the user's containers needs nothing but Python."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "console")
+
+MAY_IMPORT = {
+    "muster": {"muster"},
+    "launcher_shim/pod": {"launcher_shim"},
+    "rdzv": {"rdzv"},
+    "launcher_shim": {"launcher_shim", "rdzv"},
+    "agent": {"agent", "launcher_shim", "rdzv"},
+    "console": {"console", "agent", "launcher_shim", "muster", "rdzv"},
+}
+"""For each part, the longest match of a file's path: the packages of ours that it may import."""
+
+STANDARD_LIBRARY_ONLY = ("muster", "launcher_shim/pod", "launcher_shim/c10d/wire.py")
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or later; relative ones made absolute."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    name = path.relative_to(ROOT).as_posix()
+    return max((part for part in MAY_IMPORT if name.startswith(part + "/")), key=len)
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", sources(), ids=relative)
+def test_imports_point_one_way(path: Path) -> None:
+    allowed = MAY_IMPORT[part_of(path)]
+    ours = {name for name in imports(path) if name.partition(".")[0] in PACKAGES}
+    assert {name for name in ours if name.partition(".")[0] not in allowed} == set()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources() if relative(path).startswith(STANDARD_LIBRARY_ONLY)],
+    ids=relative,
+)
+def test_the_users_containers_need_only_the_standard_library(path: Path) -> None:
+    allowed = {*sys.stdlib_module_names, part_of(path).partition("/")[0]}
+    assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
+
+
+def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
+    for path in (ROOT / "launcher_shim" / "pod").rglob("*.py"):
+        ours = {name for name in imports(path) if name.partition(".")[0] in PACKAGES}
+        assert all(
+            name.startswith(("launcher_shim.c10d.wire", "launcher_shim.pod")) for name in ours
+        ), path
+
+
+@pytest.mark.parametrize("package", ["launcher_shim", "launcher_shim/c10d"])
+def test_packages_on_the_way_to_the_frames_import_nothing(package: str) -> None:
+    assert list(imports(ROOT / package / "__init__.py")) == []
+
+
+def test_every_package_is_looked_at() -> None:
+    found = {relative(path).partition("/")[0] for path in sources()}
+    assert found == set(PACKAGES)
