@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's own handlers do with the views, and what becomes of them: no mock of torch."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousTimeoutError,
+)
+
+from launcher_shim.c10d.runs import Policy
+from rdzv.store.memory import MemoryEngine
+from tests.contract.rendezvous_harness import Job, job
+
+QUICK = Policy(
+    min_nodes=2,
+    max_nodes=4,
+    last_call_s=0.5,
+    first_call_s=3.0,
+    confirm_s=0.4,
+    return_s=3.0,
+    orphan_hold_s=60.0,
+    hung_s=30.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+async def all_of(one: Job, names: str) -> None:
+    for name in names:
+        await one.sidecar(name)
+    for name in names:
+        one.torchrun(name)
+
+
+async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> None:
+    names = "abcdefgh"
+    async with job(replace(QUICK, max_nodes=8)) as one:
+        await all_of(one, names)
+        assert await one.world(*names) == 0
+        # One more makes torch's sentinel when the client is made.
+        assert {t.compare_sets() for t in one.everyone} == {2}
+
+
+async def test_nobody_sits_out_the_last_call_when_everyone_is_there() -> None:
+    async with job(replace(QUICK, last_call_s=30, first_call_s=30)) as one:
+        await all_of(one, "abc")
+        began = time.monotonic()
+        await one.world("a", "b", "c")
+        assert time.monotonic() - began < 3
+
+
+async def test_a_member_whose_torchrun_is_still_to_come_is_waited_for() -> None:
+    async with job(replace(QUICK, first_call_s=20)) as one:
+        for name in "abc":
+            await one.sidecar(name)
+        one.torchrun("a")
+        one.torchrun("b")
+        rendezvous = one.sidecars["a"].rendezvous
+        await one.until(lambda: "waiting for c" in rendezvous.reason)
+        one.torchrun("c")
+        assert await one.world("a", "b", "c") == 0
+
+
+async def test_a_member_whose_torchrun_never_comes_is_waited_for_once() -> None:
+    async with job(replace(QUICK, first_call_s=1.0)) as one:
+        for name in "abc":
+            await one.sidecar(name)
+        began = time.monotonic()
+        one.torchrun("a")
+        one.torchrun("b")
+        await one.world("a", "b")
+        assert 1.0 <= time.monotonic() - began < 4
+
+
+async def test_a_joiner_is_let_in_and_everyone_gets_the_same_world() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "ab")
+        first = await one.world("a", "b")
+        began = time.monotonic()
+        await one.node("c")
+        assert await one.world("a", "b", "c") == first + 1
+        # Exit, join and at most one promotion; torch sends no more than it must.
+        assert all(one.torchruns[name].compare_sets(began) <= 3 for name in "ab")
+
+
+async def test_a_killed_torchrun_is_missed_at_once_and_its_successor_let_in() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.torchruns["a"].order("kill")
+        await one.world("b", "c", timeout_s=8)
+        one.torchrun("a")
+        await one.world("a", "b", "c")
+
+
+async def test_workers_that_fail_bring_everyone_into_a_new_round() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        first = await one.world("a", "b", "c")
+        one.torchruns["b"].order("rejoin")
+        await one.until(lambda: one.torchruns["b"].world != one.torchruns["b"].worlds[0])
+        assert await one.world("a", "b", "c") == first + 1
+
+
+async def test_a_torchrun_with_the_same_address_pid_and_id_is_another_one() -> None:
+    twin = ("10.0.0.1", 42, 0)
+    async with job(QUICK) as one:
+        for name in "abc":
+            await one.sidecar(name)
+            one.torchrun(name, node=twin)
+        first = await one.world("a", "b", "c")
+        one.torchruns["b"].order("kill")
+        await one.until(lambda: one.torchruns["b"].ended)
+        one.torchrun("b", node=twin)
+        assert await one.world("a", "b", "c") > first
+        assert len(one.torchruns["b"].worlds) == 1
+
+
+async def test_one_more_than_the_maximum_is_parked_and_outlives_its_join_time_out() -> None:
+    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        spare = await one.node("c", join_s=1)
+        began = await one.passed(3)
+        assert spare.compare_sets(began) <= 3
+        assert spare.failure is None
+        one.torchruns["b"].order("kill")
+        await one.stop_sidecar("b")
+        await one.world("a", "c")
+
+
+async def test_a_launcher_with_another_maximum_does_not_spin() -> None:
+    async with job(replace(QUICK, max_nodes=2)) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        for name in "cd":
+            await one.sidecar(name)
+        one.torchrun("c", max_nodes=3)
+        one.torchrun("d", max_nodes=1)
+        began = await one.passed(4)
+        assert one.torchruns["c"].compare_sets(began) <= 8
+        assert one.torchruns["d"].compare_sets(began) <= 8
+        assert [t.restarts for t in one.everyone] == [0, 0, 0, 0]
+
+
+async def test_a_hung_torchrun_is_given_up_and_comes_back_when_it_wakes() -> None:
+    async with job(replace(QUICK, hung_s=2.5)) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.torchruns["b"].awake.clear()
+        await one.world("a", "c")
+        one.torchruns["b"].awake.set()
+        await one.world("a", "b", "c")
+
+
+async def test_closed_by_success_stays_closed() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        for torchrun in one.everyone:
+            torchrun.order("finish")
+        await one.until(lambda: all(t.ended for t in one.everyone))
+        assert [t.failure for t in one.everyone] == [None, None]
+        rendezvous = one.sidecars["a"].rendezvous
+        await one.until(lambda: rendezvous.closed == "success")
+        late = await one.node("c")
+        await one.until(lambda: late.ended)
+        assert isinstance(late.failure, RendezvousClosedError)
+
+
+async def test_nobody_is_let_in_while_one_stands_in_the_exit_barrier() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        await asyncio.wrap_future(
+            asyncio.get_running_loop().run_in_executor(None, one.torchruns["a"].wire.exit_barrier)
+        )
+        late = await one.node("c")
+        await one.passed(2.5)
+        assert one.torchruns["b"].restarts == 0
+        assert late.worlds == []
+
+
+async def test_a_waiter_that_times_out_does_not_close_a_running_job() -> None:
+    async with job(replace(QUICK, min_nodes=3)) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.sidecars["a"].policy = replace(QUICK, max_nodes=3)
+        late = await one.node("d", join_s=1)
+        late.order("fail")
+        await one.world("a", "b", "c", "d")
+        await one.until(lambda: late.ended)
+        await one.world("a", "b", "c")
+        assert one.sidecars["a"].rendezvous.closed == ""
+
+
+async def test_too_few_wait_and_the_time_out_closes_nothing() -> None:
+    async with job(QUICK) as one:
+        alone = await one.node("a", join_s=1)
+        await one.until(lambda: alone.ended)
+        assert isinstance(alone.failure, RendezvousTimeoutError)
+        assert one.sidecars["a"].rendezvous.closed == ""
+        one.torchrun("a")
+        await one.node("b")
+        await one.world("a", "b")
+
+
+async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_enough() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.torchruns["a"].order("fail")
+        await one.world("b", "c")
+        one.torchruns["b"].order("fail")
+        rendezvous = one.sidecars["c"].rendezvous
+        await one.until(lambda: rendezvous.closed == "failure")
+
+
+async def test_a_leaver_is_kept_out_and_the_others_form_again() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        for sidecar in one.sidecars.values():
+            sidecar.leaving = sidecar.granted = frozenset("b")
+        assert await one.world("a", "c") == 1
+        leaver = one.torchruns["b"]
+        assert leaver.restarts == 0
+        began = time.monotonic()
+        leaver.order("fail")
+        await one.until(lambda: leaver.ended)
+        assert leaver.compare_sets(began) <= 3
+        assert one.sidecars["a"].rendezvous.closed == ""
+        assert one.torchruns["a"].world == one.torchruns["a"].worlds[1]
+
+
+async def test_a_node_cut_off_is_missed_and_comes_back() -> None:
+    async with job(QUICK, ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.sidecars["b"].cut.cut()
+        await one.world("a", "c")
+        one.sidecars["b"].cut.mend()
+        await one.world("a", "b", "c")
+
+
+async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -> None:
+    async with job(replace(QUICK, first_call_s=0.5), ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        await one.sidecar("d")
+        for name in "abc":
+            one.sidecars[name].cut.cut()
+        began = time.monotonic()
+        beholder = one.sidecars["d"].rendezvous
+        await one.until(lambda: not beholder.snapshot().nodes)
+        spare = one.torchrun("d")
+        await one.until(lambda: time.monotonic() - began > 4)
+        assert spare.worlds == []
+        for name in "abc":
+            one.sidecars[name].cut.mend()
+        # The one that came meanwhile is let in, and that is all that happens.
+        assert await one.world("a", "b", "c", "d") == 1
+        assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
+
+
+async def test_i5_everyone_cut_off_without_a_witness_goes_on_undisturbed() -> None:
+    async with job(QUICK, ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        for sidecar in one.sidecars.values():
+            sidecar.cut.cut()
+        await one.passed(4)
+        # They come back one after the other, further apart than a death takes to be confirmed.
+        for late_s, sidecar in enumerate(one.sidecars.values()):
+            await one.passed(float(late_s))
+            sidecar.cut.mend()
+        await one.passed(4)
+        assert [t.restarts for t in one.everyone] == [0, 0, 0]
+        nodes = one.sidecars["a"].rendezvous.snapshot().nodes
+        assert {node.state for node in nodes.values()} == {"in"}
+        assert set(nodes) == {"a", "b", "c"}
+
+
+async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
+    async with job(QUICK, ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        fresh = MemoryEngine()
+        for sidecar in one.sidecars.values():
+            sidecar.move(fresh)
+        one.engine = fresh
+        rendezvous = one.sidecars["a"].rendezvous
+        await one.until(
+            lambda: (
+                fresh.revision > 1
+                and rendezvous.snapshot().round.mod_revision > 0
+                and len(rendezvous.snapshot().nodes) == 3
+                and rendezvous.snapshot().revision == fresh.revision
+            )
+        )
+        await one.passed(4)
+        assert [t.restarts for t in one.everyone] == [0, 0, 0]
+        await one.node("d")
+        assert await one.world("a", "b", "c", "d") == 1
+
+
+async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        await one.stop_sidecar("b")
+        wire = one.torchruns["b"].wire
+        after = await one.sidecar("b", one.sidecars["b"].registrar.held)
+        wire.agent = after.rendezvous.connect(wire.agent.nonce)
+        await one.passed(4)
+        assert [t.restarts for t in one.everyone] == [0, 0, 0]
+        await one.node("d")
+        await one.world("a", "b", "c", "d")
+
+
+async def test_everyone_dies_and_all_begin_anew() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        for torchrun in one.everyone:
+            torchrun.order("kill")
+        await one.until(lambda: all(t.ended for t in one.everyone))
+        for name in "abc":
+            one.torchrun(name)
+        assert await one.world("a", "b", "c") == 1
+
+
+async def test_a_newer_torchrun_of_a_pod_replaces_the_older_one() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        older = one.torchruns["a"]
+        one.torchrun("a")
+        await one.world("a", "b")
+        began = time.monotonic()
+        older.order("rejoin")
+        await one.until(lambda: time.monotonic() - began > 5)
+        assert older.compare_sets(began) <= 10
+        assert one.torchruns["a"].restarts == 0
+
+
+async def test_i1_two_partial_worlds_cannot_form() -> None:
+    """min 2 of 3: with one node cut off for good, only the others form a world."""
+    async with job(replace(QUICK, max_nodes=3), ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        one.sidecars["c"].cut.cut()
+        await one.world("a", "b")
+        one.torchruns["c"].order("rejoin")
+        await one.passed(2)
+        assert len(one.torchruns["c"].worlds) == 1
+        one.sidecars["c"].cut.mend()
+        await one.world("a", "b", "c")
