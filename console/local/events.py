@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from rdzv.errors import ConfigError
 
 ACTIONS = {
-    "add": "start one more node; with a name, a new node of that name (new pod, empty disk)",
+    "add": "start a node: a new pod with an empty disk; without a name it takes the lowest that "
+    "is free, so that it replaces a killed one",
     "kill": "the whole node at once: sidecar, torchrun and workers (SIGKILL)",
     "kill-container": "torchrun and its workers at once; the container is restarted",
     "kill-launcher": "torchrun alone; its orphaned workers end with the container, "

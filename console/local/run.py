@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from console.local.gate import StartGate, Ticket
 from console.local.node import Node
 from console.local.outcome import Ending, job_status
 from console.local.ports import free_ports
+from console.local.processes import end_all, marked
 from console.local.progress import Progress, newest_rank_0, read_progress
 from console.local.rounds import Rounds
 from console.local.settings import Settings
@@ -20,6 +23,7 @@ from console.local.timeline import Timeline
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
+SWEEP_TIMEOUT_S = 10.0
 
 
 class Run:
@@ -55,29 +59,43 @@ class Run:
         self._interrupted = False
 
     async def until_over(self, endpoints: str) -> tuple[int, str]:
-        """Run the job to its end; returns its exit status and why.
-
-        Processes may be left, frozen or hung: the caller sweeps them.
-        """
-        async with asyncio.TaskGroup() as tasks:
-            if self._settings.native:
-                (self._native_port,) = await self._free_ports(1)
-            gate = StartGate(self._settings.nodes)
-            for index in range(self._settings.nodes):
-                await self._begin(f"node-{index}", endpoints, gate.ticket(), tasks)
-            background = [
-                tasks.create_task(self._apply_events(endpoints, tasks), name="events"),
-                tasks.create_task(self._sample(), name="samples"),
-            ]
-            while not (self._is_over() or self._interrupted):
-                self._changed.clear()
-                await self._changed.wait()
-            for task in background:
-                task.cancel()
-            if self._interrupted:
-                await self._close_gently()
-            self.abandon()
+        """Run the job to its end; returns its exit status and why. Leaves no process behind."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._train(endpoints, tasks)
+                self.abandon()
+        finally:
+            await self._sweep()
         return job_status(self.endings)
+
+    async def _train(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
+        if self._settings.native:
+            (self._native_port,) = await self._free_ports(1)
+        gate = StartGate(self._settings.nodes)
+        for index in range(self._settings.nodes):
+            await self._begin(f"node-{index}", endpoints, gate.ticket(), tasks)
+        background = [
+            tasks.create_task(self._apply_events(endpoints, tasks), name="events"),
+            tasks.create_task(self._sample(), name="samples"),
+        ]
+        while not (self._is_over() or self._interrupted):
+            self._changed.clear()
+            await self._changed.wait()
+        for task in background:
+            task.cancel()
+        if self._interrupted:
+            await self._close_gently()
+
+    async def _sweep(self) -> None:
+        """End what is left: frozen, hung or abandoned."""
+        own = {
+            process.pid
+            for node in self.nodes.values()
+            for process in (node.sidecar, node.launcher)
+            if process is not None
+        }
+        deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
+        await asyncio.to_thread(end_all, lambda: marked(self._settings.run), own, deadline_s)
 
     def interrupt(self) -> None:
         """End the run before its time: gently, within ``CLOSE_TIMEOUT_S``."""
@@ -94,7 +112,7 @@ class Run:
         await asyncio.wait(self._lives.values(), timeout=CLOSE_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """Wait for nobody any longer; the caller of ``until_over`` sweeps what is left."""
+        """Wait for nobody any longer; what is left is swept."""
         for name, life in self._lives.items():
             if not life.done():
                 self.nodes[name].state = "killed"
@@ -159,7 +177,9 @@ class Run:
         await self._begin(name, endpoints, StartGate(1).ticket(), tasks)
 
     def _next_name(self) -> str:
-        return next(name for index in range(10_000) if (name := f"node-{index}") not in self.nodes)
+        """The lowest name that no live node has: a killed node's replacement takes its name."""
+        taken = {name for name, life in self._lives.items() if not life.done()}
+        return next(name for i in itertools.count() if (name := f"node-{i}") not in taken)
 
     async def _disturb(self, event: Event) -> None:
         node, asked = self._find(event)

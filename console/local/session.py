@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from rich.live import Live
 
 from console.local.events import Event
 from console.local.picture import draw_picture
-from console.local.processes import adopt_orphans, end_all, marked
+from console.local.processes import adopt_orphans
 from console.local.rounds import Rounds
 from console.local.run import Run
 from console.local.settings import Settings, own_environment
@@ -32,7 +31,6 @@ from console.local.table import draw_table
 from console.local.timeline import Moment, Timeline
 from rdzv.keys import JobKeys
 
-SWEEP_TIMEOUT_S = 10.0
 REDRAW_INTERVAL_S = 0.25
 TAIL_LINES = 15
 
@@ -56,8 +54,7 @@ async def run_session(
     rounds = Rounds(keys, settings.job, settings.line.slots, timeline)
     screen.print(f"logs of every node: {places.logs}", highlight=False)
     async with AsyncExitStack() as stack:
-        run_root = await stack.enter_async_context(_run_root())
-        await stack.enter_async_context(_sweeping(settings.run))
+        run_root = await stack.enter_async_context(_swept(settings.run))
         endpoints = ""
         if not settings.native:
             endpoints = await stack.enter_async_context(following(settings, rounds))
@@ -89,34 +86,23 @@ def _tell(screen: Console, moment: Moment) -> None:
 
 
 @asynccontextmanager
-async def _run_root() -> AsyncIterator[Path]:
-    """The nodes' disks. The name is short because a unix socket's path has 107 bytes at most."""
-    path = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-"))
-    try:
-        yield path
-    finally:
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+async def _swept(run: str) -> AsyncIterator[Path]:
+    """The nodes' disks; whatever the run has left is ended, also where this process is killed.
 
-
-@asynccontextmanager
-async def _sweeping(run: str) -> AsyncIterator[None]:
-    """End whatever the run has left, also where this process is killed."""
+    The directory's name is short because a unix socket's path has 107 bytes at most.
+    """
     adopt_orphans()
+    directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-")
     sweeper = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "console.local.sweeper",
-        run,
+        *(sys.executable, "-m", "console.local.sweeper", run, directory),
         stdin=asyncio.subprocess.PIPE,
         env=own_environment(os.environ),
         start_new_session=True,
     )
+    assert sweeper.stdin is not None
     try:
-        yield
+        yield Path(directory)
     finally:
-        deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
-        await asyncio.to_thread(end_all, lambda: marked(run), set(), deadline_s)
-        assert sweeper.stdin is not None
         sweeper.stdin.close()
         await sweeper.wait()
 

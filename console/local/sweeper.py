@@ -2,11 +2,12 @@
 """A process that outlives ``muster local`` by a moment, to end what that left behind.
 
 It holds the reading end of a pipe. When the writing end closes, by a normal end as by a
-``kill -9``, it ends every process of the run and then itself.
+``kill -9``, it ends every process of the run, removes the nodes' disks, and then ends itself.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
@@ -16,10 +17,11 @@ TIME_TO_END_S = 10.0
 
 
 def main() -> None:
-    """Wait for the end of standard input, then end the run that the first argument names."""
-    run = sys.argv[1]
+    """Wait for the end of standard input; the arguments are the run and its directory."""
+    _, run, directory = sys.argv
     sys.stdin.buffer.read()
     end_all(lambda: marked(run), set(), time.monotonic() + TIME_TO_END_S)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -91,8 +91,10 @@ def test_a_stopped_node_goes_on(run: str) -> None:
     close(process)
 
 
-def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str) -> None:
-    command = [sys.executable, "-m", "console.local.sweeper", run]
+def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str, tmp_path: Path) -> None:
+    disks = tmp_path / "disks"
+    (disks / "1").mkdir(parents=True)
+    command = [sys.executable, "-m", "console.local.sweeper", run, str(disks)]
     sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
     process = start(["sleep", "60"], run, "node-0")
     wait_until(lambda: marked(run) == {process.pid})
@@ -100,6 +102,7 @@ def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str) -> None:
     sweeper.stdin.close()
     assert process.wait(10) == -signal.SIGKILL
     assert sweeper.wait(10) == 0
+    assert not disks.exists()
     close(process)
 
 

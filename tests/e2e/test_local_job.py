@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster local`` with the real torchrun: what happens to its nodes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import console
+
+ROOT = Path(console.__file__).parent.parent
+STEPS = str(ROOT / "examples" / "torch_steps.py")
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+class LocalJob:
+    """One ``muster local`` and the lines that it prints."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.name = f"job-{uuid.uuid4().hex[:8]}"
+        self.report = directory / "report"
+        self.lines: list[str] = []
+        environ = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CHECKPOINT_DIR": str(directory / "checkpoints"),
+        }
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "console.main", "local"),
+                *("--job", self.name, "--report", str(self.report), "--lease-ttl", "5"),
+                *("--log-dir", str(directory / "logs"), *arguments),
+            ],
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            self.lines.extend(output)
+
+    def told(self, words: str, timeout_s: float = 60.0) -> None:
+        """Wait for a line that holds ``words``."""
+        wait_until(
+            lambda: any(words in line for line in tuple(self.lines)),
+            timeout_s,
+            f"{words!r} in\n{''.join(self.lines)}",
+        )
+
+    def status(self, timeout_s: float = 200.0) -> int:
+        """Wait for the end."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def leaves_nothing(self, timeout_s: float) -> None:
+        """Wait until none of its processes is left."""
+        wait_until(lambda: not self.processes(), timeout_s, "no process is left behind")
+
+    def timeline(self) -> dict[str, Any]:
+        """The report that it wrote."""
+        report = json.loads((self.report / "timeline.json").read_text())
+        assert isinstance(report, dict)
+        return report
+
+    def processes(self, *marks: str) -> set[int]:
+        """Live processes of this job whose environment holds every one of ``marks``."""
+        wanted = {f"MUSTER_JOB={self.name}".encode(), *(mark.encode() for mark in marks)}
+        wanted_of_torch = {f"PET_RDZV_ID={self.name}".encode(), *(mark.encode() for mark in marks)}
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    environ = set((entry / "environ").read_bytes().split(b"\0"))
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    continue
+                if wanted <= environ or wanted_of_torch <= environ:
+                    found.add(int(entry.name))
+        return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., LocalJob]]:
+    jobs: list[LocalJob] = []
+
+    def start_job(*arguments: str) -> LocalJob:
+        jobs.append(LocalJob(tmp_path, *arguments))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+        job.status(10)
+        job.leaves_nothing(15)
+
+
+def sizes(timeline: dict[str, Any]) -> list[int]:
+    return [world["size"] for world in timeline["worlds"]]
+
+
+def last_step(timeline: dict[str, Any]) -> int:
+    return int(timeline["worlds"][-1]["points"][-1][1])
+
+
+def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
+    return [moment for moment in timeline["moments"] if moment["what"] == what]
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_grows_loses_rank_0_and_gets_it_back(start: Callable[..., LocalJob], slots: int) -> None:
+    job = start(
+        *("--nodes", "2", "--max", "3"),
+        *("--event", "add@20s", "--event", "kill:rank0@40s", "--event", "add@55s", "--"),
+        *("torchrun", f"--nproc-per-node={slots}", "--max-restarts=3", STEPS, "--steps", "900"),
+    )
+    assert job.status() == 0, "".join(job.lines)
+    timeline = job.timeline()
+    assert sizes(timeline) == [2 * slots, 3 * slots, 2 * slots, 3 * slots], "".join(job.lines)
+    assert last_step(timeline) == 900
+    assert moments(timeline, "restart") == []
+    (killed,) = moments(timeline, "kill")
+    assert killed["who"] == moments(timeline, "add")[1]["who"]
+    assert (job.report / "world.svg").read_text().startswith("<svg")
+
+
+def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
+    start: Callable[..., LocalJob],
+) -> None:
+    job = start(
+        *("--nodes", "2", "--event", "kill-launcher:node-1@20s"),
+        *("--event", "kill-container:rank0@40s", "--"),
+        *("torchrun", "--nproc-per-node=2", "--max-restarts=3", STEPS, "--steps", "800"),
+    )
+    job.told("training")
+    workers = job.processes("MUSTER_MEMBER=node-1", "LOCAL_WORLD_SIZE=2")
+    assert len(workers) >= 2
+    job.told("kill-launcher")
+    wait_until(
+        lambda: not workers & job.processes("MUSTER_MEMBER=node-1", "LOCAL_WORLD_SIZE=2"),
+        5,
+        "the orphans end",
+    )
+    assert job.status() == 0, "".join(job.lines)
+    assert last_step(job.timeline()) == 800
+    assert len(moments(job.timeline(), "restart")) == 2
+    assert sizes(job.timeline())[-1] == 4
+
+
+def test_a_frozen_node_is_left_out_and_comes_back(start: Callable[..., LocalJob]) -> None:
+    job = start(
+        *("--nodes", "3", "--event", "stop:node-1@20s", "--event", "cont:node-1@60s", "--"),
+        *("torchrun", "--max-restarts=3", STEPS, "--steps", "1200"),
+    )
+    assert job.status() == 0, "".join(job.lines)
+    timeline = job.timeline()
+    assert 2 in sizes(timeline)
+    assert sizes(timeline)[-1] == 3
+    assert last_step(timeline) == 1200
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_ended_from_outside_it_leaves_no_process_behind(
+    start: Callable[..., LocalJob], number: signal.Signals, status: int
+) -> None:
+    job = start("--nodes", "2", "--", "torchrun", "--nproc-per-node=2", STEPS, "--steps", "100000")
+    job.told("training")
+    assert len(job.processes()) >= 8
+    job.process.send_signal(number)
+    assert job.status(30) == status
+    job.leaves_nothing(5)
+
+
+def test_a_script_that_fails_ends_the_job_with_its_launchers_status(
+    start: Callable[..., LocalJob], tmp_path: Path
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit('this script cannot train')\n")
+    job = start("--nodes", "2", "--", "torchrun", str(script))
+    assert job.status() == 1
+    assert any("this script cannot train" in line for line in job.lines), "".join(job.lines)
+    assert moments(job.timeline(), "training") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--", "torchrun", "--nnodes=2", "train.py"], "--min and --max of muster local"),
+        (["--", "torchrun", "--rdzv-backend=c10d", "train.py"], "the sidecar beside each torchrun"),
+        (["--", "horovodrun", "-np", "2", "python", "train.py"], "no launcher"),
+        (["--event", "drain:node-0@5s", "--", "torchrun", "t.py"], "drain is not supported"),
+        (["--min", "3", "--", "torchrun", "t.py"], "--min 3 and --max 2"),
+        ([], "no command"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    start: Callable[..., LocalJob], arguments: list[str], sentence: str
+) -> None:
+    job = start(*arguments)
+    assert job.status(20) == 2
+    assert sentence in " ".join("".join(job.lines).split())
