@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: the order of its requests, and how much of it is held in memory.
+
+Requests are handled strictly one after the other, except that a Wait or Barrier which cannot be
+answered yet steps aside, as in torch's own server. Answers that a session has at once are written
+in the same pass that read their requests.
+
+We close a connection only where torch's own server closes it too (bytes beyond the protocol), or
+for a defect of ours: torch's client never reconnects, and its job would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, Protocol, cast
+
+from launcher_shim.c10d import wire
+from rdzv.errors import MusterError, WireError
+
+_logger = logging.getLogger(__name__)
+
+BACKLOG_MAX: Final = 64 * 1024
+"""Bytes of requests that may wait behind another one; then the client is not read further."""
+PARKED_MAX: Final = 64
+"""Unanswered Waits and Barriers of one client; torch's own has one at a time."""
+
+_BURST = 256
+"""Requests handled before the other connections get their turn."""
+_FLUSH = 64 * 1024
+_FLUSH_TIMEOUT_S = 1.0
+_PEER_CREDENTIALS = Struct("3i")
+
+_PATIENT = (wire.Wait, wire.Barrier)
+_SILENT = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
+_NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait, wire.FrameError})
+
+
+class Session(Protocol):
+    """What one client connection is served by."""
+
+    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+        """Return the answer, at once or later; ``b""`` for requests that have none.
+
+        Never called for Validate, Ping and CancelWait, nor while an earlier request of the same
+        connection is under way, save a Wait or Barrier. What is under way is cancelled when the
+        client gives its Wait or Barrier up, or when nobody is left to read the answer. To raise
+        is to close the connection: a MusterError with that sentence in the log, anything else
+        with a traceback.
+        """
+        ...
+
+    def closed(self) -> None:
+        """The client is gone, and the last value that it set is stored. Called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a connection needs of its server. ``left`` is called when all is over and settled.
+
+    ``swollen`` is called when a request that is not complete yet has grown large.
+    """
+
+    open_session: Callable[[str], Session]
+    joined: Callable[[Connection], None]
+    left: Callable[[Connection], None]
+    swollen: Callable[[], None]
+    handshake_timeout_s: float
+
+
+class Connection(asyncio.Protocol):
+    """Serves one client by its session. Made by the server, driven by the event loop."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._parser = wire.RequestParser()
+        self._transport: asyncio.Transport
+        self._session: Session | None = None
+        self._peer = ""
+        self._handshake: asyncio.TimerHandle | None = None
+        self._pending: deque[wire.Request | wire.FrameError] = deque()
+        self._backlog = 0
+        self._answers: list[bytes] = []
+        self._under_way: tuple[asyncio.Future[bytes], wire.Request] | None = None
+        self._parked: set[asyncio.Future[bytes]] = set()
+        self._answers_unread = False
+        self._reading_paused = False
+        self._next_burst: asyncio.Handle | None = None
+        self._closing = False
+        self._lost = False
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def held(self) -> int:
+        """Bytes of this client's requests that are not complete yet."""
+        return self._parser.held
+
+    def fail(self, reason: str) -> None:
+        """Close the connection and say why; answers on their way are still sent."""
+        if not self._closing:
+            _logger.warning("Closed the c10d connection of %s: %s", self._peer, reason)
+            self.shut()
+
+    def shut(self) -> None:
+        """Close the connection: what is on its way is sent, what waits is dropped."""
+        self._closing = True
+        self._pending.clear()
+        self._flush()
+        self._transport.close()
+        if self._transport.get_write_buffer_size():
+            self._loop.call_later(_FLUSH_TIMEOUT_S, self._transport.abort)
+
+    def give_up(self) -> None:
+        """Close the connection, and cancel what the session has under way."""
+        self.shut()
+        if self._under_way is not None:
+            self._under_way[0].cancel()
+
+    # --- called by the event loop ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Give the client some time to say what it is."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._peer = _describe_peer(self._transport)
+        self._host.joined(self)
+        timeout_s = self._host.handshake_timeout_s
+        self._handshake = self._loop.call_later(
+            timeout_s, self.fail, f"it sent no handshake within {timeout_s:g} s"
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes and handle the requests that they complete."""
+        if self._closing:
+            return
+        parser = self._parser
+        try:
+            self._pending.extend(parser.feed(data))
+        except wire.FrameError as error:
+            self._pending.extend(error.before)
+            self._pending.append(error)
+            self._transport.pause_reading()
+            self._reading_paused = True
+            if not parser.greeted:
+                self.fail(str(error))
+                return
+        if self._session is None:
+            if not parser.greeted:
+                return
+            self._open()
+        self._backlog += len(data)
+        self._advance()
+        if parser.held > BACKLOG_MAX:
+            self._host.swollen()
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: make no more of them."""
+        self._answers_unread = True
+
+    def resume_writing(self) -> None:
+        """The client reads its answers again."""
+        self._answers_unread = False
+        self._advance()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel what nobody is left to read; what the client had set before still counts."""
+        self._closing = self._lost = True
+        self._answers_unread = False
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._cancel_parked()
+        if self._under_way is not None and not isinstance(self._under_way[1], _SILENT):
+            self._under_way[0].cancel()
+        self._pending = deque(r for r in self._pending if isinstance(r, _SILENT))
+        self._advance()
+
+    # --- the order of requests ---
+
+    def _open(self) -> None:
+        if self._handshake is not None:
+            self._handshake.cancel()
+        try:
+            self._session = self._host.open_session(self._peer)
+        except Exception:
+            _logger.exception("Closed the c10d connection of %s: defect at its start", self._peer)
+            self.shut()
+
+    def _advance(self) -> None:
+        """Handle requests until one has to wait, or it is the turn of other connections."""
+        if self._next_burst is not None:
+            self._next_burst.cancel()
+            self._next_burst = None
+        pending = self._pending
+        answers = self._answers
+        size = 0
+        for _ in range(_BURST):
+            if not pending or self._under_way is not None or self._answers_unread:
+                break
+            answer = self._answer(pending.popleft())
+            if answer:
+                answers.append(answer)
+                size += len(answer)
+                if size > _FLUSH:
+                    self._flush()
+                    size = 0
+        else:
+            if pending:
+                self._next_burst = self._loop.call_soon(self._advance)
+        if answers:
+            self._flush()
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read on, pause or finish, as what is left to do demands."""
+        if self._pending:
+            if self._backlog > BACKLOG_MAX and not self._reading_paused and not self._closing:
+                self._reading_paused = True
+                self._transport.pause_reading()
+            return
+        self._backlog = 0
+        if self._reading_paused and not self._closing:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if self._lost and self._under_way is None and not self.gone.done():
+            self._finish()
+
+    def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
+        """Return what to send now; ``b""`` if that is nothing, or comes later."""
+        try:
+            if type(request) in _NOT_FOR_SESSIONS:
+                return self._answer_alone(request)
+            request = cast(wire.Request, request)
+            answer = cast(Session, self._session).handle(request)
+            if isinstance(answer, bytes):
+                return answer
+            self._defer(answer, request)
+        except Exception as error:
+            self._fail_request(request, error)
+        return b""
+
+    def _answer_alone(self, request: wire.Request | wire.FrameError) -> bytes:
+        if isinstance(request, wire.FrameError):
+            raise WireError(str(request))
+        if isinstance(request, wire.Ping):
+            return wire.pong(request.nonce)
+        if isinstance(request, wire.CancelWait):
+            self._cancel_parked()
+            return wire.WAIT_CANCELED
+        return b""
+
+    def _defer(self, answer: Awaitable[bytes], request: wire.Request) -> None:
+        future = asyncio.ensure_future(answer)
+        if not isinstance(request, _PATIENT):
+            self._under_way = future, request
+            future.add_done_callback(self._settled)
+            return
+        self._parked.add(future)
+        future.add_done_callback(self._released)
+        if len(self._parked) > PARKED_MAX:
+            raise WireError(f"it waits for more than {PARKED_MAX} things at once")
+
+    def _settled(self, future: asyncio.Future[bytes]) -> None:
+        """What held the later requests back is done."""
+        assert self._under_way is not None
+        request = self._under_way[1]
+        self._under_way = None
+        self._send(self._outcome(future, request))
+        self._advance()
+
+    def _released(self, future: asyncio.Future[bytes]) -> None:
+        """A Wait or Barrier is over; if the client gave it up, nobody wants its answer."""
+        if future in self._parked:
+            self._parked.remove(future)
+            self._send(self._outcome(future, "a wait"))
+        elif not future.cancelled():
+            future.exception()
+
+    def _outcome(self, future: asyncio.Future[bytes], request: object) -> bytes:
+        try:
+            return future.result()
+        except asyncio.CancelledError as error:
+            if not self._closing:
+                self._fail_request(request, error)
+        except Exception as error:
+            self._fail_request(request, error)
+        return b""
+
+    def _send(self, answer: bytes) -> None:
+        if answer:
+            self._answers.append(answer)
+            self._flush()
+
+    def _flush(self) -> None:
+        answers = self._answers
+        if answers and not self._lost:
+            self._transport.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        answers.clear()
+
+    def _cancel_parked(self) -> None:
+        parked, self._parked = self._parked, set()
+        for future in parked:
+            future.cancel()
+
+    def _fail_request(self, request: object, error: BaseException) -> None:
+        if isinstance(error, MusterError):
+            self.fail(str(error))
+            return
+        _logger.error(
+            "Closed the c10d connection of %s: defect in %s",
+            self._peer,
+            type(request).__name__,
+            exc_info=error,
+        )
+        self.shut()
+
+    def _finish(self) -> None:
+        self._host.left(self)
+        self.gone.set_result(None)
+        if self._session is not None:
+            try:
+                self._session.closed()
+            except Exception:
+                _logger.exception("Defect at the end of the connection of %s", self._peer)
+
+
+def _describe_peer(transport: asyncio.Transport) -> str:
+    """Name the peer by what the kernel knows; nothing is resolved."""
+    address = transport.get_extra_info("peername")
+    if isinstance(address, tuple):
+        return f"{address[0]}:{address[1]}"
+    peer = transport.get_extra_info("socket")
+    if peer is None:
+        return "a unix client"
+    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
+    return f"process {pid} of user {uid}"
