@@ -109,7 +109,10 @@ def _handlers(engine: MemoryEngine) -> tuple[grpc.GenericRpcHandler, ...]:
             "LeaseTimeToLive": unary(calls.lease_time_to_live, pb.LeaseTimeToLiveRequest),
             "LeaseLeases": unary(calls.lease_leases, pb.LeaseLeasesRequest),
         },
-        "Maintenance": {"Status": unary(calls.status, pb.StatusRequest)},
+        "Maintenance": {
+            "Status": unary(calls.status, pb.StatusRequest),
+            "Alarm": unary(calls.alarm, pb.AlarmRequest),
+        },
         "Watch": {"Watch": stream(watch, pb.WatchRequest)},
     }
     return tuple(

@@ -209,6 +209,11 @@ class Calls:
             raft_applied_index=self._engine.revision,
         )
 
+    @_answering
+    async def alarm(self, request: pb.AlarmRequest, context: ServicerContext) -> pb.AlarmResponse:
+        """Maintenance.Alarm: there is never one, but ``etcdctl endpoint health`` asks."""
+        return pb.AlarmResponse(header=self.header())
+
     async def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:
         return self._txn(pb.TxnRequest(success=[operation])).responses[0]
 
