@@ -8,10 +8,10 @@ the far future: liveness comes from leases.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.observations import Standings
 from launcher_shim.c10d.runs import Policy, RunSnapshot
 
@@ -91,20 +91,20 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
     return (
         len(frozen) < policy.max_nodes
         and not snapshot.membership.committing
-        and bool(snapshot.asking())
+        and any(node.seat not in current.frozen for node in snapshot.asking())
     )
 
 
-def may_be_handed(snapshot: RunSnapshot, node: Node) -> bool:
-    """Whether ``node`` asks and is frozen: it must be handed the round, or withdrawn."""
+def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:
+    """Make of ``node``, if it asks and is frozen, one that was handed the round; else None.
+
+    Where one of the world is gone before everybody was handed it, that world can no longer be:
+    then ``node`` withdraws, and asks anew.
+    """
     current = snapshot.round
-    return current.complete and node.state == "asking" and node.seat in current.frozen
-
-
-def is_doomed(standings: Standings, seat: Seat) -> bool:
-    """Whether a world that has not been handed to ``seat`` can no longer be."""
-    return any(
-        standing not in ("here", "missing")
-        for other, standing in standings.of.items()
-        if other != seat
-    )
+    if not current.complete or node.state != "asking" or node.seat not in current.frozen:
+        return None
+    others = (standing for seat, standing in standings.of.items() if seat != node.seat)
+    if any(standing not in ("here", "missing") for standing in others):
+        return replace(node, ask=node.ask + 1)
+    return replace(node, state="in", round=current.number)
