@@ -19,8 +19,7 @@ from console.options import configured_by
     epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/muster/node-0"
 )
 @configured_by(Config)
-@click.pass_context
-def agent(ctx: click.Context, config: Config) -> None:
+def agent(config: Config) -> int:
     """Run the sidecar of one worker: what the image does.
 
     Every option is also a variable, named in brackets; a flag wins.
@@ -29,4 +28,4 @@ def agent(ctx: click.Context, config: Config) -> None:
     logs.configure(config.log_format, always)
     for sentence in unknown_variables(os.environ, settings_of(Config), DELIVERED_VARIABLES):
         logging.getLogger(__name__).warning("%s", sentence, extra={"event": "unknown_variable"})
-    ctx.exit(asyncio.run(process.run(config)))
+    return asyncio.run(process.run(config))

@@ -54,12 +54,11 @@ def muster() -> None:
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit status."""
+    """Run the command line and end the process with its exit status: what the command returns."""
     try:
-        muster.main(prog_name="muster", standalone_mode=False)
+        status = muster.main(prog_name="muster", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.Exit as ending:
-        sys.exit(ending.exit_code)
+        sys.exit(status)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(STATUS_INTERRUPTED)
     except click.ClickException as error:

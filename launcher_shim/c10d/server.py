@@ -54,6 +54,11 @@ class C10dServer:
         self._listeners: list[asyncio.Server] = []
         self._published: tuple[str, int] | None = None
 
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """The connections that are open now."""
+        return frozenset(self._connections)
+
     async def listen_loopback(self, port: int) -> int:
         """Listen on 127.0.0.1 and, where the machine has it, on ::1; 0 chooses a port.
 

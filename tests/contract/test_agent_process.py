@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster agent`` as a real process, against the embedded store."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from rdzv.keys import JobKeys
+from rdzv.membership import snapshot_of
+from rdzv.model import Member, Snapshot
+from rdzv.store import Put
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryStore
+from tests.contract.agent_harness import ROOT, muster, sidecar, until
+
+KEYS = JobKeys("default", "digits")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as running:
+        yield running
+
+
+async def seen(server: EmbeddedServer) -> Snapshot:
+    store = MemoryStore(server.engine)
+    return snapshot_of(KEYS, await store.range(KEYS.prefix, prefix=True))
+
+
+async def the_member(server: EmbeddedServer, name: str = "node-0") -> Member:
+    return (await seen(server)).members[name]
+
+
+async def test_it_registers_is_ready_and_delivers_the_run_directory(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    async with sidecar(server.endpoint, run_dir, MUSTER_SLOTS="2") as one:
+        await one.until_ready()
+        member = await the_member(server)
+        assert (member.slots, member.address, member.role) == (2, "127.0.0.1", "worker")
+        host, last = (await one.hosts()).splitlines()
+        assert host.startswith("node-0.")
+        assert host.endswith(":2")
+        assert last.startswith("rev-")
+        await asyncio.to_thread(check_delivery, run_dir, one.c10d_port)
+
+
+def check_delivery(run_dir: Path, c10d_port: int) -> None:
+    env = dict(line.split("=", 1) for line in (run_dir / "env").read_text().splitlines())
+    assert env["PET_RDZV_ENDPOINT"] == f"localhost:{c10d_port}"
+    assert (env["PET_NNODES"], env["PET_RDZV_ID"]) == ("1:4", "digits")
+    assert "is_host=0" in env["PET_RDZV_CONF"]
+    assert (run_dir / "c10d.sock").is_socket()
+    assert stat.S_IMODE((run_dir / "progress").stat().st_mode) == 0o1777
+    for name in ("env", "hosts", "state.json", "python/muster/__init__.py"):
+        assert stat.S_IMODE((run_dir / name).stat().st_mode) == 0o644
+    assert stat.S_IMODE((run_dir / "discover_hosts.sh").stat().st_mode) == 0o755
+    assert list(run_dir.rglob("*.tmp")) == []
+    loaded = subprocess.run(
+        [sys.executable, "-S", "-c", "import muster; print(muster.__file__)"],
+        env={"PYTHONPATH": str(run_dir / "python")},
+        cwd=run_dir,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert loaded.stdout.startswith(str(run_dir))
+
+
+async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Path) -> None:
+    async with sidecar(server.endpoint, tmp_path) as one:
+        await one.until_ready()
+        status, text = await one.get("/metrics")
+    assert status == 200
+    metrics = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    )
+    assert metrics['muster_members{state="listed"}'] == "1.0"
+    assert metrics["muster_registered"] == "1.0"
+    assert 0 < float(metrics["muster_lease_remaining_seconds"]) <= 3
+    assert metrics["muster_c10d_connections"] == "0.0"
+
+
+async def test_a_second_start_is_the_same_pod_and_not_a_fresh_one(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path) as one:
+        await one.until_ready()
+        assert (await one.until_logged("start"))["fresh"] is True
+        before, hosts = await the_member(server), await one.hosts()
+        await one.end(signal.SIGKILL)
+    async with sidecar(server.endpoint, tmp_path) as again:
+        await again.until_ready()
+        assert (await again.until_logged("start"))["fresh"] is False
+        after = await the_member(server)
+        assert after.pod_uid == before.pod_uid
+        assert after.incarnation > before.incarnation
+        job = (await seen(server)).job
+        assert job is not None
+        assert job.generation == 1
+        assert await again.hosts() == hosts
+
+
+async def test_a_state_that_cannot_be_read_is_a_fresh_start(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    await asyncio.to_thread((tmp_path / "state.json").write_text, "{")
+    async with sidecar(server.endpoint, tmp_path) as one:
+        await one.until_ready()
+        assert (await one.until_logged("start"))["fresh"] is True
+        assert await one.until_logged("state_unreadable")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_it_leave(
+    server: EmbeddedServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with sidecar(server.endpoint, tmp_path / "a", MUSTER_LEASE_TTL="60") as one:
+        await one.until_ready()
+        assert await one.end(number) == 0
+        snapshot = await seen(server)
+        assert snapshot.members == {}
+        assert snapshot.job is not None
+        assert snapshot.job.vacated
+        assert "Traceback" not in str(one.lines)
+
+
+async def test_a_leave_is_seen_by_the_others_at_once(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with (
+        sidecar(server.endpoint, tmp_path / "a", "node-0", MUSTER_LEASE_TTL="60") as one,
+        sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two,
+    ):
+        await one.until_ready()
+        await two.until_ready()
+
+        async def both_listed() -> bool:
+            return len((await one.hosts()).splitlines()) == 3
+
+        await until(both_listed)
+        assert await two.end() == 0
+
+        async def one_listed() -> bool:
+            return len((await one.hosts()).splitlines()) == 2
+
+        await until(one_listed, patience_s=3)
+
+
+async def test_a_member_that_disagrees_about_min_or_max_says_so_and_ends(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path / "a") as one:
+        await one.until_ready()
+        async with sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_MAX="5") as other:
+            assert await asyncio.wait_for(other.process.wait(), 20) == 2
+        (line,) = [line for line in other.lines if line["level"] == "error"]
+        assert "max 5" in line["message"]
+        assert "the job has min 1 and max 4" in line["message"]
+        assert list((await seen(server)).members) == ["node-0"]
+
+
+async def test_a_bad_configuration_is_told_whole_and_without_a_traceback(tmp_path: Path) -> None:
+    ended = await muster("agent", "--min", "9", "--max", "2", "--lease-ttl", "x")
+    assert ended.status == 2
+    assert len(ended.err.splitlines()) == 3
+    for flag in ("--job (MUSTER_JOB)", "--min (MUSTER_MIN)", "--lease-ttl (MUSTER_LEASE_TTL)"):
+        assert flag in ended.err
+
+
+async def test_a_run_directory_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    await asyncio.to_thread((tmp_path / "file").write_text, "")
+    async with sidecar("127.0.0.1:1", tmp_path / "file" / "run") as one:
+        assert await asyncio.wait_for(one.process.wait(), 20) == 2
+    assert "--run-dir (MUSTER_RUN_DIR)" in one.lines[-1]["message"]
+
+
+async def test_a_taken_port_is_told(server: EmbeddedServer, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for variable in ("MUSTER_HTTP_PORT", "MUSTER_C10D_PORT"):
+            async with sidecar(server.endpoint, tmp_path, **{variable: port}) as one:
+                assert await asyncio.wait_for(one.process.wait(), 20) == 2
+            errors = [line for line in one.lines if line["level"] == "error"]
+            assert any(port in line["message"] for line in errors)
+            assert "Traceback" not in str(one.lines)
+
+
+async def test_a_store_that_is_not_there_at_a_first_start_ends_it_in_time(tmp_path: Path) -> None:
+    async with sidecar("127.0.0.1:1", tmp_path, MUSTER_START_TIMEOUT="1") as one:
+        assert await asyncio.wait_for(one.process.wait(), 20) == 69
+    assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in one.lines[-1]["message"]
+
+
+async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        server = EmbeddedServer()
+        async with server:
+            one = await stack.enter_async_context(sidecar(server.endpoint, tmp_path))
+            await one.until_ready()
+            hosts, before = await one.hosts(), await the_member(server)
+        away_until = asyncio.get_running_loop().time() + 9
+        while asyncio.get_running_loop().time() < away_until:
+            assert (await one.get("/healthz"))[0] == 200
+            assert (await one.get("/readyz"))[0] == 200
+            assert await one.hosts() == hosts
+            await asyncio.sleep(0.5)
+        async with EmbeddedServer(server.endpoint, engine=server.engine) as server:
+
+            async def registered_again() -> bool:
+                members = (await seen(server)).members
+                return "node-0" in members and members["node-0"].incarnation > before.incarnation
+
+            await until(registered_again)
+            after = await the_member(server)
+            assert (after.pod_uid, await one.hosts()) == (before.pod_uid, hosts)
+            job = (await seen(server)).job
+            assert job is not None
+            assert job.generation == 1
+            assert one.process.returncode is None
+            assert await one.end() == 0
+
+
+async def test_a_fenced_sidecar_parks_and_leaves_the_newcomer_alone(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path / "old", MUSTER_POD_UID="old") as old:
+        await old.until_ready()
+        async with sidecar(server.endpoint, tmp_path / "new", MUSTER_POD_UID="new") as new:
+            await new.until_ready()
+            line = await old.until_logged("fenced")
+            assert "pod new" in line["message"]
+            assert (await old.get("/readyz"))[0] == 503
+            assert (await old.get("/healthz"))[0] == 200
+            assert await old.end() == 0
+            assert (await the_member(server)).pod_uid == "new"
+
+
+async def test_i8_hostile_records_and_requests_do_not_end_it(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    store = MemoryStore(server.engine)
+    member = KEYS.in_generation(1).member("node-9").encode()
+    junk = [
+        Put(KEYS.history + "00.x", b'{"schema":1,"what":["?"],"at_unix_s":"never"}'),
+        Put(KEYS.history + "01.x", b"\xff\x00"),
+        Put(KEYS.incarnation("node-8"), b'{"schema":1,"number":"9"}'),
+        Put(member.decode(), b'{"schema":1,"name":"$(reboot)","slots":1}'),
+        Put(KEYS.in_generation(1).drain("x"), b"[]"),
+    ]
+    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="60") as one:
+        await one.until_ready()
+        await store.txn([], junk)
+        for request in (b"\x00" * 4096, b"GET /" + b"a" * 100_000 + b"\r\n", b"GET"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.http_port)
+            writer.write(request)
+            writer.write_eof()
+            assert b"200 OK" not in await reader.read(100)
+            writer.close()
+        async with sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two:
+            await two.until_ready()
+            assert await two.end() == 0
+
+        async def only_one() -> bool:
+            return len((await one.hosts()).splitlines()) == 2
+
+        await until(only_one)
+        assert (await one.get("/healthz"))[0] == 200
+        assert (await one.get("/nothing"))[0] == 404
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Address and port of every TCP socket that a process listens on."""
+    inodes = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = set()
+    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                text, port = fields[1].split(":")
+                words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
+                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return found
+
+
+async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    # 127.0.0.2 stands for the pod's address: another one than that of the loopback listeners.
+    async with sidecar(server.endpoint, tmp_path, MUSTER_ADDRESS="127.0.0.2") as one:
+        await one.until_ready()
+        found = await asyncio.to_thread(listening, one.process.pid)
+        assert found - {("::1", one.c10d_port)} == {
+            ("127.0.0.1", one.c10d_port),
+            ("127.0.0.2", one.http_port),
+        }
+        for path in ("/", "/hosts", "/drain", "/debug", "/metrics/../env"):
+            assert (await one.get(path))[0] == 404
+
+
+async def test_without_a_port_it_serves_the_socket_alone(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path, MUSTER_C10D_PORT="0") as one:
+        await one.until_ready()
+        found = await asyncio.to_thread(listening, one.process.pid)
+        assert found == {("127.0.0.1", one.http_port)}
+        assert await asyncio.to_thread((tmp_path / "c10d.sock").is_socket)
+
+
+async def test_unknown_variables_are_told(server: EmbeddedServer, tmp_path: Path) -> None:
+    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TLL="1") as one:
+        line = await one.until_logged("unknown_variable")
+        assert "MUSTER_LEASE_TTL" in line["message"]
+        await one.until_ready()
+
+
+def test_the_sidecar_loads_no_table_or_chart() -> None:
+    code = "import sys, console.main, console.agent; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert "agent.process" in loaded
+    assert loaded.isdisjoint({"rich", "torch", "numpy", "console.local", "console.showing"})
+
+
+def test_state_holds_no_more_than_it_says(tmp_path: Path) -> None:
+    from agent.rundir import RunDir
+
+    directory = RunDir(str(tmp_path))
+    kept = directory.state("")
+    assert directory.state("") == kept
+    assert directory.state("another pod").pod_uid == "another pod"
+    assert set(json.loads((tmp_path / "state.json").read_text())) == {
+        "schema",
+        "pod_uid",
+        "generation",
+        "incarnation",
+    }
