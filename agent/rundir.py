@@ -144,12 +144,17 @@ class RunDir:
             raise
 
 
+MAX_RESTARTS = 10
+"""Enough for a day with several losses; a script that always fails still ends within minutes."""
+
+
 def torch_environment(config: Config) -> Mapping[str, str]:
     """What torchrun in the training container needs to know, as environment variables.
 
     torch's own liveness is put to sleep (5 s x 1000), for the leases tell who is alive; it
     never hosts a store; and each round has a worker store of its own, without which elastic
-    scale-up is broken from torch 2.6 on.
+    scale-up is broken from torch 2.6 on. With torch's own default of no restart, the first node
+    that dies would take every other torchrun along; ``--max-restarts`` on the command line wins.
     """
     return {
         "PET_RDZV_BACKEND": "c10d",
@@ -161,6 +166,7 @@ def torch_environment(config: Config) -> Mapping[str, str]:
         ),
         "PET_NNODES": f"{config.min_nodes}:{config.max_nodes}",
         "PET_LOCAL_ADDR": config.address,
+        "PET_MAX_RESTARTS": f"{MAX_RESTARTS}",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "MUSTER_RUN_DIR": config.run_dir,
         "MUSTER_MEMBER": config.member,
