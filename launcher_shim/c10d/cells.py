@@ -34,9 +34,11 @@ def read_number(value: bytes) -> int:
     end = 0
     while end < len(digits) and 48 <= digits[end] <= 57:
         end += 1
-    if end == 0 or end > 19:
-        raise NotANumber(f"{value[:32]!r} is not a number")
-    return sign * int(digits[:end])
+    significant = digits[:end].lstrip(b"0")
+    number = sign * int(significant or b"0") if len(significant) <= 19 else INT64
+    if end == 0 or not -INT64 // 2 <= number < INT64 // 2:
+        raise NotANumber(f"{value[:32]!r} is not a 64-bit number")
+    return number
 
 
 def wrap_int64(number: int) -> int:

@@ -237,6 +237,8 @@ class Connection(asyncio.Protocol):
                 return self._answer_alone(request)
             request = cast(wire.Request, request)
             answer = cast(Session, self._session).handle(request)
+            if self._parked:
+                self._release_parked()
             if isinstance(answer, bytes):
                 return answer
             self._defer(answer, request)
@@ -272,6 +274,12 @@ class Connection(asyncio.Protocol):
         self._under_way = None
         self._send(self._outcome(future, request))
         self._advance()
+
+    def _release_parked(self) -> None:
+        """Answer the waits that the request just handled has ended, before its own answer."""
+        for future in [future for future in self._parked if future.done()]:
+            self._parked.remove(future)
+            self._answers.append(self._outcome(future, "a wait"))
 
     def _released(self, future: asyncio.Future[bytes]) -> None:
         """A Wait or Barrier is over; if the client gave it up, nobody wants its answer."""

@@ -215,7 +215,6 @@ _SHAPES = (
     _Shape(ListKeys),
     _Shape(Barrier, _KEY, _I64),
 )
-_MAGIC = _U32.unpack(HANDSHAKE[1:])[0]
 _OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(_SHAPES)}
 _Fields = List[Union[bytes, int]]
 
@@ -269,10 +268,12 @@ class RequestParser:
 
     def _parse(self, data: bytes, requests: List[Request]) -> int:
         """Append the complete requests, and return how far ``data`` is used up."""
+        at, end = 0, len(data)
         if not self._greeted:
             _expect_handshake(data)
             self._greeted = True
-        at, end = 0, len(data)
+            requests.append(Validate())
+            at = len(HANDSHAKE)
         shape = self._shape
         while True:
             if shape is None:
@@ -346,9 +347,7 @@ def _expect_handshake(data: bytes) -> None:
 def _build(shape: _Shape, fields: _Fields) -> Request:
     kind = shape.kind
     if kind is Validate:
-        if fields != [_MAGIC]:
-            raise FrameError(f"the magic number is {fields}, not {_MAGIC}")
-        return Validate()
+        raise FrameError("the client sends its handshake again")
     if kind is MultiSet:
         pairs = zip(fields[::2], fields[1::2])  # noqa: B905 (strict is younger than Python 3.8)
         return MultiSet(tuple(pairs))  # type: ignore[arg-type]

@@ -19,10 +19,13 @@ class Waiting:
         self.missing = missing
         self.released: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    def count_down(self) -> None:
+    def count_down(self) -> bool:
+        """Note that a key has come; return whether it was the last."""
         self.missing -= 1
         if self.missing == 0 and not self.released.done():
             self.released.set_result(wire.STOP_WAITING)
+            return True
+        return False
 
 
 class MemoryStore:
@@ -77,9 +80,9 @@ class MemoryStore:
 
     def push(self, key: bytes, value: bytes) -> None:
         self.queues.setdefault(key, deque()).append(value)
-        waiting = self.waiting.get(key)
-        if waiting:
-            waiting.pop(0).count_down()
+        waiting = self.waiting.get(key, [])
+        while waiting and not waiting.pop(0).count_down():
+            pass
 
     def pop(self, key: bytes) -> bytes:
         queue = self.queues.get(key)
