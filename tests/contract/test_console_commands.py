@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster status``, ``hosts``, ``history`` and ``store`` as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from launcher_shim.c10d.nodes import Node, Round, Seat
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.store import Put
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.etcd import EtcdStore
+from rdzv.store.memory import MemoryStore
+from tests.contract.agent_harness import ROOT, muster, until
+
+KEYS = JobKeys("default", "digits")
+LIVE = KEYS.in_generation(3)
+
+
+def member(number: int, name: str) -> Member:
+    return Member(
+        name=name,
+        pod_uid=f"uid-{name}",
+        incarnation=number,
+        address=f"10.0.0.{number}",
+        node="machine",
+        role="worker",
+        slots=2,
+        min_workers=1,
+        max_workers=2,
+    )
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as running:
+        store = MemoryStore(running.engine)
+        members = [member(n, name) for n, name in enumerate("abcd", 1)]
+        run = LIVE.run("digits")
+        await store.txn(
+            [],
+            [
+                Put(KEYS.job, Job(1, 2, generation=3).to_json()),
+                *(Put(LIVE.member(m.name), m.to_json()) for m in members),
+                Put(KEYS.incarnation("a"), Incarnation("a", 1, "uid-a").to_json()),
+                Put(LIVE.drain("uid-d"), Drain("uid-d", "d", "spot", "hand").to_json()),
+                Put(
+                    run.round,
+                    Round(7, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1))).to_json(),
+                ),
+                Put(run.node("c"), Node("c", "asking", "n", 1, "10.0.0.3", 1, 0).to_json()),
+                Put(LIVE.member("bad"), b"\x1b[2Jno json"),
+                Put(
+                    KEYS.history_entry(1, "a"),
+                    HistoryEntry("join", "a", "first \x1b]0;title", 1.5).to_json(),
+                ),
+            ],
+        )
+        yield running
+
+
+def of(server: EmbeddedServer) -> dict[str, str]:
+    return {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
+
+
+async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
+    ended = await muster("status", **of(server))
+    assert (ended.status, ended.err) == (0, "")
+    headline, _, *rows = ended.out.splitlines()
+    assert headline == "default/digits, generation 3: 2 listed of min 1 and max 2, 1 on standby"
+    assert [row.split()[:2] for row in rows[:4]] == [
+        ["a", "listed"],
+        ["b", "listed"],
+        ["c", "standby"],
+        ["d", "excluded"],
+    ]
+    assert "it drains: spot" in ended.out
+    assert "digits  7      training  a b            c" in ended.out
+    assert "cannot be read" in ended.out
+    assert "\x1b" not in ended.out
+
+
+async def test_status_as_json(server: EmbeddedServer) -> None:
+    ended = await muster("status", "--json", **of(server))
+    state = json.loads(ended.out)
+    assert len(ended.out.splitlines()) == 1
+    assert (state["generation"], state["min"], state["max"]) == (3, 1, 2)
+    assert [m["state"] for m in state["members"]] == ["listed", "listed", "standby", "excluded"]
+    assert state["runs"] == [
+        {"run_id": "digits", "round": 7, "state": "training", "nodes": ["a", "b"], "waiting": ["c"]}
+    ]
+    assert list(state["corrupt"]) == [LIVE.member("bad")]
+
+
+async def test_hosts(server: EmbeddedServer) -> None:
+    plain = await muster("hosts", **of(server))
+    assert [row.split()[1:3] for row in plain.out.splitlines()[2:]] == [["2", "a"], ["2", "b"]]
+    hosts = json.loads((await muster("hosts", "--json", **of(server))).out)["hosts"]
+    assert [(host["member"], host["slots"], host["address"]) for host in hosts] == [
+        ("a", 2, "10.0.0.1"),
+        ("b", 2, "10.0.0.2"),
+    ]
+
+
+async def test_history_shows_hostile_text_spelled_out(server: EmbeddedServer) -> None:
+    plain = await muster("history", **of(server))
+    assert plain.out == "1970-01-01T00:00:01Z  join       a: first \\x1b]0;title\n"
+    entry = json.loads((await muster("history", "--json", **of(server))).out)
+    assert (entry["what"], entry["member"]) == ("join", "a")
+
+
+@pytest.mark.parametrize("command", ["status", "hosts", "history"])
+async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, command: str) -> None:
+    process = await watching(server, [command, "--watch"])
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        first = await process.stdout.readline()
+        assert b"join" in first if command == "history" else b"a" in first
+        store = EtcdStore([server.endpoint])
+        await store.txn([], [Put(KEYS.history_entry(9, "b"), entry("b"))])
+        await store.txn([], [Put(KEYS.job, Job(1, 3, generation=4).to_json())])
+        await store.close()
+        second = await process.stdout.readline()
+        assert second not in (b"", first)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert process.stderr is not None
+        assert (await process.stderr.read()).strip() == b""
+
+
+def entry(member: str) -> bytes:
+    return HistoryEntry("leave", member, "it was stopped", 3.0).to_json()
+
+
+async def watching(server: EmbeddedServer, arguments: Sequence[str]) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "console.main", *arguments),
+        cwd=ROOT,
+        env={**os.environ, **of(server)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_a_terminal_gets_a_table(server: EmbeddedServer) -> None:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "console.main", "status"),
+        cwd=ROOT,
+        env={**os.environ, **of(server), "TERM": "xterm", "COLUMNS": "120"},
+        stdout=theirs,
+    )
+    async with asyncio.timeout(20):
+        assert await process.wait() == 0
+    os.close(theirs)
+    shown = (await asyncio.to_thread(os.read, ours, 65536)).decode()
+    os.close(ours)
+    assert "standby" in shown
+    assert "\x1b[1m" in shown
+    assert "\x1b[2J" not in shown
+
+
+async def test_a_store_that_does_not_answer_is_status_69() -> None:
+    for command in ("status", "history"):
+        ended = await muster(command, "--job", "x", "--etcd-endpoints", "127.0.0.1:1")
+        assert ended.status == 69
+        assert len(ended.err.splitlines()) == 1
+        assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in ended.err
+
+
+async def test_an_unknown_job_is_told(server: EmbeddedServer) -> None:
+    ended = await muster("status", "--job", "other", "--etcd-endpoints", server.endpoint)
+    assert ended.status == 2
+    assert "no job other in namespace default" in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status"], ["nonsense"], ["status", "--nonsense"], ["store", "--listen", "x"]]
+)
+async def test_a_users_mistake_is_status_2_without_a_traceback(arguments: list[str]) -> None:
+    ended = await muster(*arguments)
+    assert ended.status == 2
+    assert ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("command", ["agent", "history", "hosts", "local", "status", "store"])
+async def test_every_command_has_help_with_an_example(command: str) -> None:
+    ended = await muster(command, "--help")
+    assert ended.status == 0
+    assert "Example" in ended.out
+    assert f"muster {command} " in ended.out.split("Example", 1)[1]
+    assert command in (await muster("--help")).out
+
+
+async def test_the_store_serves_until_it_is_stopped_and_says_what_it_keeps() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "console.main", "store", "--listen", "127.0.0.1:0"),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        endpoint = (await process.stdout.readline()).decode().split()[-1].rstrip(".")
+        assert b"keeps nothing across a restart" in await process.stdout.readline()
+        store = EtcdStore([endpoint])
+
+        async def answers() -> bool:
+            return (await store.status()).version != ""
+
+        await until(answers)
+        await store.close()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
