@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark gives: figures, each one JSON line, with the runs behind it for the picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What was asked of a figure: its value, or its ratio to the baseline, against a limit."""
+
+    what: Literal["value", "ratio"]
+    op: Literal["<=", ">=", "=="]
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.op} {self.limit:g}"
+
+    def holds(self, number: float) -> bool:
+        if self.op == "==":
+            return number == self.limit
+        return number <= self.limit if self.op == "<=" else number >= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. ``runs`` and ``baseline_runs`` are what ``value`` and ``baseline`` stand for.
+
+    ``baseline_name`` says what the baseline is; without a bar the figure is shown, not judged.
+    """
+
+    name: str
+    value: float
+    unit: str
+    bar: Bar | None
+    runs: tuple[float, ...]
+    baseline: float | None = None
+    baseline_name: str = ""
+    baseline_runs: tuple[float, ...] = ()
+
+    @property
+    def ratio(self) -> float | None:
+        if self.baseline is None or self.baseline == 0:
+            return None
+        return self.value / self.baseline
+
+    @property
+    def ok(self) -> bool:
+        if self.bar is None:
+            return True
+        judged = self.value if self.bar.what == "value" else self.ratio
+        return judged is not None and self.bar.holds(judged)
+
+    def line(self) -> str:
+        return json.dumps(
+            {
+                "name": self.name,
+                "value": _short(self.value),
+                "unit": self.unit,
+                "baseline": _short(self.baseline),
+                "ratio": _short(self.ratio),
+                "bar": None if self.bar is None else str(self.bar),
+                "ok": self.ok,
+            }
+        )
+
+
+def of_medians(
+    name: str,
+    unit: str,
+    bar: Bar | None,
+    runs: list[float],
+    baseline_runs: list[float],
+    baseline_name: str,
+) -> Figure:
+    """Make the figure whose value and baseline are medians of their runs."""
+    return Figure(
+        name,
+        median(runs),
+        unit,
+        bar,
+        tuple(runs),
+        median(baseline_runs) if baseline_runs else None,
+        baseline_name,
+        tuple(baseline_runs),
+    )
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Give the smallest value that at least ``share`` of all values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
+
+
+def _short(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.4g}")

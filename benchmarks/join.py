@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``join``: N of torch's own handlers join at once, each at its own sidecar, beside native c10d.
+
+A round starts when every sidecar is registered and every handler connected, and lasts until the
+last handler has its world. Native: the same handlers on one TCPStore server of torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.etcd_server import etcd_server
+from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.worker import Worker, worker
+
+SIZES = (64, 256)
+ROUNDS = 3
+HANDLER_PROCESSES = 2
+SIDECAR_PROCESSES = 2
+LEAD_S = 0.5
+"""Between the order to join and the joining, so that all processes begin together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """How one round went; ``compare_sets`` counts those of all handlers."""
+
+    seconds: float
+    compare_sets: int
+    worlds: int
+    failures: tuple[str, ...]
+
+    @property
+    def together(self) -> bool:
+        return self.worlds == 1 and not self.failures
+
+
+async def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> list[Figure]:
+    """Join in turns, natively and through sidecars."""
+    figures: list[Figure] = []
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        handlers = [
+            await stack.enter_async_context(worker("benchmarks.join_handlers"))
+            for _ in range(HANDLER_PROCESSES)
+        ]
+        sidecars = [
+            await stack.enter_async_context(worker("benchmarks.sidecar_parts"))
+            for _ in range(SIDECAR_PROCESSES)
+        ]
+        for size in sizes:
+            ours: list[Joined] = []
+            native: list[Joined] = []
+            for turn in range(rounds):
+                native.append(await _native(handlers, size, f"native-{size}-{turn}"))
+                _say(f"native, {size} nodes", native[-1])
+                async with _job(sidecars, endpoint, size, f"join-{size}-{turn}") as ports:
+                    ours.append(await _join(handlers, ports, f"join-{size}-{turn}"))
+                _say(f"muster, {size} nodes", ours[-1])
+            figures += _figures(size, ours, native)
+    return figures
+
+
+def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure]:
+    return [
+        of_medians(
+            f"join/{size}/seconds",
+            "s",
+            None,
+            [joined.seconds for joined in ours],
+            [joined.seconds for joined in native],
+            "native c10d",
+        ),
+        of_medians(
+            f"join/{size}/compare-and-sets per handler",
+            "1",
+            Bar("value", "==", 1),
+            [joined.compare_sets / size for joined in ours],
+            [joined.compare_sets / size for joined in native],
+            "native c10d",
+        ),
+        of_medians(
+            f"join/{size}/all in one round",
+            "1",
+            Bar("value", "==", 1),
+            [float(all(joined.together for joined in ours))],
+            [sum(joined.together for joined in native) / len(native)],
+            "native c10d",
+        ),
+    ]
+
+
+async def _native(handlers: Sequence[Worker], size: int, run_id: str) -> Joined:
+    port = await handlers[0].ask("host")
+    return await _join(handlers, [port] * size, run_id)
+
+
+@asynccontextmanager
+async def _job(
+    sidecars: Sequence[Worker], endpoint: str, size: int, job: str
+) -> AsyncIterator[list[int]]:
+    """Have ``size`` sidecars registered; gives their ports."""
+    members = [f"node-{number}" for number in range(size)]
+    began_s, cpu_s = time.monotonic(), await _cpu_s(sidecars)
+    ports = await asyncio.gather(
+        *(
+            one.ask(
+                "start",
+                timeout_s=120,
+                endpoint=endpoint,
+                job=job,
+                members=share,
+                min_nodes=size,
+                max_nodes=size,
+                run_dirs=None,
+            )
+            for one, share in zip(sidecars, _shares(members, len(sidecars)), strict=True)
+        )
+    )
+    registered_s = time.monotonic() - began_s
+    registering_cpu_s = await _cpu_s(sidecars) - cpu_s
+    print(
+        f"  {size} sidecars registered in {registered_s:.1f} s ({registering_cpu_s:.1f} s of CPU)",
+        file=sys.stderr,
+    )
+    cpu_s = await _cpu_s(sidecars)
+    try:
+        yield [port for share in ports for port in share]
+    finally:
+        print(
+            f"  the join took {await _cpu_s(sidecars) - cpu_s:.1f} s of the sidecars' CPU",
+            file=sys.stderr,
+        )
+        await asyncio.gather(*(one.ask("stop") for one in sidecars))
+
+
+async def _cpu_s(sidecars: Sequence[Worker]) -> float:
+    shares: list[float] = await asyncio.gather(*(one.ask("cpu") for one in sidecars))
+    return sum(shares)
+
+
+async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -> Joined:
+    size = len(ports)
+    numbers = range(size)
+    await asyncio.gather(
+        *(
+            one.ask("prepare", run_id=run_id, nodes=size, numbers=mine, ports=theirs)
+            for one, mine, theirs in zip(
+                handlers,
+                _shares(numbers, len(handlers)),
+                _shares(ports, len(handlers)),
+                strict=True,
+            )
+        )
+    )
+    at_s = time.monotonic() + LEAD_S
+    answers: list[list[Any]] = [
+        answer
+        for part in await asyncio.gather(
+            *(one.ask("join", timeout_s=120, at_s=at_s) for one in handlers)
+        )
+        for answer in part
+    ]
+    await asyncio.gather(*(one.ask("stop") for one in handlers))
+    joined = [answer for answer in answers if len(answer) > 1]
+    ranks = {rank for _, rank, _, _, _ in joined}
+    worlds = {(number, world_size) for number, _, world_size, _, _ in joined}
+    failures = [str(answer[0]) for answer in answers if len(answer) == 1]
+    if worlds == {(0, size)} and ranks != set(range(size)):
+        failures.append("ranks are missing or given twice")
+    return Joined(
+        seconds=max((seconds for *_, seconds in joined), default=float("inf")),
+        compare_sets=sum(compare_sets for *_, compare_sets, _ in joined),
+        worlds=len(worlds),
+        failures=tuple(failures),
+    )
+
+
+def _shares(items: Sequence[Any], parts: int) -> list[list[Any]]:
+    return [list(items[part::parts]) for part in range(parts)]
+
+
+def _say(who: str, joined: Joined) -> None:
+    problems = f", failures: {joined.failures[:3]}" if joined.failures else ""
+    print(
+        f"{who}: {joined.seconds:.2f} s, {joined.compare_sets} compare-and-sets, "
+        f"{joined.worlds} world(s){problems}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated nodes of a benchmark: a real sidecar process and a real torchrun on each."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.etcd_server import free_port
+from console.local import child
+from console.local.readiness import until_ready
+from console.local.settings import read_delivery
+
+REPOSITORY = Path(__file__).parent.parent
+SCRIPT = REPOSITORY / "benchmarks" / "training.py"
+READY_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one worker."""
+
+    at_s: float
+    rank: int
+    size: int
+
+
+class Steps:
+    """What the workers of one node have written."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+
+    def of(self, pid: int) -> list[Step]:
+        """Every whole line of one worker."""
+        text = (self.directory / str(pid)).read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        return [
+            Step(float(at), int(rank), int(size))
+            for at, rank, size in (line.split() for line in lines)
+        ]
+
+    @property
+    def pids(self) -> set[int]:
+        """Every worker that has made a step."""
+        return {int(path.name) for path in self.directory.iterdir() if path.stat().st_size}
+
+
+class Torchrun:
+    """One torchrun with its workers."""
+
+    def __init__(self, directory: Path, environment: dict[str, str], *arguments: str) -> None:
+        self.steps = Steps(directory / "steps")
+        self._log = directory / "torchrun.log"
+        self._arguments = arguments
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "BENCH_STEPS": str(self.steps.directory),
+            **environment,
+        }
+        self.process: Process | None = None
+
+    async def start(self) -> None:
+        self.process = await child.start(
+            (sys.executable, "-m", "torch.distributed.run", *self._arguments, str(SCRIPT)),
+            self._environment,
+            self._log,
+        )
+
+    @property
+    def ended(self) -> bool:
+        return self.process is not None and self.process.returncode is not None
+
+    def workers(self) -> set[int]:
+        """Its living workers."""
+        assert self.process is not None
+        return set(_children(self.process.pid))
+
+    async def kill(self) -> None:
+        """Kill -9 the agent and its workers at once."""
+        if self.process is None or self.process.returncode is not None:
+            return
+        for pid in (self.process.pid, *self.workers()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self.process.wait()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+
+class Sidecar:
+    """One ``muster agent``, as a new pod: with a run directory of its own."""
+
+    def __init__(
+        self, run_dir: Path, job: str, member: str, endpoint: str, nodes: tuple[int, int]
+    ) -> None:
+        self.http_port = free_port()
+        run_dir.parent.mkdir(exist_ok=True)
+        self._run_dir = run_dir
+        self._log = run_dir.with_suffix(".log")
+        self._environment = {
+            **os.environ,
+            "MUSTER_NAMESPACE": "bench",
+            "MUSTER_JOB": job,
+            "MUSTER_MEMBER": member,
+            "MUSTER_ADDRESS": "127.0.0.1",
+            "MUSTER_MIN": str(nodes[0]),
+            "MUSTER_MAX": str(nodes[1]),
+            "MUSTER_ETCD_ENDPOINTS": endpoint,
+            "MUSTER_RUN_DIR": str(run_dir),
+            "MUSTER_C10D_PORT": str(free_port()),
+            "MUSTER_HTTP_PORT": str(self.http_port),
+        }
+        self.process: Process | None = None
+
+    async def start(self) -> None:
+        self.process = await child.start(
+            (sys.executable, "-m", "console.main", "agent"), self._environment, self._log
+        )
+
+    async def ready(self) -> None:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await until_ready(self.http_port)
+
+    def torch_environment(self) -> dict[str, str]:
+        """What it hands to its torchrun."""
+        return read_delivery((self._run_dir / "env").read_text())
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())

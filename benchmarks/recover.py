@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``recover``: rank 0 is killed with -9 under a real torchrun job of three nodes.
+
+Counted from the kill until every survivor has made a step in the new world, less what a bare
+torchrun takes in the same run to restart as many workers after one of them crashed: their
+imports and their process group, which no rendezvous can save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.figures import Bar, Figure
+from benchmarks.node_processes import Sidecar, Torchrun
+
+ROUNDS = 5
+NODES = 3
+SIZE = (2, 3)
+LEASE_TTL_S = 10.0
+"""The sidecar's default."""
+
+SETTLED_S = 2.0
+"""A world makes steps for so long before something is done to it."""
+
+DEADLINE_S = 90.0
+DEAD_WITHIN_S = 30.0
+
+
+class Node:
+    """One simulated node and its lives."""
+
+    def __init__(self, directory: Path, job: str, name: str, endpoint: str) -> None:
+        self.name = name
+        self._directory = directory
+        self._job = job
+        self._endpoint = endpoint
+        self._lives = 0
+        self.sidecar: Sidecar
+        self.torchrun: Torchrun
+
+    async def start(self) -> None:
+        """Start it as a new pod."""
+        self._lives += 1
+        run_dir = self._directory / f"{self.name}.{self._lives}"
+        self.sidecar = Sidecar(run_dir, self._job, self.name, self._endpoint, SIZE)
+        await self.sidecar.start()
+        await self.sidecar.ready()
+        await self.launch()
+
+    async def launch(self) -> None:
+        """Start its torchrun, again if it was killed."""
+        self._lives += 1
+        directory = self._directory / f"{self.name}.torchrun-{self._lives}"
+        self.torchrun = Torchrun(directory, self.sidecar.torch_environment(), "--max-restarts=9")
+        await self.torchrun.start()
+
+    async def kill(self) -> None:
+        """Kill -9 everything on it; the sidecar first, for a dead node announces nothing."""
+        await self.sidecar.kill()
+        await self.torchrun.kill()
+
+
+async def measure(rounds: int = ROUNDS) -> list[Figure]:
+    """Restart, kill the agent, kill the node, and kill native torchrun's agent, in turns."""
+    bare: list[float] = []
+    agent: list[float] = []
+    node: list[float] = []
+    native_died: list[bool] = []
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        for turn in range(rounds):
+            bare.append(await _bare_restart(root / f"bare-{turn}"))
+            _say(f"bare restart of 2 workers: {bare[-1]:.2f} s")
+            killed_agent_s, killed_node_s = await _kills(root / f"job-{turn}", endpoint)
+            agent.append(killed_agent_s)
+            node.append(killed_node_s)
+            _say(f"rank 0's agent killed: {agent[-1]:.2f} s, its node: {node[-1]:.2f} s")
+            native_died.append(await _native_dies(root / f"native-{turn}"))
+            _say(f"native c10d, rank 0's agent killed: job dead: {native_died[-1]}")
+    return [
+        _figure("recover/rank 0's agent killed", agent, bare, 3.0),
+        _figure("recover/rank 0's node killed", node, bare, LEASE_TTL_S + 5.0),
+        Figure(
+            "recover/native c10d lives on",
+            sum(not died for died in native_died) / rounds,
+            "1",
+            None,
+            tuple(float(not died) for died in native_died),
+        ),
+    ]
+
+
+def _figure(name: str, runs: list[float], bare: list[float], limit_s: float) -> Figure:
+    """Judge the median of what each run took beyond the bare restart of its round."""
+    beyond = [run - restart for run, restart in zip(runs, bare, strict=True)]
+    return Figure(
+        f"{name}, beyond a bare restart",
+        median(beyond),
+        "s",
+        Bar("value", "<=", limit_s),
+        tuple(beyond),
+        median(bare),
+        "bare restart",
+        tuple(bare),
+    )
+
+
+async def _bare_restart(directory: Path) -> float:
+    """From the kill -9 of one of two workers of one torchrun to the step of the restarted two."""
+    async with _torchruns() as running:
+        torchrun = Torchrun(directory, {}, "--standalone", "--nproc-per-node=2", "--max-restarts=9")
+        running.append(torchrun)
+        await torchrun.start()
+        await _world([torchrun], size=2, workers=2)
+        before = torchrun.steps.pids
+        killed_s = time.monotonic()
+        os.kill(min(before), signal.SIGKILL)
+        return await _world([torchrun], size=2, workers=2, without=before) - killed_s
+
+
+async def _kills(directory: Path, endpoint: str) -> tuple[float, float]:
+    """Kill rank 0's agent with its workers; let it come back; kill its whole node."""
+    nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
+    try:
+        await asyncio.gather(*(node.start() for node in nodes))
+        first = await _rank_0(nodes)
+        agent_s = await _recovery(nodes, first, first.torchrun.kill)
+        await first.launch()
+        first = await _rank_0(nodes)
+        return agent_s, await _recovery(nodes, first, first.kill)
+    finally:
+        await asyncio.gather(*(node.kill() for node in nodes))
+
+
+async def _rank_0(nodes: Sequence[Node]) -> Node:
+    """Wait for a world of all nodes, and find its rank 0."""
+    await _world([node.torchrun for node in nodes], size=NODES)
+    for node in nodes:
+        (worker,) = node.torchrun.workers()
+        if node.torchrun.steps.of(worker)[-1].rank == 0:
+            return node
+    raise RuntimeError("no node has rank 0")
+
+
+async def _recovery(
+    nodes: Sequence[Node], victim: Node, kill: Callable[[], Awaitable[None]]
+) -> float:
+    survivors = [node.torchrun for node in nodes if node is not victim]
+    before = set().union(*(torchrun.steps.pids for torchrun in survivors))
+    killed_s = time.monotonic()
+    await kill()
+    return await _world(survivors, size=NODES - 1, without=before) - killed_s
+
+
+async def _world(
+    torchruns: Sequence[Torchrun],
+    *,
+    size: int,
+    workers: int = 1,
+    without: Set[int] = frozenset(),
+) -> float:
+    """Wait until new workers of all ``torchruns`` have made steps in one world, for a while.
+
+    Returns when the last of them had made its first.
+    """
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            await asyncio.sleep(0.1)
+            firsts: list[float] = []
+            for torchrun in torchruns:
+                if torchrun.ended:
+                    raise RuntimeError(f"a torchrun ended:\n{torchrun.last_words()}")
+                for pid in (torchrun.workers() & torchrun.steps.pids) - without:
+                    steps = torchrun.steps.of(pid)
+                    if steps and steps[-1].size == size:
+                        firsts.append(steps[0].at_s)
+            settled = len(firsts) == workers * len(torchruns)
+            if settled and time.monotonic() - max(firsts) >= SETTLED_S:
+                return max(firsts)
+
+
+async def _native_dies(directory: Path) -> bool:
+    """Kill rank 0's agent with its worker under torch's own c10d; whether all agents end."""
+    port = free_port()
+    async with _torchruns() as running:
+        for number in range(NODES):
+            running.append(
+                Torchrun(
+                    directory / f"node-{number}",
+                    {"PET_LOCAL_ADDR": "127.0.0.1"},
+                    f"--nnodes={SIZE[0]}:{SIZE[1]}",
+                    "--rdzv-backend=c10d",
+                    f"--rdzv-endpoint=127.0.0.1:{port}",
+                    "--rdzv-id=native",
+                    f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=3",
+                    "--max-restarts=9",
+                )
+            )
+            await running[-1].start()
+        await _world(running, size=NODES)
+        await running[0].kill()
+        deadline_s = time.monotonic() + DEAD_WITHIN_S
+        while time.monotonic() < deadline_s:
+            if all(torchrun.ended for torchrun in running):
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+
+@asynccontextmanager
+async def _torchruns() -> AsyncIterator[list[Torchrun]]:
+    running: list[Torchrun] = []
+    try:
+        yield running
+    finally:
+        for torchrun in running:
+            await torchrun.kill()
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

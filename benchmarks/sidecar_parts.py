@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Helper process: many sidecars in one event loop, each with its own parts and its own watch.
+
+What ``agent.process`` puts together for one pod, without its signals, its HTTP port and its logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+from agent.host_delivery import HostDelivery
+from agent.rundir import RunDir
+from benchmarks.worker import LINE_MAX
+from launcher_shim.c10d.endpoint import Endpoint
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.registration import Identity
+from rdzv.store import Store
+from rdzv.store.etcd import EtcdStore
+from rdzv.watching import Mirror, Watching
+
+LEASE_TTL_S = 30.0
+"""Long, because all sidecars of a benchmark share two cores, which no pods do."""
+
+
+class TimedRunDir(RunDir):
+    """A run directory that remembers when which host list had been renamed into place."""
+
+    def __init__(self, path: Path, on_delivered: Callable[[], None]) -> None:
+        path.mkdir()
+        super().__init__(str(path))
+        self.delivered: tuple[str, float] = ("", 0.0)
+        self._on_delivered = on_delivered
+
+    def deliver_hosts(self, text: str) -> None:
+        super().deliver_hosts(text)
+        self.delivered = (text, monotonic())
+        self._on_delivered()
+
+
+def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
+    """What one sidecar of a benchmark says it is."""
+    return Identity(
+        member=member,
+        pod_uid=f"uid-{member}",
+        address="127.0.0.1",
+        node="",
+        role="worker",
+        slots=1,
+        min_workers=min_nodes,
+        max_workers=max_nodes,
+    )
+
+
+class Sidecar:
+    """The parts of one sidecar, on a store of its own."""
+
+    def __init__(
+        self, store: Store, keys: JobKeys, who: Identity, run_dir: TimedRunDir | None
+    ) -> None:
+        self.store = store
+        self.run_dir = run_dir
+        random = Random(who.member)
+        self.mirror = Mirror(keys.prefix, monotonic)
+        self._watching = Watching(store, self.mirror)
+        membership = Membership(keys, self.mirror)
+        self.registrar = Registrar(
+            store,
+            self.mirror,
+            membership,
+            who,
+            lease_ttl_s=LEASE_TTL_S,
+            clock=monotonic,
+            random=random,
+        )
+        self._hosts: HostDelivery | None = None
+        if run_dir is not None:
+            self._hosts = HostDelivery(run_dir, self.mirror, membership, 0, monotonic)
+        self.endpoint = Endpoint(
+            registrar=self.registrar,
+            membership=membership,
+            mirror=self.mirror,
+            store=store,
+            port=0,
+            unix_path=None,
+            last_call_s=2.0,
+            clock=monotonic,
+            random=random,
+        )
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watching.run())
+            tasks.create_task(self.registrar.run())
+            tasks.create_task(self.endpoint.run())
+            if self._hosts is not None:
+                await self.registrar.registered.wait()
+                tasks.create_task(self._hosts.run())
+
+    async def ready(self) -> None:
+        await self.registrar.registered.wait()
+        await self.endpoint.listening.wait()
+
+
+class Sidecars:
+    """All sidecars of this process."""
+
+    def __init__(self) -> None:
+        self._sidecars: list[Sidecar] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._renamed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def start(
+        self,
+        endpoint: str,
+        job: str,
+        members: Sequence[str],
+        min_nodes: int,
+        max_nodes: int,
+        run_dirs: str | None,
+    ) -> list[int | None]:
+        """Start one sidecar for each member, and wait until all are registered."""
+        keys = JobKeys("bench", job)
+        for member in members:
+            run_dir = None
+            if run_dirs is not None:
+                run_dir = TimedRunDir(Path(run_dirs, member), self._note_renamed)
+            sidecar = Sidecar(
+                EtcdStore([endpoint]), keys, identity(member, min_nodes, max_nodes), run_dir
+            )
+            self._sidecars.append(sidecar)
+            self._tasks.append(asyncio.create_task(sidecar.run(), name=member))
+        ready = asyncio.create_task(self._all_ready())
+        await asyncio.wait([ready, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        return [sidecar.endpoint.port for sidecar in self._sidecars]
+
+    async def delivered(self, member: str, *, present: bool) -> list[float]:
+        """Wait until every host list does or does not name ``member``; tell when it did."""
+        wanted = f"{member}."
+        run_dirs = [sidecar.run_dir for sidecar in self._sidecars if sidecar.run_dir]
+        while not all((wanted in run_dir.delivered[0]) is present for run_dir in run_dirs):
+            self._renamed.clear()
+            await self._renamed.wait()
+        return [run_dir.delivered[1] for run_dir in run_dirs]
+
+    def _note_renamed(self) -> None:
+        # Host lists are renamed in threads.
+        self._loop.call_soon_threadsafe(self._renamed.set)
+
+    async def _all_ready(self) -> None:
+        for sidecar in self._sidecars:
+            await sidecar.ready()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for sidecar in self._sidecars:
+            await sidecar.store.close()
+        self._sidecars, self._tasks = [], []
+
+    async def obey(self, order: dict[str, Any]) -> Any:
+        match order.pop("do"):
+            case "start":
+                return await self.start(**order)
+            case "delivered":
+                return await self.delivered(**order)
+            case "cpu":
+                return time.process_time()
+            case "stop":
+                return await self.stop()
+        raise ValueError(f"no such order: {order}")
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=LINE_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    sidecars = Sidecars()
+    while line := await reader.readline():
+        print(json.dumps(await sidecars.obey(json.loads(line))), flush=True)
+    await sidecars.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

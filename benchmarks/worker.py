@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A helper process that is told what to do in JSON lines, and answers each with one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+LINE_MAX = 16 * 1024 * 1024
+
+
+class Worker:
+    """The process, as the one that asks sees it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def ask(self, what: str, timeout_s: float = 60.0, **details: Any) -> Any:
+        """Send one order and wait for its answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": what, **details}).encode() + b"\n")
+        async with asyncio.timeout(timeout_s):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the helper process ended when asked to {what}")
+        return json.loads(line)
+
+
+@asynccontextmanager
+async def worker(module: str) -> AsyncIterator[Worker]:
+    """Run ``python -m module`` until the end of the block; it ends with its input."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        module,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=LINE_MAX,
+    )
+    try:
+        yield Worker(process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
