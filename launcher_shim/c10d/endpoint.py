@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
 
@@ -74,24 +73,28 @@ class Endpoint:
         self._clock = clock
         self._random = random
         self._generation: int | None = None
+        self._entered = asyncio.Event()
         self._runs: dict[str, _Run] = {}
         self._shared: Kv | None = None
         self._sessions = 0
+        self._closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
         self._run_membership: tuple[Snapshot, bool, RunMembership] | None = None
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
-        async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._server.close)
-            if self._wanted_port is not None:
-                self.port = await self._server.listen_loopback(self._wanted_port)
-            if self._unix_path is not None:
-                await self._server.listen_unix(self._unix_path)
-            self.listening.set()
-            async with asyncio.TaskGroup() as self._tasks:
+        async with asyncio.TaskGroup() as self._tasks:
+            try:
+                if self._wanted_port is not None:
+                    self.port = await self._server.listen_loopback(self._wanted_port)
+                if self._unix_path is not None:
+                    await self._server.listen_unix(self._unix_path)
+                self.listening.set()
                 await self._follow_generations()
+            finally:
+                self._closing = True
+                await self._server.close()
 
     @property
     def connections(self) -> int:
@@ -112,7 +115,7 @@ class Endpoint:
     async def ready(self) -> Kv:
         """Wait until the member is registered; return the shared keys."""
         while self._shared is None:
-            await self._mirror.changed_after(self._mirror.sequence)
+            await self._entered.wait()
         return self._shared
 
     async def attached(self, run_id: str, operator: Operator) -> tuple[Kv, Agent]:
@@ -137,7 +140,8 @@ class Endpoint:
 
     def forget(self, kv: Kv, operator: Operator) -> None:
         """Clean up after a closed connection, without waiting for it."""
-        self._tasks.create_task(self._forget(kv, operator), name=f"forget {operator.name}")
+        if not self._closing:
+            self._tasks.create_task(self._forget(kv, operator), name=f"forget {operator.name}")
 
     # -- how
 
@@ -158,6 +162,8 @@ class Endpoint:
                 self._shared = self._kv(SHARED_RUN)
                 for run_id in self._known_runs():
                     self._run(run_id)
+                entered, self._entered = self._entered, asyncio.Event()
+                entered.set()
             self._forget_old_rounds()
             await self._mirror.changed_after(self._mirror.sequence)
 
@@ -173,7 +179,7 @@ class Endpoint:
         try:
             async with asyncio.timeout(CLEAN_UP_S):
                 while self._generation == generation:
-                    await self._mirror.changed_after(self._mirror.sequence)
+                    await self._entered.wait()
         except TimeoutError:
             log.warning("generation %d does not end: trying again", generation)
 
@@ -246,7 +252,7 @@ class Endpoint:
     def _forget_old_rounds(self) -> None:
         """Drop what launchers stored for rounds two back; one node of the round does it."""
         for run_id, run in self._runs.items():
-            current = run.rendezvous.snapshot().round
+            current = run.rendezvous.round
             if not self._is_first(current) or current.number - 2 <= run.forgotten_round:
                 continue
             run.forgotten_round = current.number - 2
@@ -254,7 +260,7 @@ class Endpoint:
 
     def _is_first(self, current: Round) -> bool:
         member = self._registrar.identity.member
-        return current.complete and current.frozen[0].member == member
+        return current.complete and [seat.member for seat in current.frozen[:1]] == [member]
 
     async def _forget_round(self, run: _Run, run_id: str) -> None:
         prefix = f"/torch.rendezvous.{run_id}.{run.forgotten_round}/"

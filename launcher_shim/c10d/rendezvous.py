@@ -20,7 +20,7 @@ from launcher_shim.c10d.observations import Observations, Standings, observe, st
 from launcher_shim.c10d.own_node import Handing, OwnNode
 from launcher_shim.c10d.rounds import Decision, decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.views import View, is_doomed, may_be_handed, must_form_again, view
+from launcher_shim.c10d.views import View, hand, must_form_again, view
 from rdzv.errors import RecordError, StoreAmbiguous, StoreError
 from rdzv.keys import RunKeys, last_name
 from rdzv.store import Compare, KeyValue, Put, Range, Store, WatchEvent
@@ -133,6 +133,11 @@ class Rendezvous:
     def closed(self) -> ClosedWhy:
         """Why the run is closed, or an empty string."""
         return self._current().closed
+
+    @property
+    def round(self) -> Round:
+        """The round as it stands now."""
+        return self._current()
 
     @property
     def reason(self) -> str:
@@ -432,12 +437,12 @@ class Rendezvous:
     def _handing(self) -> Handing | None:
         """Propose what becomes of our own node once it is frozen."""
         scene, node = self._look(), self._own.node
-        if node is None or not may_be_handed(scene.snapshot, node):
+        if node is None:
             return None
-        current = scene.snapshot.round
-        if is_doomed(scene.standings, node.seat):
-            return Handing(replace(node, ask=node.ask + 1), current.mod_revision)
-        return Handing(replace(node, state="in", round=current.number), current.mod_revision)
+        handed = hand(scene.snapshot, scene.standings, node)
+        if handed is None:
+            return None
+        return Handing(handed, scene.snapshot.round.mod_revision)
 
     # --- writing ---
 

@@ -87,7 +87,11 @@ class LauncherSession:
         if isinstance(answer, bytes):
             agent.request_ended()
             return answer
-        return self._ending(answer, agent)
+        # A task, not a coroutine around it: one that is cancelled before its first step must end
+        # the request all the same.
+        under_way = asyncio.ensure_future(answer)
+        under_way.add_done_callback(lambda _: agent.request_ended())
+        return under_way
 
     def closed(self) -> None:
         """The client is gone."""
@@ -102,13 +106,6 @@ class LauncherSession:
         self._kv = await self._runs.ready()
         answer = self.handle(request)
         return answer if isinstance(answer, bytes) else await answer
-
-    @staticmethod
-    async def _ending(answer: Awaitable[bytes], agent: Agent) -> bytes:
-        try:
-            return await answer
-        finally:
-            agent.request_ended()
 
     @property
     def _keys(self) -> Kv:

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One pod's endpoint over a real socket: sessions, runs and lives of the job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from time import monotonic
+
+import pytest
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.state import SENTINEL
+from rdzv.registrar import Registrar
+from rdzv.registration import Identity
+from rdzv.store import Put
+from rdzv.store.faults import Cut, Faults
+from rdzv.store.memory import MemoryEngine
+from tests.contract.job_harness import KEYS, Client, client
+from tests.contract.raw_client import RawClient, connected
+
+
+@dataclass
+class Pod:
+    """A sidecar's registrar and endpoint."""
+
+    client: Client
+    registrar: Registrar
+    endpoint: Endpoint
+
+    @property
+    def port(self) -> int:
+        assert self.endpoint.port is not None
+        return self.endpoint.port
+
+
+def registrar_of(one: Client, name: str) -> Registrar:
+    return Registrar(
+        one.store,
+        one.mirror,
+        one.membership,
+        Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4),
+        lease_ttl_s=5.0,
+        clock=monotonic,
+        random=Random(name),
+    )
+
+
+@asynccontextmanager
+async def pod(
+    engine: MemoryEngine, name: str, faults: Faults | None = None, *, register: bool = True
+) -> AsyncIterator[Pod]:
+    async with client(engine, faults) as one:
+        registrar = registrar_of(one, name)
+        endpoint = Endpoint(
+            registrar=registrar,
+            membership=one.membership,
+            mirror=one.mirror,
+            store=one.store,
+            port=0,
+            unix_path=None,
+            last_call_s=0.2,
+            clock=monotonic,
+            random=Random(f"endpoint {name}"),
+        )
+        tasks = [asyncio.create_task(endpoint.run())]
+        if register:
+            tasks.append(asyncio.create_task(registrar.run()))
+        try:
+            async with asyncio.timeout(10):
+                await endpoint.listening.wait()
+                if register:
+                    await registrar.registered.wait()
+            yield Pod(one, registrar, endpoint)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
+
+
+@asynccontextmanager
+async def two_clients() -> AsyncIterator[tuple[RawClient, RawClient]]:
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        pods = [await stack.enter_async_context(pod(engine, f"w-{n}")) for n in range(2)]
+        clients = [await stack.enter_async_context(connected(one.port)) for one in pods]
+        yield clients[0], clients[1]
+
+
+async def test_what_one_pod_stores_another_one_reads_counts_and_waits_for() -> None:
+    async with two_clients() as (one, two):
+        assert await one.open_rendezvous("digits") == SENTINEL
+        assert await two.open_rendezvous("digits") == SENTINEL
+        two.send(wire.Wait((b"/k", b"/n")))
+        await one.ask(wire.Set(b"/k", b"value"))
+        assert await one.ask(wire.Add(b"/n", 2)) == 2
+        assert await two.byte() == wire.STOP_WAITING
+        assert await two.ask(wire.Get(b"/k")) == b"value"
+        assert await two.ask(wire.Add(b"/n", 3)) == 5
+        assert await one.ask(wire.Check((b"/k", b"/missing"))) == wire.NOT_READY
+        assert await one.ask(wire.Get(b"/missing")) == b""
+        assert await one.ask(wire.DeleteKey(b"/k")) == 1
+        assert await two.ask(wire.CompareSet(b"/k", b"", b"new")) == b"new"
+
+
+async def test_the_state_key_exists_for_whoever_opened_the_rendezvous() -> None:
+    async with two_clients() as (one, _):
+        key = b"/torch.rendezvous.digits"
+        await one.open_rendezvous("digits")
+        assert await one.ask(wire.Wait((key,))) == wire.STOP_WAITING
+        assert await one.ask(wire.Check((key,))) == wire.READY
+        assert await one.ask(wire.Get(key)) == SENTINEL
+        assert await one.ask(wire.NumKeys()) == 1
+
+
+async def test_a_barrier_lets_go_when_all_have_come() -> None:
+    async with two_clients() as (one, two):
+        one.send(wire.Barrier(b"/b", 2))
+        assert await two.ask(wire.Barrier(b"/b", 2)) == wire.STOP_WAITING
+        assert await one.byte() == wire.STOP_WAITING
+
+
+async def test_a_wait_that_is_given_up_leaves_the_connection_usable() -> None:
+    async with two_clients() as (one, two):
+        await one.open_rendezvous("digits")
+        one.send(wire.Wait((b"/never",)))
+        assert await one.ask(wire.CancelWait()) == wire.WAIT_CANCELED
+        await two.ask(wire.Set(b"/never", b"1"))
+        assert await two.ask(wire.Get(b"/never")) == b"1"
+        assert await one.ask(wire.Add(b"/n", 1)) == 1
+
+
+async def test_a_client_that_comes_before_the_member_is_registered_is_served_once_it_is() -> None:
+    async with pod(MemoryEngine(), "w-0", register=False) as one, connected(one.port) as raw:
+        raw.send(wire.CompareSet(b"/torch.rendezvous.digits", b"", SENTINEL))
+        answer = asyncio.create_task(raw.vec())
+        done, _ = await asyncio.wait([answer], timeout=0.3)
+        assert not done
+        registering = asyncio.create_task(one.registrar.run())
+        async with asyncio.timeout(5):
+            assert await answer == SENTINEL
+        registering.cancel()
+        await asyncio.gather(registering, return_exceptions=True)
+
+
+async def test_i5_a_write_waits_for_the_store_and_its_connection_lives() -> None:
+    cut = Cut()
+    async with pod(MemoryEngine(), "w-0", cut) as one, connected(one.port) as raw:
+        await raw.open_rendezvous("digits")
+        await raw.ask(wire.Set(b"/known", b"1"))
+        assert await raw.ask(wire.Get(b"/known")) == b"1"
+        cut.cut()
+        assert await raw.ask(wire.Wait((b"/known",)), timeout_s=1) == wire.STOP_WAITING
+        assert await raw.ask(wire.Get(b"/known"), timeout_s=1) == b"1"
+        raw.send(wire.Add(b"/n", 4))
+        answer = asyncio.create_task(raw.number())
+        done, _ = await asyncio.wait([answer], timeout=0.5)
+        assert not done
+        cut.mend()
+        async with asyncio.timeout(5):
+            assert await answer == 4
+
+
+@pytest.mark.parametrize("run_id", [b"", b"~", b"\xff\xfe"])
+async def test_i8_a_run_id_that_is_no_name_closes_that_connection_alone(run_id: bytes) -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        async with connected(one.port) as bad:
+            bad.send(wire.CompareSet(b"/torch.rendezvous." + run_id, b"", SENTINEL))
+            async with asyncio.timeout(5):
+                assert await bad.at_end()
+        async with connected(one.port) as good:
+            assert await good.open_rendezvous("digits") == SENTINEL
+
+
+async def test_i8_an_add_on_a_word_closes_that_connection_alone() -> None:
+    async with two_clients() as (one, two):
+        await one.ask(wire.Set(b"/word", b"word"))
+        one.send(wire.Add(b"/word", 1))
+        async with asyncio.timeout(5):
+            assert await one.at_end()
+        assert await two.ask(wire.Get(b"/word")) == b"word"
+
+
+async def put_run(one: Client, generation: int, current: Round, *nodes: Node) -> None:
+    run = KEYS.in_generation(generation).run("digits")
+    puts = [Put(run.round, current.to_json())]
+    puts += [Put(run.node(node.member), node.to_json()) for node in nodes]
+    result = await one.store.txn([], puts)
+    await one.mirror.reached(result.revision)
+
+
+GONE = Node("w-9", "left", "nonce", 1, "10.0.0.9", 7, 0, left_reason="closed")
+
+
+async def test_a_run_closed_by_failure_that_all_have_left_begins_the_next_life() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        await put_run(one.client, 1, Round(3, complete=True, closed="failure"), GONE)
+        async with connected(one.port) as raw:
+            assert await raw.open_rendezvous("digits") == SENTINEL
+        assert one.registrar.generation == 2
+        run = KEYS.in_generation(1).run("digits")
+        assert (await one.client.store.range(run.prefix, prefix=True)).kvs == ()
+
+
+async def test_a_run_closed_by_failure_that_somebody_is_still_in_stays_closed() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        still_there = replace(GONE, state="in", round=3, left_reason="")
+        await put_run(one.client, 1, Round(3, complete=True, closed="failure"), still_there)
+        async with connected(one.port) as raw:
+            await raw.open_rendezvous("digits")
+        assert one.registrar.generation == 1
+
+
+async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        await put_run(one.client, 1, Round(3, complete=True, closed="success"), GONE)
+        async with connected(one.port) as raw:
+            await raw.open_rendezvous("digits")
+        assert one.registrar.generation == 1
+        assert one.endpoint.rendezvous()["digits"].closed == "success"
+
+
+async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:
+    async with two_clients() as (one, two):
+        await one.open_rendezvous("digits")
+        await two.open_rendezvous("faces")
+        await one.ask(wire.Set(b"/k", b"digits"))
+        assert await two.ask(wire.Check((b"/k",))) == wire.NOT_READY
+
+
+async def test_i9_the_endpoint_listens_on_loopback_alone() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        listening = await asyncio.to_thread(listening_addresses, one.port)
+    assert listening <= {"0100007F", "00000000000000000000000001000000"}
+    assert "0100007F" in listening
+
+
+def listening_addresses(port: int) -> set[str]:
+    """Local addresses, in the kernel's spelling, on which ``port`` is listened on."""
+    found = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            host, _, hex_port = address.partition(":")
+            if state == "0A" and int(hex_port, 16) == port:
+                found.add(host)
+    return found
