@@ -29,15 +29,16 @@ _EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.it
 @click.command(
     "local",
     short_help="An elastic job on this machine: simulated nodes, no Kubernetes, no root.",
-    context_settings={"allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog=f"""\b
 Events, as in --event kill:rank0@15s (a node, or the one that hosts a rank then; seconds or
-minutes after the start):
+minutes after the start; add@75s after a kill replaces the killed node):
 {_EVENTS_HELP}
 
 A node is like a pod with restart policy OnFailure: a torchrun that fails is started again after
-one second, up to --restarts times, unless the job is closed by then. The exit status is the
-job's: 0 if it finished, else that of the first torchrun that failed for good; 130 after Ctrl-C.
+one second, up to --restarts times, unless the job is closed by then. All nodes share the directory
+CHECKPOINT_DIR (where it is not set, a new one beside the logs). The exit status is the job's: 0 if
+it finished, else that of the first torchrun that failed for good; 130 after Ctrl-C.
 
 \b
 Example:
@@ -45,20 +46,25 @@ Example:
       --report report -- torchrun --nproc-per-node=2 train.py
 """,
 )
-@click.option("--nodes", default=2, show_default=True, help="Nodes at the start.")
+@click.option("--nodes", default=2, help="Nodes at the start.")
 @click.option(
-    "--min", "min_nodes", default=1, show_default=True, help="Train with no fewer nodes than this."
+    "--min",
+    "min_nodes",
+    default=1,
+    envvar="MUSTER_MIN",
+    show_envvar=True,
+    help="Train with no fewer nodes than this.",
 )
 @click.option(
     "--max",
     "max_nodes",
     type=int,
+    envvar="MUSTER_MAX",
+    show_envvar=True,
     help="Train with no more nodes than this.  [default: all that --nodes and add events start]",
 )
 @click.option("--event", "event_texts", multiple=True, metavar="ACTION[:NODE]@TIME", help="Below.")
-@click.option(
-    "--restarts", default=3, show_default=True, help="How often a node's failed torchrun restarts."
-)
+@click.option("--restarts", default=3, help="How often a node's failed torchrun restarts.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write timeline.json, world.svg.")
 @click.option(
     "--log-dir",
@@ -69,17 +75,30 @@ Example:
     "--lease-ttl",
     "lease_ttl_s",
     default=10.0,
-    show_default=True,
     envvar="MUSTER_LEASE_TTL",
+    show_envvar=True,
     help="Seconds after which a silent node counts as lost.",
 )
 @click.option(
     "--etcd-endpoints",
     envvar="MUSTER_ETCD_ENDPOINTS",
+    show_envvar=True,
     help="Use this etcd.  [default: a store of this run's own]",
 )
-@click.option("--namespace", default="local", show_default=True, envvar="MUSTER_NAMESPACE")
-@click.option("--job", default="local", show_default=True, envvar="MUSTER_JOB")
+@click.option(
+    "--namespace",
+    default="local",
+    envvar="MUSTER_NAMESPACE",
+    show_envvar=True,
+    help="Of the job, in the store.",
+)
+@click.option(
+    "--job",
+    default="local",
+    envvar="MUSTER_JOB",
+    show_envvar=True,
+    help="Its name, also torch's run id.",
+)
 @click.option(
     "--native",
     is_flag=True,
@@ -121,6 +140,7 @@ def local(
         )
     if line is None or faults:
         raise click.UsageError("\n".join(faults))
+    logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
     settings = Settings(
         run=uuid.uuid4().hex,
         namespace=namespace,
@@ -131,11 +151,11 @@ def local(
         max_nodes=max_nodes,
         restarts=restarts,
         lease_ttl_s=lease_ttl_s,
+        checkpoints=logs / "checkpoints",
         endpoints=etcd_endpoints,
         native=native,
     )
-    logs = log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))
-    places = Places(logs.absolute(), report)
+    places = Places(logs, report)
     context.exit(asyncio.run(run_session(settings, events, places, Console())))
 
 

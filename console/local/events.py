@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from rdzv.errors import ConfigError
 
 ACTIONS = {
-    "add": "start a node: a new pod with an empty disk; without a name it takes the lowest that "
-    "is free, so that it replaces a killed one",
+    "add": "start a node, empty; without a name under the lowest that is free",
     "kill": "the whole node at once: sidecar, torchrun and workers (SIGKILL)",
     "kill-container": "torchrun and its workers at once; the container is restarted",
-    "kill-launcher": "torchrun alone; its orphaned workers end with the container, "
-    "which is restarted",
+    "kill-launcher": "torchrun alone: its workers are orphans; the container is restarted",
     "stop": "freeze every process of the node (SIGSTOP)",
     "cont": "let a stopped node go on (SIGCONT)",
 }

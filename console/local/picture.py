@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
+from itertools import zip_longest
 
 from console.local.timeline import Moment, Timeline
 
@@ -25,6 +26,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 .title { font-size: 15px; font-weight: 600; fill: #1d232b }
 .quiet { fill: #6a7380 }
 .back { fill: #ffffff }
+.size { font-weight: 600; paint-order: stroke; stroke: #ffffff; stroke-width: 4 }
 .grid { stroke: #e3e7ec; stroke-width: 1 }
 .axis { stroke: #8d96a3; stroke-width: 1 }
 .world { fill: #4c8fd6; fill-opacity: .32; stroke: none }
@@ -40,6 +42,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
   .title { fill: #eef1f5 }
   .quiet { fill: #98a2b0 }
   .back { fill: #14181d }
+  .size { stroke: #14181d }
   .grid { stroke: #2a313a }
   .axis { stroke: #6a7380 }
   .world { fill: #5aa2ee }
@@ -101,18 +104,15 @@ def draw_picture(timeline: Timeline) -> str:
         f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
         _text(20, 27, "World size and steps over time", "title"),
     ]
-    parts += _grid(size, "ranks", top, size_bottom)
-    parts += _time_grid(time, top, size_bottom)
+    parts += _grid(time, size, "ranks", top, size_bottom)
+    step_top = size_bottom + _BETWEEN
+    step = Axis(max((world.last_step for world in worlds), default=1) * 1.05, bottom, step_top, 5)
     if worlds:
-        parts += _draw_worlds(timeline, time, size, size_bottom)
-        step_top = size_bottom + _BETWEEN
-        largest = max(world.last_step for world in worlds)
-        step = Axis(largest * 1.05, bottom, step_top, 5)
-        parts += _grid(step, "step", step_top, bottom)
-        parts += _time_grid(time, step_top, bottom)
-        parts += _draw_steps(timeline, time, step)
-    parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
+        parts += _grid(time, step, "step", step_top, bottom)
     parts += _draw_events(events, rows, time, bottom)
+    parts += _draw_worlds(timeline, time, size, size_bottom)
+    parts += _draw_steps(timeline, time, step)
+    parts += _draw_rounds(timeline, time, size, end_s, filled=not worlds)
     parts += _time_labels(time, bottom)
     parts += _legend(height - 12, timeline)
     return "\n".join([*parts, "</svg>\n"])
@@ -120,7 +120,7 @@ def draw_picture(timeline: Timeline) -> str:
 
 def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> Iterator[str]:
     worlds = timeline.worlds.all
-    for world, after in zip(worlds, [*worlds[1:], None], strict=True):
+    for world, after in zip_longest(worlds, worlds[1:]):
         left, right = (
             time.at(world.began_s),
             max(time.at(world.ended_s), time.at(world.began_s) + 1),
@@ -129,7 +129,7 @@ def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> I
         yield _rect("world", left, upper, right - left, bottom - upper)
         yield _line("top", left, upper, right, upper)
         if right - left > 24:
-            yield _text((left + right) / 2, upper - 6, f"{world.size}", anchor="middle")
+            yield _text((left + right) / 2, upper - 6, f"{world.size}", "size", anchor="middle")
         if after is not None:
             gap_s = after.began_s - world.ended_s
             middle = (right + time.at(after.began_s)) / 2
@@ -138,7 +138,7 @@ def _draw_worlds(timeline: Timeline, time: Axis, size: Axis, bottom: float) -> I
 
 def _draw_steps(timeline: Timeline, time: Axis, step: Axis) -> Iterator[str]:
     worlds = timeline.worlds.all
-    for world, after in zip(worlds, [*worlds[1:], None], strict=True):
+    for world, after in zip_longest(worlds, worlds[1:]):
         points = " ".join(
             f"{time.at(at_s):.1f},{step.at(number):.1f}" for at_s, number in world.points
         )
@@ -164,7 +164,7 @@ def _draw_rounds(
         left, right, upper = time.at(begin_s), time.at(after_s), size.at(ranks)
         if filled:
             yield _rect("world", left, upper, right - left, size.at(0) - upper)
-            yield _text((left + right) / 2, upper - 6, f"{ranks}", anchor="middle")
+            yield _text((left + right) / 2, upper - 6, f"{ranks}", "size", anchor="middle")
         yield _line("agreed", left, upper, right, upper)
 
 
@@ -200,7 +200,9 @@ def _draw_events(
         yield _text(_label_place(event, time)[0], y, _label(event), "named")
 
 
-def _grid(axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:
+def _grid(time: Axis, axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:
+    for value in time.ticks():
+        yield _line("grid", time.at(value), top, time.at(value), bottom)
     for value in axis.ticks():
         y = axis.at(value)
         yield _line("axis" if value == 0 else "grid", _LEFT, y, _RIGHT, y)
@@ -210,11 +212,6 @@ def _grid(axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:
         f'<text class="quiet" transform="translate(18 {middle:.1f}) rotate(-90)" '
         f'text-anchor="middle">{unit}</text>'
     )
-
-
-def _time_grid(time: Axis, top: float, bottom: float) -> Iterator[str]:
-    for value in time.ticks():
-        yield _line("grid", time.at(value), top, time.at(value), bottom)
 
 
 def _time_labels(time: Axis, bottom: float) -> Iterator[str]:

@@ -20,6 +20,7 @@ MAX_NODES = 64
 class Settings:
     """One run of ``muster local``. ``endpoints`` is None for an embedded store.
 
+    ``checkpoints`` is a directory that all nodes share, as a cluster's volume would be.
     ``native`` leaves Muster out: the first node's torchrun holds torch's own store.
     """
 
@@ -32,6 +33,7 @@ class Settings:
     max_nodes: int
     restarts: int
     lease_ttl_s: float
+    checkpoints: Path
     endpoints: str | None
     native: bool
 
@@ -76,6 +78,7 @@ def launcher_environment(
     base = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
+        "CHECKPOINT_DIR": str(settings.checkpoints),
         **os.environ,
         RUN_MARK: settings.run,
         NODE_MARK: node,

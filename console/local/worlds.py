@@ -72,7 +72,8 @@ class Worlds:
             return f"first step: {world.first_step} in a world of {world.size}"
         gap_s = world.began_s - before.ended_s
         again = before.last_step - world.first_step + 1
-        lost = f", {again} steps are trained again" if again > 0 else ", no step is lost"
+        steps = "step is" if again == 1 else "steps are"
+        lost = f", {again} {steps} trained again" if again > 0 else ", no step is lost"
         return (
             f"trains again at step {world.first_step} in a world of {world.size} "
             f"after {gap_s:.1f} s{lost}"

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's nodes, restarts and end, with a make-believe torchrun that takes no time to start."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import console
+from console.local.events import read_event
+from console.local.launch_line import LaunchLine
+from console.local.processes import marked
+from console.local.session import Places, run_session
+from console.local.settings import Settings
+
+ROOT = Path(console.__file__).parent.parent
+RUN = "run-of-a-test"
+
+TORCHRUN = """
+import os, pathlib, subprocess, sys, time
+import muster
+node, seconds, status = os.environ["MUSTER_MEMBER"], float(sys.argv[1]), int(sys.argv[2])
+lives = pathlib.Path(os.environ["CHECKPOINT_DIR"], node)
+lives.parent.mkdir(exist_ok=True)
+with lives.open("a") as file:
+    file.write("x")
+if len(sys.argv) > 3 and len(lives.read_text()) > int(sys.argv[3]):
+    status = 0
+os.environ["RANK"] = node.removeprefix("node-")
+worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
+deadline = time.monotonic() + seconds
+step = 0
+while time.monotonic() < deadline:
+    step += 1
+    muster.report_step(step)
+    time.sleep(0.02)
+print("the end of", node)
+sys.exit(status)
+"""
+
+
+class Drill:
+    """Runs make-believe jobs and keeps what they said."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.screen = io.StringIO()
+        self.timeline: dict[str, Any] = {}
+        self.lives: dict[str, int] = {}
+        self.script = directory / "torchrun.py"
+        self.script.write_text(TORCHRUN)
+
+    async def run(self, *arguments: str, nodes: int = 2, events: tuple[str, ...] = ()) -> int:
+        """Run a job to its end; returns its status."""
+        settings = Settings(
+            run=RUN,
+            namespace="local",
+            job="job",
+            line=LaunchLine((sys.executable, str(self.script), *arguments), 1),
+            nodes=nodes,
+            min_nodes=1,
+            max_nodes=4,
+            restarts=2,
+            lease_ttl_s=5,
+            checkpoints=self.directory / "checkpoints",
+            endpoints=None,
+            native=True,
+        )
+        self.timeline, self.lives = {}, {}
+        places = Places(self.directory / "logs", self.directory / "report")
+        screen = Console(file=self.screen, width=200)
+        status = await run_session(
+            settings, [read_event(event) for event in events], places, screen
+        )
+        await asyncio.to_thread(self._read)
+        return status
+
+    def _read(self) -> None:
+        self.timeline = json.loads((self.directory / "report" / "timeline.json").read_text())
+        for path in (self.directory / "checkpoints").iterdir():
+            self.lives[path.name] = len(path.read_text())
+            path.unlink()
+
+    def happened(self, *what: str) -> list[tuple[str, str]]:
+        moments = self.timeline["moments"]
+        return [(m["what"], m["who"]) for m in moments if m["what"] in what]
+
+
+@pytest.fixture
+def drill(tmp_path: Path) -> Drill:
+    return Drill(tmp_path)
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - another process has no event to give
+            await asyncio.sleep(0.01)
+
+
+async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
+    assert await drill.run("0.5", "0") == 0
+    assert drill.timeline["status"] == 0
+    assert [world["size"] for world in drill.timeline["worlds"]] == [1]
+    assert "the end of node-0" in drill.screen.getvalue()
+    assert await asyncio.to_thread(marked, RUN) == set()
+
+
+async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill: Drill) -> None:
+    assert await drill.run("0.1", "3", "2", nodes=1) == 0
+    assert drill.lives["node-0"] == 3
+    assert drill.happened("restart", "done") == [
+        ("restart", "node-0"),
+        ("restart", "node-0"),
+        ("done", "node-0"),
+    ]
+
+
+async def test_a_launcher_that_keeps_failing_gives_the_job_its_status(drill: Drill) -> None:
+    assert await drill.run("0.1", "3", nodes=1) == 3
+    assert drill.lives["node-0"] == 3
+    assert "the end of node-0" in drill.screen.getvalue()
+
+
+async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
+    status = await drill.run("2", "0", events=("kill:rank1@0.6s", "add@0.8s"))
+    assert status == 0
+    assert drill.happened("kill", "add", "done") == [
+        ("kill", "node-1"),
+        ("add", "node-1"),
+        ("done", "node-0"),
+        ("done", "node-1"),
+    ]
+    assert drill.lives["node-1"] == 2
+
+
+async def test_the_last_node_killed_is_the_end_unless_another_is_to_come(drill: Drill) -> None:
+    assert await drill.run("60", "0", nodes=1, events=("kill:node-0@0.3s",)) == 137
+    assert await drill.run("1", "0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s")) == 0
+
+
+async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(drill: Drill) -> None:
+    running = asyncio.create_task(
+        drill.run("2.5", "0", events=("kill-launcher:node-1@0.8s", "kill-container:node-0@0.9s"))
+    )
+    await until(lambda: "training" in drill.screen.getvalue())
+    before = await asyncio.to_thread(marked, RUN)
+    assert len(before) == 4
+    await until(lambda: drill.screen.getvalue().count("restart ") == 2)
+    assert not before & await asyncio.to_thread(marked, RUN)
+    assert await running == 0
+    assert (drill.lives["node-0"], drill.lives["node-1"]) == (2, 2)
+
+
+async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) -> None:
+    assert await drill.run("1", "0", events=("stop:node-1@0.5s",)) == 0
+    assert drill.happened("done") == [("done", "node-0")]
+    assert await asyncio.to_thread(marked, RUN) == set()
+    events = ("stop:node-1@0.5s", "cont:node-1@1.5s")
+    assert await drill.run("1", "0", events=events) == 0
+    assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
+
+
+async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
+    events = ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")
+    assert await drill.run("0.6", "0", nodes=1, events=events) == 0
+    assert drill.happened("kill", "add") == [
+        ("kill", "node-7"),
+        ("kill", "rank9"),
+        ("add", "node-0"),
+    ]
+    assert drill.lives["node-0"] == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_a_signal_ends_the_run_and_leaves_nothing(
+    drill: Drill, number: signal.Signals, status: int
+) -> None:
+    running = asyncio.create_task(drill.run("60", "0", events=("stop:node-1@0.3s",)))
+    await until(
+        lambda: "stop " in drill.screen.getvalue() and "training" in drill.screen.getvalue()
+    )
+    started_s = time.monotonic()
+    os.kill(os.getpid(), number)
+    assert await running == status
+    assert time.monotonic() - started_s < 8
+    assert await asyncio.to_thread(marked, RUN) == set()
