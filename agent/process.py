@@ -25,6 +25,7 @@ from agent.rundir import RunDir, State
 from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.errors import ConfigError, Fenced, JobMismatch, MusterError, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
+from rdzv.losses import Losses
 from rdzv.membership import Membership
 from rdzv.registrar import Registrar
 from rdzv.registration import Identity
@@ -96,6 +97,7 @@ class Sidecar:
             held=state.held,
             on_held=lambda held: run_dir.keep(State(state.pod_uid, held)),
         )
+        self._losses = Losses(store, self._mirror, membership, config.member)
         self._hosts = HostDelivery(
             run_dir,
             self._mirror,
@@ -142,6 +144,7 @@ class Sidecar:
                         ("hosts", self._deliver_hosts()),
                         ("watching", self._watching.run()),
                         ("c10d", self._endpoint.run()),
+                        ("losses", self._losses.run()),
                         ("loop-lag", self._loop_lag.run()),
                     )
                 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from time import time
@@ -163,7 +164,10 @@ class Registrar:
         self.lease_id = lease_id
         self.lease_valid_until_s = granted_at_s + self._lease_ttl_s
         self._on_held(self.held)
-        await self._mirror.reached(revision)
+        with suppress(TimeoutError):
+            # A store that was restored meanwhile may never reach it; what then is found decides.
+            async with asyncio.timeout(self._lease_ttl_s):
+                await self._mirror.reached(revision)
         self.registered.set()
         self._say(
             f"registered as incarnation {decision.incarnation.number}"

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from time import time
 
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.kv import Kv, Operator
@@ -18,6 +19,7 @@ from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from rdzv.errors import StoreError
+from rdzv.history import HistoryEntry, write_entry
 from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
@@ -38,6 +40,7 @@ class _Run:
     rendezvous: Rendezvous
     task: asyncio.Task[None]
     forgotten_round: int = -1
+    noted: tuple[int, str] = (-1, "")
 
 
 class Endpoint:
@@ -164,7 +167,9 @@ class Endpoint:
                     self._run(run_id)
                 entered, self._entered = self._entered, asyncio.Event()
                 entered.set()
-            self._forget_old_rounds()
+            for run_id, run in self._runs.items():
+                self._note_round(run_id, run)
+                self._forget_old_round(run_id, run)
             await self._mirror.changed_after(self._mirror.sequence)
 
     def _leave_generation(self) -> None:
@@ -249,12 +254,30 @@ class Endpoint:
             known = self._run_membership = (snapshot, self.fenced, made)
         return known[2]
 
-    def _forget_old_rounds(self) -> None:
-        """Drop what launchers stored for rounds two back; one node of the round does it."""
-        for run_id, run in self._runs.items():
-            current = run.rendezvous.round
-            if not self._is_first(current) or current.number - 2 <= run.forgotten_round:
-                continue
+    def _note_round(self, run_id: str, run: _Run) -> None:
+        """Put a round that was formed, or closed, into the history; its first node does it."""
+        current = run.rendezvous.round
+        now = (current.number, current.closed)
+        if not self._is_first(current) or now == run.noted:
+            return
+        run.noted = now
+        entry = HistoryEntry(
+            what="closed" if current.closed else "round",
+            member=self._registrar.identity.member,
+            why=f"closed by {current.closed}" if current.closed else "everybody coming had come",
+            at_unix_s=time(),
+            details={"run_id": run_id, "round": current.number, "nodes": len(current.frozen)},
+        )
+        present = [kv.key for kv in self._mirror.under(self._membership.keys.history)]
+        noting = write_entry(
+            self._store, self._membership.keys, entry, current.mod_revision, present
+        )
+        self._tasks.create_task(noting, name=f"note round {current.number}")
+
+    def _forget_old_round(self, run_id: str, run: _Run) -> None:
+        """Drop what launchers stored for rounds two back; the first node of the round does it."""
+        current = run.rendezvous.round
+        if self._is_first(current) and current.number - 2 > run.forgotten_round:
             run.forgotten_round = current.number - 2
             self._tasks.create_task(self._forget_round(run, run_id), name=f"forget {run_id}")
 

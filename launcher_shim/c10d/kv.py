@@ -18,7 +18,17 @@ from typing import Generic, TypeVar
 from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
 from rdzv.errors import StoreError, WireError
 from rdzv.keys import RunKeys
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
+from rdzv.store import (
+    Compare,
+    Delete,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Store,
+    TxnResult,
+    WatchEvent,
+)
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
@@ -71,9 +81,19 @@ class Kv:
         self._store = store
         self._lease_id = lease_id
         self._waiters: dict[bytes, list[_Waiter]] = {}
+        self._seen_revision = mirror.revision
         self.cells = Cells(keys, self._present)
         self.cells.learn(mirror.under(keys.prefix))
-        self.close = mirror.subscribe(lambda events: self.cells.apply(events, mirror.revision))
+        self.close = mirror.subscribe(self._apply)
+
+    def _apply(self, events: Sequence[WatchEvent]) -> None:
+        revision = self._mirror.revision
+        if revision < self._seen_revision:
+            # The store was restored or emptied: revisions start anew, and so does what is known.
+            self.cells = Cells(self.keys, self._present)
+            self.cells.learn(self._mirror.under(self.keys.prefix))
+        self._seen_revision = revision
+        self.cells.apply(events, revision)
 
     # -- reading
 

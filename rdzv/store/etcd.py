@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -122,13 +123,14 @@ class EtcdStore:
             raise ValueError(f"a watch starts at revision 1 or later, got {start_revision}")
         interval = Interval.of(prefix, prefix=True)
         next_revision = start_revision
-        life: tuple[int, int] | None = None
+        life: _Life | None = None
         failures = 0
         while not self._closing.is_set():
             endpoint = self._rotation.current
             try:
                 life = await self._same_life(endpoint, interval, next_revision, life)
-                async with WatchStream(endpoint, interval, next_revision) as stream:
+                stream = WatchStream(endpoint, interval, next_revision, life.revision)
+                async with stream:
                     while not self._closing.is_set():
                         batch = await stream.next_batch()
                         next_revision = batch.revision + 1
@@ -285,8 +287,8 @@ class EtcdStore:
         endpoint: Endpoint,
         interval: Interval,
         next_revision: int,
-        life: tuple[int, int] | None,
-    ) -> tuple[int, int]:
+        life: _Life | None,
+    ) -> _Life:
         """Make sure that ``endpoint`` has the history that the watch has seen so far.
 
         A store that was emptied or restored counts its revisions anew: a watch on it would stay
@@ -301,19 +303,29 @@ class EtcdStore:
             raise failed.verdict() from None
         header = response.header
         if header.revision < next_revision - 1 or (
-            life is not None and (header.cluster_id != life[0] or header.raft_term < life[1])
+            life is not None
+            and (header.cluster_id != life.cluster_id or header.raft_term < life.raft_term)
         ):
             raise Compacted(
                 f"the store is not the one that had revision {next_revision - 1}: it was emptied "
                 f"or restored, and is at revision {header.revision} now",
                 header.revision,
             )
-        return header.cluster_id, header.raft_term
+        return _Life(header.cluster_id, header.raft_term, header.revision)
 
     async def _pause(self, pause_s: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
                 await self._closing.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """Which store it is, and how far it has come."""
+
+    cluster_id: int
+    raft_term: int
+    revision: int
 
 
 class _AttemptError(Exception):

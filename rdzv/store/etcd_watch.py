@@ -33,13 +33,17 @@ class StreamLostError(Exception):
 class WatchStream:
     """A watch on one endpoint, used as an async context manager around ``next_batch``."""
 
-    def __init__(self, endpoint: Endpoint, interval: Interval, start_revision: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, interval: Interval, start_revision: int, store_revision: int
+    ) -> None:
         self.next_revision = start_revision
         self._endpoint = endpoint
         self._create = pb.WatchCreateRequest(
             key=interval.start,
             range_end=interval.end,
-            start_revision=start_revision,
+            # etcd answers no progress request of a watch that starts in the future, so on an idle
+            # store the last revision is watched again, and dropped.
+            start_revision=max(min(start_revision, store_revision), 1),
             fragment=True,
         )
         self._lost = ""
@@ -91,13 +95,11 @@ class WatchStream:
 
     def _batch(self) -> WatchBatch:
         pieces, self._pieces = self._pieces, []
-        events = tuple(pieces)
-        # Not the header's revision: while it catches up, etcd sends its present one there.
-        revision = events[-1].kv.mod_revision
-        if events[0].kv.mod_revision < self.next_revision:
-            raise StreamLostError(f"revision {events[0].kv.mod_revision} came a second time")
-        self.next_revision = revision + 1
-        return WatchBatch(revision, events)
+        events = tuple(event for event in pieces if event.kv.mod_revision >= self.next_revision)
+        if events:
+            # Not the header's revision: while it catches up, etcd sends its present one there.
+            self.next_revision = events[-1].kv.mod_revision + 1
+        return WatchBatch(self.next_revision - 1, events)
 
     def _end_of(self, message: Any) -> Exception:
         if message.compact_revision:

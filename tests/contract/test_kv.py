@@ -208,6 +208,15 @@ async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
         assert not await two.check([b"/r.JOB.1/q"])
 
 
+async def test_a_store_that_was_emptied_is_believed() -> None:
+    async with client(MemoryEngine()) as one:
+        kv = kv_of(one)
+        await kv.put([(b"/old", b"1")])
+        one.mirror.replace([], 1)
+        assert kv.cells.value(b"/old") is None
+        assert list(kv.cells.existing()) == []
+
+
 async def test_a_value_beyond_the_stores_limit_is_refused_with_the_number() -> None:
     async with sidecars(None) as (kv,):
         with pytest.raises(WireError, match=str(MAX_VALUE_BYTES)):

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members that vanished without a goodbye: noticed by the others, and put into the history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import time
+
+from rdzv.errors import RecordError
+from rdzv.history import HistoryEntry, write_entry
+from rdzv.listing import decide
+from rdzv.membership import Membership
+from rdzv.model import Member, Snapshot
+from rdzv.store import Store, WatchEvent
+from rdzv.watching import Mirror
+
+
+def lost_members(
+    before: Snapshot, after: Snapshot, said_goodbye: frozenset[str]
+) -> tuple[Member, ...]:
+    """Members of ``before`` that are gone in ``after`` and are not among those who took leave.
+
+    A new generation begins with nobody; that is no loss.
+    """
+    if before.job is None or after.job is None or before.job.generation != after.job.generation:
+        return ()
+    return tuple(
+        member
+        for name, member in sorted(before.members.items())
+        if name not in after.members and name not in said_goodbye
+    )
+
+
+class Losses:
+    """Writes a ``lost`` entry for each loss; of all members the oldest listed one does it."""
+
+    def __init__(self, store: Store, mirror: Mirror, membership: Membership, me: str) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._membership = membership
+        self._me = me
+        self._goodbyes: set[str] = set()
+
+    async def run(self) -> None:
+        """Follow the membership for ever."""
+        unsubscribe = self._mirror.subscribe(self._note_goodbyes)
+        try:
+            before = self._membership.snapshot()
+            while True:
+                await self._mirror.changed_after(self._mirror.sequence)
+                after = self._membership.snapshot()
+                if after is before:
+                    continue
+                lost = lost_members(before, after, frozenset(self._goodbyes))
+                self._goodbyes.clear()
+                before = after
+                if lost and self._is_reporter(after):
+                    for member in lost:
+                        await self._report(member, after.revision)
+        finally:
+            unsubscribe()
+
+    def _is_reporter(self, snapshot: Snapshot) -> bool:
+        listed = decide(snapshot).listed
+        return bool(listed) and listed[0].name == self._me
+
+    async def _report(self, member: Member, revision: int) -> None:
+        entry = HistoryEntry(
+            what="lost",
+            member=member.name,
+            why="its lease ended without a goodbye",
+            at_unix_s=time(),
+            details={"incarnation": member.incarnation, "pod_uid": member.pod_uid},
+        )
+        present = [kv.key for kv in self._mirror.under(self._membership.keys.history)]
+        await write_entry(self._store, self._membership.keys, entry, revision, present)
+
+    def _note_goodbyes(self, events: Sequence[WatchEvent]) -> None:
+        for event in events:
+            if event.kind != "put" or not event.kv.key.startswith(self._membership.keys.history):
+                continue
+            try:
+                entry = HistoryEntry.from_kv(event.kv)
+            except RecordError:
+                continue
+            if entry.what == "leave":
+                self._goodbyes.add(entry.member)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+from rdzv.losses import lost_members
+from rdzv.model import Job, Member, Snapshot
+
+A = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 4)
+B = replace(A, name="b", pod_uid="uid-b", incarnation=2)
+BOTH = Snapshot(5, Job(1, 4), {"a": A, "b": B})
+
+
+def test_who_is_gone_without_a_goodbye_is_lost() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset()) == (B,)
+
+
+def test_who_said_goodbye_is_not() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset({"b"})) == ()
+
+
+def test_a_new_generation_loses_nobody() -> None:
+    assert lost_members(BOTH, Snapshot(6, Job(1, 4, generation=2)), frozenset()) == ()
