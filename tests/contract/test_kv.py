@@ -212,6 +212,8 @@ async def test_a_store_that_was_emptied_is_believed() -> None:
     async with client(MemoryEngine()) as one:
         kv = kv_of(one)
         await kv.put([(b"/old", b"1")])
+        async with asyncio.timeout(5):
+            await one.mirror.changed_after(one.mirror.sequence)
         one.mirror.replace([], 1)
         assert kv.cells.value(b"/old") is None
         assert list(kv.cells.existing()) == []
