@@ -8,11 +8,13 @@ and one grant of rights fits it. Names are percent-encoded: no name can reach ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 
 ROOT = "/muster/v1/"
 
 
+@lru_cache(maxsize=4096)  # every event of a watch is held against a few prefixes
 def _name(text: str) -> str:
     if not text:
         raise ValueError("a key needs a name: got an empty one")

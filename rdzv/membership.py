@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar, cast
+from urllib.parse import unquote
 
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
@@ -12,6 +14,7 @@ from rdzv.store import RangeResult, WatchEvent
 from rdzv.watching import Mirror
 
 Record = Job | Member | Incarnation | Drain
+R = TypeVar("R", Job, Member, Incarnation, Drain)
 
 
 class Membership:
@@ -20,9 +23,11 @@ class Membership:
     def __init__(self, keys: JobKeys, mirror: Mirror) -> None:
         self.keys = keys
         self._mirror = mirror
-        self._records: dict[str, Record] = {}
+        self._sections: dict[str, dict[str, Record]] = {}
         self._corrupt: dict[str, str] = {}
         self._snapshot: Snapshot | None = None
+        self._job_key = keys.job
+        self._incarnations = keys.incarnations
         self._generations = keys.generations
         mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.kvs.values()])
@@ -35,23 +40,29 @@ class Membership:
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
-            kind = self._kind(event.kv.key)
+            key = event.kv.key
+            kind = self._kind(key)
             if kind is None:
                 continue
-            key = event.kv.key
+            # Kept apart by section, so that a snapshot of hundreds of members is a mere copy.
+            section, _, encoded = key.rpartition("/")
+            name = unquote(encoded)
+            records = self._sections.setdefault(section + "/", {})
             self._snapshot = None
-            self._records.pop(key, None)
+            records.pop(name, None)
             self._corrupt.pop(key, None)
             if event.kind == "put":
                 try:
-                    self._records[key] = kind.from_kv(event.kv)
+                    records[name] = kind.from_kv(event.kv)
                 except RecordError as error:
                     self._corrupt[key] = str(error)
+            elif not records:
+                del self._sections[section + "/"]
 
     def _kind(self, key: str) -> type[Record] | None:
-        if key == self.keys.job:
+        if key == self._job_key:
             return Job
-        if key.startswith(self.keys.incarnations):
+        if key.startswith(self._incarnations):
             return Incarnation
         if not key.startswith(self._generations):
             return None
@@ -61,20 +72,20 @@ class Membership:
         return {"members": Member, "drains": Drain}.get(parts[1])
 
     def _build(self) -> Snapshot:
-        job = self._records.get(self.keys.job)
-        assert job is None or isinstance(job, Job)
+        job = self._records(self.keys.prefix, Job).get("job")
         current = self.keys.in_generation(job.generation if job else 1)
-        members, incarnations, drains = {}, {}, {}
-        for key, record in self._records.items():
-            if isinstance(record, Member) and key.startswith(current.members):
-                members[record.name] = record
-            elif isinstance(record, Incarnation):
-                incarnations[record.member] = record
-            elif isinstance(record, Drain) and key.startswith(current.drains):
-                drains[record.pod_uid] = record
         return Snapshot(
-            self._mirror.revision, job, members, incarnations, drains, dict(self._corrupt)
+            self._mirror.revision,
+            job,
+            self._records(current.members, Member),
+            self._records(self._incarnations, Incarnation),
+            self._records(current.drains, Drain),
+            dict(self._corrupt),
         )
+
+    def _records(self, section: str, kind: type[R]) -> dict[str, R]:
+        """A copy of one section, all of whose records are of one kind."""
+        return cast(dict[str, R], dict(self._sections.get(section, {})))
 
 
 def snapshot_of(keys: JobKeys, read: RangeResult) -> Snapshot:
