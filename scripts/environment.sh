@@ -16,7 +16,7 @@ fail() {
 
 find_python() {
     local candidate
-    for candidate in ${MUSTER_PYTHON:-} python3.13 python3.12 python3.11 python3; do
+    for candidate in ${MUSTER_PYTHON:-} python3 python3.11 python3.12 python3.13; do
         # Version managers leave names on PATH that do not run: only the answer counts.
         if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$candidate"
@@ -53,17 +53,17 @@ ensure() {
 
 ensure_runtime() {
     ensure muster "20 MB" "half a minute" \
-        aiohttp click grpcio prometheus-client protobuf rich uvloop
+        aiohttp click grpcio prometheus-client protobuf rich
     ensure torch "2.6 GB (5.4 GB on disk)" "2-10 minutes" torch numpy scikit-learn
 }
 
 ensure_development() {
     ensure_runtime
     ensure test-tools "60 MB" "half a minute" \
-        blockbuster hypothesis mypy pytest pytest-asyncio pytest-timeout ruff
+        atheris blockbuster hypothesis mypy pytest pytest-asyncio pytest-timeout ruff
 }
 
-# Leaves the path of etcd in $MUSTER_TEST_ETCD.
+# Leaves the folder of etcd and etcdctl in $MUSTER_TEST_ETCD.
 ensure_etcd() {
     MUSTER_TEST_ETCD=$("$REPOSITORY/scripts/toolchain/etcd") || fail "etcd could not be made ready."
     export MUSTER_TEST_ETCD
