@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TCP proxy on loopback that a test can cut, delay, or turn into a black hole."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class TcpProxy:
+    """``async with TcpProxy("127.0.0.1:2379") as proxy: … proxy.endpoint``."""
+
+    def __init__(self, target: str) -> None:
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self.delay_s = 0.0
+        self._up, self._down = asyncio.Event(), asyncio.Event()
+        self._refusing = False
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.mend()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Reset every connection, and every new one."""
+        self._refusing = True
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def hold(self, *, up: bool = True, down: bool = True) -> None:
+        """Black hole: connections stay, bytes towards the target and back do not pass."""
+        if up:
+            self._up.clear()
+        if down:
+            self._down.clear()
+
+    def mend(self) -> None:
+        """Let everything through; what was held arrives now, as TCP would have it."""
+        self._refusing = False
+        self._up.set()
+        self._down.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers |= {writer, far_writer}
+        for source, sink, flow in (
+            (reader, far_writer, self._up),
+            (far_reader, writer, self._down),
+        ):
+            pump = asyncio.create_task(self._pump(source, sink, flow))
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flow: asyncio.Event
+    ) -> None:
+        try:
+            while chunk := await source.read(65536):
+                if self.delay_s:
+                    await asyncio.sleep(self.delay_s)
+                await flow.wait()
+                sink.write(chunk)
+                await sink.drain()
+            await flow.wait()
+        except OSError:
+            pass
+        finally:
+            sink.transport.abort()
+            self._writers.discard(sink)
