@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of every driver that has a network: what a broken one looks like to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from rdzv.errors import (
+    Compacted,
+    ConfigError,
+    StoreAmbiguous,
+    StoreUnavailable,
+)
+from rdzv.store import Compare, Put, Store, WatchBatch
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.etcd import ATTEMPT_S, EtcdStore
+from tests.chaos.etcd_cluster import free_ports
+from tests.chaos.tcp_proxy import TcpProxy
+from tests.contract.store_backend import Backend, following
+
+
+class Broken:
+    """A client whose every connection goes through a proxy of its own, and one that is fine."""
+
+    def __init__(self, store: Store, proxies: list[TcpProxy], fine: Store, prefix: str) -> None:
+        self.store, self.proxies, self.fine, self.prefix = store, proxies, fine, prefix
+
+
+@pytest.fixture
+async def broken(backend: Backend) -> AsyncIterator[Broken]:
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in backend.endpoints
+        ]
+        store = EtcdStore([proxy.endpoint for proxy in proxies])
+        stack.push_async_callback(store.close)
+        yield Broken(store, proxies, backend.connect(), backend.prefix)
+
+
+over_a_network = pytest.mark.parametrize(
+    "backing", ["embedded", pytest.param("etcd", marks=pytest.mark.etcd)], indirect=True
+)
+
+
+@over_a_network
+async def test_an_answer_that_is_lost_leaves_a_write_ambiguous(broken: Broken) -> None:
+    key = broken.prefix + "k"
+    await broken.store.range(key)
+    for proxy in broken.proxies:
+        proxy.hold(up=False)
+    started_s = time.monotonic()
+    with pytest.raises(StoreAmbiguous):
+        await broken.store.txn([Compare(key, "create", "=", 0)], [Put(key, b"1")])
+    assert ATTEMPT_S - 0.1 < time.monotonic() - started_s < ATTEMPT_S + 0.7
+    assert [kv.value for kv in (await broken.fine.range(key)).kvs] == [b"1"]
+    for proxy in broken.proxies:
+        proxy.mend()
+    settled = await broken.store.txn(
+        [Compare(key, "create", "=", 0)], [Put(key, b"2")], timeout_s=5
+    )
+    assert not settled.succeeded
+
+
+@over_a_network
+async def test_a_request_that_is_lost_leaves_a_write_ambiguous_too(broken: Broken) -> None:
+    key = broken.prefix + "k"
+    await broken.store.range(key)
+    for proxy in broken.proxies:
+        proxy.hold(down=False)
+    with pytest.raises(StoreAmbiguous):
+        await broken.store.txn([], [Put(key, b"1")])
+    assert (await broken.fine.range(key)).kvs == ()
+
+
+@over_a_network
+async def test_a_connection_cut_under_a_write_leaves_it_ambiguous(broken: Broken) -> None:
+    key = broken.prefix + "k"
+    await broken.store.range(key)
+    for proxy in broken.proxies:
+        proxy.hold(up=False)
+    start = (await broken.fine.range(key)).revision + 1
+    writing = asyncio.create_task(broken.store.txn([], [Put(key, b"1")]))
+    async with following(broken.fine, key, start) as follower:
+        await follower.count(1, deadline_s=0.9)
+    for proxy in broken.proxies:
+        proxy.cut()
+    with pytest.raises(StoreAmbiguous):
+        await writing
+
+
+async def test_a_store_that_is_not_there_applied_nothing() -> None:
+    endpoints = [f"127.0.0.1:{port}" for port in await asyncio.to_thread(free_ports, 2)]
+    store = EtcdStore(endpoints)
+    started_s = time.monotonic()
+    with pytest.raises(StoreUnavailable, match="refused"):
+        await store.txn([], [Put("k", b"1")], timeout_s=0.5)
+    with pytest.raises(StoreUnavailable):
+        await store.range("k", timeout_s=0.5)
+    with pytest.raises(StoreUnavailable):
+        await store.lease_keep_alive(1, timeout_s=0.5)
+    assert time.monotonic() - started_s < 2.5
+    await store.close()
+
+
+@over_a_network
+async def test_a_connection_that_does_not_come_about_sent_nothing(broken: Broken) -> None:
+    for proxy in broken.proxies:
+        proxy.hold()
+    with pytest.raises(StoreUnavailable):
+        await broken.store.txn([], [Put(broken.prefix + "k", b"1")], timeout_s=1.2)
+    for proxy in broken.proxies:
+        proxy.mend()
+    await broken.store.txn([], [Put(broken.prefix + "k", b"2")], timeout_s=5)
+    kvs = (await broken.fine.range(broken.prefix + "k")).kvs
+    assert [(kv.value, kv.version) for kv in kvs] == [(b"2", 1)]
+
+
+@over_a_network
+async def test_reads_and_renewals_find_an_endpoint_that_answers(
+    broken: Broken, backend: Backend
+) -> None:
+    # The first endpoint will be frozen; of the embedded server there is only one.
+    fine = EtcdStore([broken.proxies[0].endpoint, *backend.endpoints[-1:]])
+    lease = next(backend.lease_ids)
+    await fine.lease_grant(lease, 10)
+    broken.proxies[0].hold()
+    started_s = time.monotonic()
+    assert await fine.lease_keep_alive(lease) >= 10
+    await fine.range(broken.prefix, prefix=True)
+    assert time.monotonic() - started_s < ATTEMPT_S + 0.7
+    started_s = time.monotonic()
+    await fine.txn([], [Put(broken.prefix + "k", b"")])
+    assert time.monotonic() - started_s < 0.5
+    await fine.lease_revoke(lease)
+    await fine.close()
+
+
+@over_a_network
+async def test_a_watch_survives_cuts_and_holes(broken: Broken) -> None:
+    start = (await broken.fine.range(broken.prefix)).revision + 1
+    written: list[int] = []
+    async with following(broken.store, broken.prefix, start) as follower:
+
+        async def write(count: int) -> None:
+            for _ in range(count):
+                result = await broken.fine.txn([], [Put(broken.prefix + "k", b"")], timeout_s=5)
+                written.append(result.revision)
+
+        await write(5)
+        await follower.count(5)
+        for proxy in broken.proxies:
+            proxy.cut()
+        await write(5)
+        for proxy in broken.proxies:
+            proxy.mend()
+        await follower.count(10)
+        for proxy in broken.proxies:
+            proxy.hold()
+        await write(5)
+        with pytest.raises(StoreUnavailable):
+            await broken.store.range(broken.prefix)
+        for proxy in broken.proxies:
+            proxy.mend()
+        await write(5)
+        await follower.count(20, deadline_s=10)
+    assert [event.kv.mod_revision for event in follower.events] == written
+
+
+async def drain(batches: AsyncIterator[WatchBatch]) -> None:
+    async for _ in batches:
+        pass
+
+
+async def test_a_store_that_lost_its_memory_is_noticed() -> None:
+    (port,) = await asyncio.to_thread(free_ports, 1)
+    listen = f"127.0.0.1:{port}"
+    store = EtcdStore([listen])
+    async with EmbeddedServer(listen):
+        for _ in range(10):
+            last = await store.txn([], [Put("k", b"")])
+        batches = store.watch("k", last.revision + 1)
+        await anext(batches)
+    async with EmbeddedServer(listen):
+        other = EtcdStore([listen])
+        # It has come further than the old one did: only its identity gives it away.
+        for _ in range(20):
+            await other.txn([], [Put("k", b"")], timeout_s=5)
+        async with asyncio.timeout(5):
+            with pytest.raises(Compacted, match="emptied or restored"):
+                await drain(batches)
+        await other.close()
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "host", "host:", "https://host:2379", "http://host:2379/path", "a:b:1", "::1:2379"],
+)
+async def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="expected host:port"):
+        EtcdStore([endpoint])
+    with pytest.raises(ConfigError, match="at least one"):
+        EtcdStore([])
+
+
+async def test_two_servers_cannot_share_a_port() -> None:
+    async with EmbeddedServer() as server:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            async with EmbeddedServer(server.endpoint):
+                pass
