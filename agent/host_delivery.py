@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.rundir import RunDir
+from agent.rundir import HOSTS_NAME, RunDir
 from launcher_shim.horovod import hosts
 from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
@@ -17,6 +17,9 @@ from rdzv.membership import Membership
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 5.0
+"""Until a list that the disk did not take is tried again."""
 
 
 class HostDelivery:
@@ -52,11 +55,25 @@ class HostDelivery:
             sequence = self._mirror.sequence
             self._decide()
             text = self._list.render()
-            if text != delivered:
-                await asyncio.to_thread(self._run_dir.deliver_hosts, text)
+            if text != delivered and await self._deliver(text):
                 delivered = text
-            self.delivered.set()
-            await self._change_after(sequence)
+            if text == delivered:
+                self.delivered.set()
+            await self._change_after(sequence, retry=text != delivered)
+
+    async def _deliver(self, text: str) -> bool:
+        """Rename a list into place; False if the disk does not take it: the former one stays."""
+        try:
+            await asyncio.to_thread(self._run_dir.deliver_hosts, text)
+        except OSError as error:
+            log.error(
+                "%s cannot be written (%s): launchers go on with the former host list",
+                self._run_dir.path / HOSTS_NAME,
+                error.strerror,
+                extra={"event": "hosts_not_delivered"},
+            )
+            return False
+        return True
 
     def _decide(self) -> None:
         snapshot = self._membership.snapshot()
@@ -88,9 +105,11 @@ class HostDelivery:
                 return True
         return False
 
-    async def _change_after(self, sequence: int) -> None:
+    async def _change_after(self, sequence: int, *, retry: bool) -> None:
         check_s = self._list.next_check_s()
         timeout_s = None if check_s is None else max(0.1, check_s - self._clock())
+        if retry:
+            timeout_s = RETRY_PAUSE_S if timeout_s is None else min(timeout_s, RETRY_PAUSE_S)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._mirror.changed_after(sequence)

@@ -21,14 +21,14 @@ from agent.host_delivery import HostDelivery
 from agent.http import serving
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
-from agent.rundir import RunDir, State
+from agent.rundir import STATE_NAME, RunDir, State
 from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.errors import ConfigError, Fenced, JobMismatch, MusterError, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.losses import Losses
 from rdzv.membership import Membership
 from rdzv.registrar import Registrar
-from rdzv.registration import Identity
+from rdzv.registration import Held, Identity
 from rdzv.store import Store
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
@@ -81,6 +81,8 @@ class Sidecar:
         random: Random,
     ) -> None:
         self._config = config
+        self._run_dir = run_dir
+        self._pod_uid = state.pod_uid
         self._fresh = state.held is None
         self._keys = JobKeys(config.namespace, config.job)
         self._mirror = Mirror(self._keys.prefix, monotonic)
@@ -95,7 +97,7 @@ class Sidecar:
             clock=monotonic,
             random=random,
             held=state.held,
-            on_held=lambda held: run_dir.keep(State(state.pod_uid, held)),
+            on_held=self._keep,
         )
         self._losses = Losses(store, self._mirror, membership, config.member)
         self._hosts = HostDelivery(
@@ -195,6 +197,19 @@ class Sidecar:
                 f"the store at {', '.join(self._config.etcd_endpoints)} did not answer within"
                 f" {timeout_s:g} s: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS) and that it runs"
             ) from None
+
+    async def _keep(self, held: Held) -> None:
+        """Keep what is registered, for the sidecar that starts here next."""
+        try:
+            await asyncio.to_thread(self._run_dir.keep, State(self._pod_uid, held))
+        except OSError as error:
+            log.error(
+                "%s cannot be written (%s): were this sidecar started again, it would be taken"
+                " for a fresh pod",
+                self._run_dir.path / STATE_NAME,
+                error.strerror,
+                extra={"event": "state_not_kept"},
+            )
 
     async def _deliver_hosts(self) -> None:
         await self._registrar.registered.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from random import Random
@@ -55,7 +55,7 @@ class Registrar:
         clock: Callable[[], float],
         random: Random,
         held: Held | None = None,
-        on_held: Callable[[Held], None] = lambda held: None,
+        on_held: Callable[[Held], Awaitable[None]] | None = None,
     ) -> None:
         self.identity = identity
         self.keys = membership.keys
@@ -163,7 +163,8 @@ class Registrar:
         self.held = Held(decision.job.generation, decision.incarnation.number)
         self.lease_id = lease_id
         self.lease_valid_until_s = granted_at_s + self._lease_ttl_s
-        self._on_held(self.held)
+        if self._on_held is not None:
+            await self._on_held(self.held)
         with suppress(TimeoutError):
             # A store that was restored meanwhile may never reach it; what then is found decides.
             async with asyncio.timeout(self._lease_ttl_s):

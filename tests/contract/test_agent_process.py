@@ -286,6 +286,36 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
         assert (await one.get("/nothing"))[0] == 404
 
 
+async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with (
+        sidecar(server.endpoint, tmp_path / "a", "node-0", MUSTER_LEASE_TTL="60") as one,
+        sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two,
+    ):
+        await one.until_ready()
+        await two.until_ready()
+        for name in ("hosts", "state.json"):
+            await asyncio.to_thread(block, tmp_path / "a" / name)
+        assert await two.end() == 0
+        assert (
+            "hosts cannot be written" in (await one.until_logged("hosts_not_delivered"))["message"]
+        )
+        assert (await one.get("/healthz"))[0] == 200
+        await asyncio.to_thread((tmp_path / "a" / "hosts").rmdir)
+
+        async def delivered() -> bool:
+            return await asyncio.to_thread((tmp_path / "a" / "hosts").exists)
+
+        await until(delivered)
+        assert len((await one.hosts()).splitlines()) == 2
+
+
+def block(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
 def listening(pid: int) -> set[tuple[str, int]]:
     """Address and port of every TCP socket that a process listens on."""
     inodes = set()
