@@ -16,7 +16,7 @@ from console.local.timeline import Moment, Timeline
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876
 _LABEL_ROW = 17
-_CHARACTER = 6.4
+_CHARACTER = 6.9
 """Width of a character of the labels, about; only to keep labels from overlapping."""
 
 _SIZE_HEIGHT, _STEP_HEIGHT, _BETWEEN = 150, 190, 34
@@ -86,8 +86,8 @@ def draw_picture(timeline: Timeline) -> str:
     """Draw what a timeline holds; without progress files, the rounds alone."""
     worlds = timeline.worlds.all
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
-    time = Axis(end_s, _LEFT, _RIGHT, 12)
     events = [moment for moment in timeline.moments if moment.kind == "event"]
+    time = Axis(max([end_s, *map(_room_for_label, events)]), _LEFT, _RIGHT, 12)
     rows = _label_rows(events, time)
     top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
     size_bottom = top + _SIZE_HEIGHT
@@ -168,21 +168,31 @@ def _draw_rounds(
         yield _line("agreed", left, upper, right, upper)
 
 
+def _room_for_label(event: Moment) -> float:
+    """How far the time axis must reach for the event's label to fit to the right of its line."""
+    span = _RIGHT - _LEFT
+    return event.at_s * span / (span - _label_width(event))
+
+
 def _label_rows(events: Sequence[Moment], time: Axis) -> list[int]:
-    """The lowest free row for each event's label, row 0 next to the plot."""
-    ends: list[float] = []
-    rows = []
-    for event in events:
-        left, width = _label_place(event, time)
-        row = next((row for row, end in enumerate(ends) if end < left), len(ends))
-        ends[row:] = [left + width + 8, *ends[row + 1 :]]
-        rows.append(row)
+    """The row of each event's label, row 0 next to the plot.
+
+    A label stands above those of the later events whose lines it would cross.
+    """
+    rows: list[int] = []
+    for index in reversed(range(len(events))):
+        end = time.at(events[index].at_s) + _label_width(events[index])
+        crossed = [
+            row
+            for later, row in zip(events[index + 1 :], rows, strict=True)
+            if time.at(later.at_s) <= end
+        ]
+        rows.insert(0, max(crossed, default=-1) + 1)
     return rows
 
 
-def _label_place(event: Moment, time: Axis) -> tuple[float, float]:
-    width = _CHARACTER * len(_label(event))
-    return min(time.at(event.at_s) + 4, _RIGHT - width), width
+def _label_width(event: Moment) -> float:
+    return _CHARACTER * len(_label(event)) + 12
 
 
 def _label(event: Moment) -> str:
@@ -197,7 +207,7 @@ def _draw_events(
         x = time.at(event.at_s)
         y = top - 8 - _LABEL_ROW * row
         yield _line("event", x, y - 9, x, bottom)
-        yield _text(_label_place(event, time)[0], y, _label(event), "named")
+        yield _text(x + 4, y, _label(event), "named")
 
 
 def _grid(time: Axis, axis: Axis, unit: str, top: float, bottom: float) -> Iterator[str]:

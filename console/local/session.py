@@ -162,6 +162,8 @@ def _show_last_words(screen: Console, run: Run, status: int) -> None:
     if status == 0:
         said = [line for line in lines if line.strip() and not _TORCHRUN_LOG_LINE.match(line)]
         lines = said[-1:]
+    if not lines:
+        return
     screen.print(f"\n{node.name} said last ({node.launcher_log}):", highlight=False)
     for line in lines[-TAIL_LINES:]:
         screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

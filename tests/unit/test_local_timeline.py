@@ -142,19 +142,26 @@ def test_an_empty_run_has_a_picture_too(timeline: Timeline) -> None:
 
 
 @given(st.lists(st.floats(0, 600), max_size=12))
-def test_labels_of_events_do_not_overlap(times_s: list[float]) -> None:
+def test_labels_of_events_cross_neither_each_other_nor_a_line(times_s: list[float]) -> None:
     clock = Clock()
     timeline = Timeline(clock, lambda _: None)
     for at_s in sorted(times_s):
         clock.now_s = 1000.0 + at_s
         timeline.record("event", "kill", "node-1", "as asked for")
-    boxes: dict[str, list[float]] = {}
-    for element in drawn(timeline).iter(f"{SVG}text"):
-        if element.get("class") == "named":
-            boxes.setdefault(element.get("y", ""), []).append(float(element.get("x", "")))
-    for row in boxes.values():
-        for left, right in zip(sorted(row), sorted(row)[1:], strict=False):
-            assert right - left > 6 * len("kill node-1")
+    elements = list(drawn(timeline).iter())
+    lines = [e for e in elements if e.get("class") == "event"][: len(times_s)]
+    labels = [e for e in elements if e.get("class") == "named"]
+    assert len(lines) == len(labels) == len(times_s)
+    for label in labels:
+        left, y = float(label.get("x", "")), float(label.get("y", ""))
+        right = left + 6.5 * len("kill node-1")
+        assert right <= WIDTH
+        for line in lines:
+            x, top = float(line.get("x1", "")), float(line.get("y1", ""))
+            assert not (left < x < right and top < y - 1), "a line crosses a label"
+        for other in labels:
+            beside = float(other.get("x", ""))
+            assert other is label or other.get("y") != label.get("y") or abs(beside - left) > 70
 
 
 @given(st.floats(0.001, 1e9), st.integers(1, 12))
