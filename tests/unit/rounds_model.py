@@ -1,0 +1,757 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small world of sidecars, agents and one store, to be explored step by step.
+
+Decisions, views and handing are the real pure functions. What is modelled is everything around
+them that can go wrong: mirrors that lag, writes whose answer is lost or that land late, leases
+that lapse, cuts, crashes, connections that close. Each step is one atomic change, and any order
+of steps may happen. Time is not modelled: whatever takes time may take any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from random import Random
+from typing import Literal, NamedTuple, TypeVar
+
+from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.observations import LOST, Observations, Standings, stand
+from launcher_shim.c10d.rounds import decide
+from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.views import View, hand, view
+
+T = TypeVar("T")
+
+NOW = 1000.0
+NEVER = -1e9
+CONFIRMED = NOW - 10
+HELD = NOW - 100
+
+Mode = Literal["off", "joining", "in", "failed"]
+Nodes = tuple[Node | None, ...]
+Fault = Literal[
+    "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "hurry"
+]
+
+
+class Broken(AssertionError):
+    """Something that must hold does not."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The size of the job, and what is left out of the protocol on purpose."""
+
+    nodes: int
+    policy: Policy
+    faults: tuple[Fault, ...] = (
+        "kill",
+        "fail",
+        "cut",
+        "lapse",
+        "crash",
+        "lose_answer",
+        "land_late",
+        "close",
+        "hurry",
+    )
+    range_compare: bool = True
+    whole_world: bool = True
+    by_create_revision: bool = False
+    incarnation_compare: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple("abcdefgh"[: self.nodes])
+
+
+class Mirror(NamedTuple):
+    """What a sidecar knows of the store."""
+
+    revision: int
+    round: Round
+    nodes: Nodes
+    created: tuple[int, ...]
+    registered: tuple[int, ...]
+
+
+class Late(NamedTuple):
+    """A write that was sent and may still land."""
+
+    node: Node
+    known: int
+    incarnation: int
+    round_revision: int | None
+
+
+class Side(NamedTuple):
+    """One sidecar and its agent. ``own``: what the record should be."""
+
+    up: bool
+    connected: bool
+    incarnation: int
+    own: Node | None
+    stored: Node | None
+    mirror: Mirror
+    missing: tuple[int, ...]
+    parked: bool
+    late: Late | None
+    mode: Mode
+    nonce: int
+    asked: int
+    world: tuple[int, tuple[Seat, ...]] | None
+
+
+class State(NamedTuple):
+    """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen."""
+
+    revision: int
+    round: Round
+    nodes: Nodes
+    created: tuple[int, ...]
+    registered: tuple[int, ...]
+    sides: tuple[Side, ...]
+    faults: int
+    asked: tuple[Seat | None, ...]
+    shown: tuple[Seat, ...] | None
+
+    @property
+    def mirror(self) -> Mirror:
+        return Mirror(self.revision, self.round, self.nodes, self.created, self.registered)
+
+
+Step = tuple[str, State]
+
+
+def start(rules: Rules, faults: int) -> State:
+    """Every sidecar is registered, every torchrun connected, nobody has asked."""
+    count = rules.nodes
+    empty: Nodes = (None,) * count
+    first = Mirror(1, Round(), empty, (0,) * count, (1,) * count)
+    side = Side(True, True, 1, None, None, first, (0,) * count, False, None, "joining", 1, 0, None)
+    return State(*first, (side,) * count, faults, (None,) * count, None)
+
+
+# --- what a sidecar sees ---
+
+
+class Sight(NamedTuple):
+    """What one sidecar makes of its mirror."""
+
+    view: View | None
+    standings: Standings
+    handed: Node | None
+    decided: Round | None
+    hurried: Round | None
+    world: tuple[Seat, ...]
+
+
+def _told_apart_by_create_revision(nodes: Nodes, created: tuple[int, ...]) -> Nodes:
+    return tuple(
+        node and replace(node, nonce=str(created[at]), ask=0) for at, node in enumerate(nodes)
+    )
+
+
+@cache
+def look(
+    rules: Rules,
+    me: int,
+    mirror: Mirror,
+    own: Node | None,
+    missing: tuple[int, ...],
+    parked: bool,
+) -> Sight:
+    """Call the real functions on what sidecar ``me`` sees."""
+    nodes, mine = mirror.nodes, own
+    if rules.by_create_revision:
+        nodes = _told_apart_by_create_revision(nodes, mirror.created)
+        mine = own and replace(own, nonce=str(mirror.created[me]), ask=0)
+    membership = Membership(
+        frozenset(n for n, lives in zip(rules.names, mirror.registered, strict=True) if lives)
+    )
+    word = RunSnapshot(
+        mirror.revision,
+        mirror.round,
+        {n: node for n, node in zip(rules.names, nodes, strict=True) if node},
+        membership,
+    )
+    since = (NOW, CONFIRMED, HELD)
+    seen = Observations(
+        healthy_since_s=NEVER,
+        missing_s={
+            seat: since[missing[rules.names.index(seat.member)]] for seat in mirror.round.frozen
+        },
+        round_number=mirror.round.number,
+        met_min_s=NOW,
+    )
+    decided = decide(NOW, word, seen, rules.policy).round
+    hurried = decide(NOW, word, replace(seen, met_min_s=NEVER), rules.policy).round
+    shown = word if mine is None else replace(word, nodes={**word.nodes, rules.names[me]: mine})
+    standings = stand(NOW, shown, seen, rules.policy)
+    seen_by_agent = None
+    handed = None
+    if mine is not None:
+        seen_by_agent = view(shown, standings, rules.policy, mine, parked=parked, parks=True)
+        handed = hand(shown, standings, mine)
+        if handed is not None and own is not None and rules.by_create_revision:
+            handed = replace(handed, nonce=own.nonce, ask=own.ask + handed.ask)
+    frozen = mirror.round.frozen
+    world = (
+        frozen
+        if rules.whole_world
+        else tuple(seat for seat in frozen if standings.of[seat] not in LOST)
+    )
+    return Sight(seen_by_agent, standings, handed, decided, hurried, world)
+
+
+def sight(rules: Rules, me: int, side: Side) -> Sight:
+    """What sidecar ``me`` makes of what it knows."""
+    return look(rules, me, side.mirror, side.own, side.missing, side.parked)
+
+
+# --- states that differ in names only ---
+
+
+def essence(rules: Rules, state: State) -> tuple[object, ...]:
+    """A key under which two states are one if they differ in how far numbers have grown only.
+
+    Revisions, round numbers, connections, asks and incarnations are compared with each other, and
+    nothing is computed from them but a next one: only their order counts.
+    """
+    mirrors = {id(s.mirror): s.mirror for s in state.sides}
+    mirrors[id(state)] = state.mirror
+    nodes = [n for m in mirrors.values() for n in m.nodes if n]
+    for side in state.sides:
+        nodes += [n for n in (side.own, side.stored, side.late and side.late.node) if n]
+    rounds = [m.round for m in mirrors.values()]
+    seats = [seat for r in rounds for seat in r.frozen]
+    seats += [seat for seat in state.asked if seat]
+    seats += [seat for side in state.sides if side.world for seat in side.world[1]]
+    revisions = {0, *(n.mod_revision for n in nodes), *(r.mod_revision for r in rounds)}
+    numbers = {n.round for n in nodes} | {r.number for r in rounds}
+    incarnations = {0}
+    for mirror in mirrors.values():
+        revisions |= {mirror.revision, *mirror.created}
+        incarnations.update(mirror.registered)
+    for side in state.sides:
+        incarnations.add(side.incarnation)
+        if side.late:
+            revisions |= {side.late.known, side.late.round_revision or 0}
+            incarnations.add(side.late.incarnation)
+        if side.world:
+            numbers.add(side.world[0])
+    rev, number, inc = _ranks(revisions), _ranks(numbers), _ranks(incarnations)
+    tries = {n.seat for n in nodes} | set(seats)
+    tries |= {
+        Seat(name, str(side.nonce), side.asked)
+        for name, side in zip(rules.names, state.sides, strict=True)
+    }
+    asks, nonces = {}, {}
+    for name in rules.names:
+        asks[name] = _ranks({ask for member, _, ask in tries if member == name})
+        nonces[name] = _ranks({int(nonce) for member, nonce, _ in tries if member == name})
+
+    def of_seat(seat: Seat) -> tuple[object, ...]:
+        name = seat.member
+        return (name, nonces[name][int(seat.nonce)], asks[name][seat.ask])
+
+    def of_node(n: Node | None) -> tuple[object, ...] | None:
+        if n is None:
+            return None
+        return (
+            n.state,
+            *of_seat(n.seat),
+            number[n.round],
+            n.left_reason,
+            rev[n.mod_revision],
+        )
+
+    def of_mirror(m: Mirror) -> tuple[object, ...]:
+        r = m.round
+        return (
+            rev[m.revision],
+            number[r.number],
+            r.complete,
+            r.closed,
+            rev[r.mod_revision],
+            *map(of_seat, r.frozen),
+            *map(of_node, m.nodes),
+            *(rev[c] for c in m.created),
+            *(inc[i] for i in m.registered),
+        )
+
+    described = {at: of_mirror(m) for at, m in mirrors.items()}
+    sides = tuple(
+        (
+            s.up,
+            s.connected,
+            inc[s.incarnation],
+            of_node(s.own),
+            of_node(s.stored),
+            described[id(s.mirror)],
+            s.missing,
+            s.parked,
+            s.late
+            and (
+                of_node(s.late.node),
+                rev[s.late.known],
+                inc[s.late.incarnation],
+                rev[s.late.round_revision or 0],
+            ),
+            s.mode,
+            of_seat(Seat(rules.names[at], str(s.nonce), s.asked)),
+            s.world and (number[s.world[0]], *map(of_seat, s.world[1])),
+        )
+        for at, s in enumerate(state.sides)
+    )
+    asked = tuple(of_seat(seat) if seat else None for seat in state.asked)
+    shown = None if state.shown is None else tuple(map(of_seat, state.shown))
+    return (described[id(state)], sides, state.faults, asked, shown)
+
+
+def _ranks(values: set[int]) -> dict[int, int]:
+    return {value: rank for rank, value in enumerate(sorted(values))}
+
+
+# --- exploring ---
+
+
+@dataclass
+class Explored:
+    """How much was seen. ``exhausted``: there was nothing else to see."""
+
+    states: int = 0
+    ends: int = 0
+    exhausted: bool = False
+
+
+def explore(rules: Rules, faults: int, states_max: int) -> Explored:
+    """Take every step from every state, each state once; raises ``Broken`` with the way there."""
+    explored = Explored()
+    first = start(rules, faults)
+    seen = {essence(rules, first)}
+    way: list[tuple[str, Iterator[Step]]] = [("start", _steps_or_end(rules, first, explored))]
+    try:
+        while way:
+            found = next(way[-1][1], None)
+            if found is None:
+                way.pop()
+                continue
+            name, state = found
+            key = essence(rules, state)
+            if key in seen:
+                continue
+            if len(seen) >= states_max:
+                return explored
+            seen.add(key)
+            explored.states += 1
+            way.append((name, _steps_or_end(rules, state, explored)))
+    except Broken as broken:
+        names = [name for name, _ in way]
+        raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
+    explored.exhausted = True
+    return explored
+
+
+def walk(rules: Rules, faults: int, random: Random, steps_max: int = 2000) -> int:
+    """Take one random step after the other until nothing is left to do; return how many."""
+    state, names = start(rules, faults), ["start"]
+    try:
+        while len(names) <= steps_max:
+            going_on = list(_progress(rules, state))
+            if not going_on:
+                check_end(rules, state)
+            wrong = list(_go_wrong(rules, state)) if state.faults else []
+            if wrong and (not going_on or random.random() < 0.1):
+                name, state = random.choice(wrong)
+                state = state._replace(faults=state.faults - 1)
+            elif going_on:
+                name, state = random.choice(going_on)
+            else:
+                return len(names)
+            names.append(name)
+    except Broken as broken:
+        raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
+    raise Broken(f"no end after {steps_max} steps: {'; '.join(names[-40:])}")
+
+
+def _steps_or_end(rules: Rules, state: State, explored: Explored) -> Iterator[Step]:
+    going_on = list(_progress(rules, state))
+    if not going_on:
+        check_end(rules, state)
+        explored.ends += 1
+    yield from going_on
+    if state.faults:
+        for name, after in _go_wrong(rules, state):
+            yield name, after._replace(faults=state.faults - 1)
+
+
+def check_end(rules: Rules, state: State) -> None:
+    """Nothing is left to do: all that live are one world, or wait for enough others."""
+    live = [me for me, side in enumerate(state.sides) if side.up]
+    if state.round.closed:
+        return
+    inside = [me for me in live if state.sides[me].mode == "in"]
+    expected = min(len(live), rules.policy.max_nodes)
+    if len(live) < rules.policy.min_nodes:
+        expected = 0
+    worlds = {state.sides[me].world for me in inside}
+    members = [rules.names.index(seat.member) for seat in state.round.frozen]
+    if len(inside) != expected or len(worlds) > 1:
+        raise Broken(f"it ends with {inside} in {worlds}, {live} live")
+    if expected and (not state.round.complete or sorted(members) != inside):
+        raise Broken(f"it ends with {state.round}, but {inside} are in it")
+
+
+# --- steps ---
+
+
+def _progress(rules: Rules, state: State) -> Iterator[Step]:
+    for me, side in enumerate(state.sides):
+        if not side.up:
+            if state.registered[me]:
+                yield f"the lease of {me} ends", _lapse(state, me)
+            continue
+        if side.late is not None:
+            yield f"a late write of {me} lands", _land(rules, state, me)
+        if side.connected:
+            yield from _connected(rules, state, me)
+        else:
+            yield f"{me} is connected again", _mend(state, me)
+            if state.registered[me]:
+                yield f"the lease of {me} ends", _lapse(state, me)
+        if side.mode == "off" and not state.round.closed:
+            yield (
+                f"a new torchrun starts at {me}",
+                _with(
+                    state,
+                    me,
+                    mode="joining",
+                    nonce=side.nonce + 1,
+                    asked=0,
+                    world=None,
+                    parked=False,
+                ),
+            )
+        elif side.mode != "off":
+            yield from _agent(rules, state, me)
+
+
+def _connected(rules: Rules, state: State, me: int) -> Iterator[Step]:
+    side = state.sides[me]
+    if state.registered[me] != side.incarnation:
+        yield f"{me} registers again", _register(state, me)
+    if side.mirror != state.mirror:
+        yield f"{me} sees the newest", _sync(state, me)
+    for other, level in _missed(rules, side):
+        levels = _put(side.missing, other, level)
+        yield f"{me} has missed {other} for long", _with(state, me, missing=levels)
+    if _due(side):
+        yield f"{me} writes its node", _write(rules, state, me)
+        return
+    seen = sight(rules, me, side)
+    if seen.handed is not None and side.own is not None:
+        yield f"{me} hands over", _hand(rules, state, me, seen.handed)
+    if seen.decided is not None:
+        after = _carry_out(rules, state, me, seen.decided)
+        if after is not None:
+            yield f"{me} decides", after
+
+
+def _missed(rules: Rules, side: Side) -> Iterator[tuple[int, int]]:
+    """Frozen nodes that are away, and what that comes to once it has lasted."""
+    frozen = [rules.names.index(seat.member) for seat in side.mirror.round.frozen]
+    away = [at for at in frozen if side.mirror.nodes[at] is None]
+    level = 2 if len(away) == len(frozen) else 1
+    for at in away:
+        if side.missing[at] < level:
+            yield at, level
+
+
+def _agent(rules: Rules, state: State, me: int) -> Iterator[Step]:
+    """What torch does with what it is shown; nothing while its compare-and-set is held."""
+    side = state.sides[me]
+    if _due(side) or (side.stored and side.mirror.revision < side.stored.mod_revision):
+        return
+    if side.own is None or side.own.nonce != str(side.nonce):
+        yield f"the agent of {me} asks", _ask(rules, state, me)
+        return
+    shown = sight(rules, me, side).view
+    assert shown is not None
+    if side.mode == "joining":
+        after = _join(rules, state, me, shown)
+        if after is not None:
+            yield f"the agent of {me} joins", after
+    elif side.mode == "in" and shown.phantom:
+        yield f"the agent of {me} forms again", _leave_world(rules, state, me, shown)
+
+
+def _join(rules: Rules, state: State, me: int, shown: View) -> State | None:
+    side = state.sides[me]
+    if shown.closed and shown.role != "participant":
+        return _close_connection(rules, state, me)
+    match shown.role:
+        case "participant":
+            return _finish(rules, state, me)
+        case "apart":
+            return _ask(rules, state, me)
+        case "promoted":
+            return _with(state, me, parked=False)
+        case "parked" if not side.parked:
+            return _with(state, me, parked=True)
+    return None
+
+
+def _finish(rules: Rules, state: State, me: int) -> State:
+    """The agent is handed a world: check that it is the one that everybody is handed."""
+    side = state.sides[me]
+    number, world = side.mirror.round.number, sight(rules, me, side).world
+    if number == state.round.number:
+        if state.asked[me] != _true_seat(rules, side, me):
+            raise Broken(f"{me} was handed round {number}, which it did not ask for")
+        if state.shown not in (None, world):
+            raise Broken(f"{me} was handed {world}, others {state.shown}")
+        state = state._replace(shown=world)
+    return _with(state, me, mode="in", world=(number, world))
+
+
+def _ask(rules: Rules, state: State, me: int) -> State:
+    side = state.sides[me]
+    ask = side.own.ask + 1 if side.own else 1
+    node = Node(rules.names[me], "asking", str(side.nonce), ask, "10.0.0.1", 7, 0)
+    return _with(state, me, own=node, asked=ask)
+
+
+def _leave_world(rules: Rules, state: State, me: int, shown: View) -> State:
+    side = state.sides[me]
+    assert side.own is not None
+    own = side.own
+    if shown.role == "participant":
+        own = replace(own, state="left", left_reason="exit", round=0)
+    return _with(state, me, own=own, mode="joining", world=None)
+
+
+def _true_seat(rules: Rules, side: Side, me: int) -> Seat:
+    return Seat(rules.names[me], str(side.nonce), side.own.ask if side.own else 0)
+
+
+# --- the sidecar's writes ---
+
+
+def _payload(node: Node | None) -> Node | None:
+    return node and replace(node, mod_revision=0)
+
+
+def _due(side: Side) -> bool:
+    return side.own is not None and _payload(side.stored) != _payload(side.own)
+
+
+def _write(rules: Rules, state: State, me: int) -> State:
+    side = state.sides[me]
+    assert side.own is not None
+    late = Late(side.own, _mod(side.stored), side.incarnation, None)
+    after = _apply(rules, state, me, late)
+    return _learn(after or state, me)
+
+
+def _hand(rules: Rules, state: State, me: int, handed: Node) -> State:
+    side = state.sides[me]
+    late = Late(handed, _mod(side.stored), side.incarnation, side.mirror.round.mod_revision)
+    after = _apply(rules, state, me, late)
+    if after is None:
+        return _learn(state, me)
+    return _learn(_with(after, me, own=_payload(handed)), me)
+
+
+def _apply(rules: Rules, state: State, me: int, write: Late) -> State | None:
+    """One transaction on the own key, or None where a compare fails."""
+    if rules.incarnation_compare and state.registered[me] != write.incarnation:
+        return None
+    if _mod(state.nodes[me]) != write.known:
+        return None
+    if write.round_revision not in (None, state.round.mod_revision):
+        return None
+    revision = state.revision + 1
+    created = state.created
+    if rules.by_create_revision and state.nodes[me] is None:
+        created = _put(created, me, revision)
+    node = replace(write.node, mod_revision=revision)
+    return state._replace(revision=revision, nodes=_put(state.nodes, me, node), created=created)
+
+
+def _learn(state: State, me: int) -> State:
+    """A transaction was answered: its sidecar knows its own key."""
+    return _with(state, me, stored=state.nodes[me])
+
+
+def _land(rules: Rules, state: State, me: int) -> State:
+    late = state.sides[me].late
+    assert late is not None
+    after = _apply(rules, state, me, late)
+    if after is not None and late.incarnation != state.registered[me]:
+        raise Broken(f"incarnation {late.incarnation} of {me} wrote, it is stale")
+    return _with(after or state, me, late=None)
+
+
+def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | None:
+    """Complete or open the round; check what must hold then. None where a compare fails."""
+    mirror = state.sides[me].mirror
+    if state.registered[me] != state.sides[me].incarnation:
+        return None
+    if state.round.mod_revision != mirror.round.mod_revision:
+        return None
+    if rules.range_compare and any(_mod(n) > mirror.revision for n in state.nodes):
+        return None
+    asked: list[Seat | None] = [None] * rules.nodes
+    if decided.complete:
+        _check_frozen(rules, state, decided)
+        for seat in decided.frozen:
+            at = rules.names.index(seat.member)
+            node = state.nodes[at] or mirror.nodes[at]
+            asked[at] = node.seat if node else None
+    else:
+        _check_over(rules, state)
+    revision = state.revision + 1
+    return state._replace(
+        revision=revision,
+        round=replace(decided, mod_revision=revision),
+        asked=tuple(asked),
+        shown=None,
+    )
+
+
+def _check_frozen(rules: Rules, state: State, decided: Round) -> None:
+    if not rules.policy.min_nodes <= len(decided.frozen) <= rules.policy.max_nodes:
+        raise Broken(f"a world of {len(decided.frozen)}")
+    for seat in decided.frozen:
+        node = state.nodes[rules.names.index(seat.member)]
+        if node is not None and node.state != "asking":
+            raise Broken(f"{seat} is frozen, but it is {node.state}")
+
+
+def _check_over(rules: Rules, state: State) -> None:
+    for seat in state.round.frozen:
+        at = rules.names.index(seat.member)
+        node = state.nodes[at]
+        if node is None or node.state == "left":
+            continue
+        if not rules.by_create_revision and node.seat != seat:
+            continue
+        raise Broken(f"round {state.round.number} is over, but {seat} is {node.state} in it")
+
+
+# --- what goes wrong, and comes back ---
+
+
+def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
+    may: Callable[[Fault], bool] = rules.faults.__contains__
+    for me, side in enumerate(state.sides):
+        if not side.up:
+            continue
+        if side.mode != "off" and may("kill"):
+            yield f"the torchrun of {me} is killed", _close_connection(rules, state, me)
+        if side.mode == "in" and not _due(side) and may("fail"):
+            shown = sight(rules, me, side).view
+            assert shown is not None
+            yield f"the workers of {me} fail", _leave_world(rules, state, me, shown)
+        if may("crash"):
+            yield (
+                f"the node {me} crashes",
+                _with(state, me, up=False, connected=False, mode="off", world=None, late=None),
+            )
+        if side.connected and may("cut"):
+            yield f"{me} is cut off", _with(state, me, connected=False)
+        if state.registered[me] and may("lapse"):
+            yield f"the lease of {me} is lost", _lapse(state, me)
+        if side.connected and _due(side):
+            yield from _lose(rules, state, me)
+        if side.connected and may("hurry"):
+            yield from _hurry(rules, state, me)
+        if (
+            may("close")
+            and side.mode == "in"
+            and side.world is not None
+            and state.round.complete
+            and side.world[0] == state.round.number
+            and not state.round.closed
+        ):
+            revision = state.revision + 1
+            closed = replace(state.round, closed="success", mod_revision=revision)
+            yield f"{me} closes the run", state._replace(revision=revision, round=closed)
+
+
+def _lose(rules: Rules, state: State, me: int) -> Iterator[Step]:
+    side = state.sides[me]
+    assert side.own is not None
+    write = Late(side.own, _mod(side.stored), side.incarnation, None)
+    if "lose_answer" in rules.faults:
+        applied = _apply(rules, state, me, write)
+        if applied is not None:
+            yield f"the answer to a write of {me} is lost", applied
+    if "land_late" in rules.faults and side.late is None:
+        yield f"a write of {me} is under way for long", _with(state, me, late=write)
+
+
+def _hurry(rules: Rules, state: State, me: int) -> Iterator[Step]:
+    """The last call is over before everybody who is coming has come."""
+    seen = sight(rules, me, state.sides[me])
+    if seen.hurried is not None and seen.hurried != seen.decided:
+        after = _carry_out(rules, state, me, seen.hurried)
+        if after is not None:
+            yield f"{me} decides in a hurry", after
+
+
+def _close_connection(rules: Rules, state: State, me: int) -> State:
+    side = state.sides[me]
+    own = side.own
+    if own is not None and own.nonce == str(side.nonce) and own.state != "left":
+        own = replace(own, state="left", left_reason="closed", round=0)
+    return _with(state, me, own=own, mode="off", world=None)
+
+
+def _lapse(state: State, me: int) -> State:
+    return state._replace(
+        revision=state.revision + 1,
+        nodes=_put(state.nodes, me, None),
+        created=_put(state.created, me, 0),
+        registered=_put(state.registered, me, 0),
+    )
+
+
+def _register(state: State, me: int) -> State:
+    incarnation = state.sides[me].incarnation + 1
+    after = state._replace(
+        revision=state.revision + 1, registered=_put(state.registered, me, incarnation)
+    )
+    return _with(after, me, incarnation=incarnation)
+
+
+def _mend(state: State, me: int) -> State:
+    return _sync(_with(state, me, connected=True), me)
+
+
+def _sync(state: State, me: int) -> State:
+    side = state.sides[me]
+    missing = tuple(
+        level if state.nodes[at] is None else 0 for at, level in enumerate(side.missing)
+    )
+    if side.mirror.round.number != state.round.number:
+        missing = (0,) * len(missing)
+    return _with(state, me, mirror=state.mirror, missing=missing, stored=state.nodes[me])
+
+
+# --- small things ---
+
+
+def _mod(node: Node | None) -> int:
+    return node.mod_revision if node else 0
+
+
+def _with(state: State, me: int, **changes: object) -> State:
+    side = state.sides[me]._replace(**changes)  # type: ignore[arg-type]
+    return state._replace(sides=_put(state.sides, me, side))
+
+
+def _put(items: tuple[T, ...], at: int, item: T) -> tuple[T, ...]:
+    return (*items[:at], item, *items[at + 1 :])

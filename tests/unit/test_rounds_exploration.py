@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every order in which joins, ends, cuts, crashes and late writes of a few nodes can happen.
+
+Checked at each step: all that are handed a round are handed the same world; nobody is frozen who
+did not ask; no world is smaller than ``min``; a round is over only once nobody is left in it.
+And wherever it ends: all that live are in one world, or are too few and wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import get_args
+
+import pytest
+
+from launcher_shim.c10d.runs import Policy
+from tests.unit.rounds_model import Broken, Fault, Rules, explore, walk
+
+TWO = Rules(2, Policy(2, 2))
+STATES_MAX = 400_000
+
+
+def alone(fault: Fault) -> Rules:
+    return replace(TWO, faults=(fault,))
+
+
+@pytest.mark.parametrize("rules", [TWO, replace(TWO, policy=Policy(1, 2))])
+def test_two_nodes_form_one_world_in_any_order(rules: Rules) -> None:
+    explored = explore(rules, faults=0, states_max=STATES_MAX)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
+@pytest.mark.parametrize(
+    "fault", ["kill", "fail", "crash", "lose_answer", "land_late", "close", "hurry"]
+)
+def test_i1_one_fault_at_any_moment(fault: Fault) -> None:
+    explored = explore(alone(fault), faults=1, states_max=STATES_MAX)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "policy"),
+    [
+        (2, Policy(1, 2)),
+        (2, Policy(2, 2)),
+        (3, Policy(2, 3)),
+        (3, Policy(1, 3)),
+        (3, Policy(2, 2)),
+        (4, Policy(2, 3)),
+    ],
+)
+def test_i1_many_faults_in_random_orders(nodes: int, policy: Policy) -> None:
+    assert all(walk(Rules(nodes, policy), 5, Random(seed)) > 10 for seed in range(8))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", get_args(Fault))
+@pytest.mark.parametrize("policy", [Policy(1, 2), Policy(2, 2)])
+def test_i1_one_fault_of_each_kind_exhausted(fault: Fault, policy: Policy) -> None:
+    rules = replace(alone(fault), policy=policy)
+    assert explore(rules, faults=1, states_max=STATES_MAX).exhausted
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_i1_three_nodes_form_one_world_in_any_order() -> None:
+    for policy in (Policy(2, 3), Policy(1, 3), Policy(2, 2)):
+        assert explore(Rules(3, policy), faults=0, states_max=STATES_MAX).exhausted
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("rules", [TWO, Rules(3, Policy(2, 3)), Rules(3, Policy(2, 2))])
+def test_i1_two_faults_as_far_as_it_goes(rules: Rules) -> None:
+    assert explore(rules, faults=2, states_max=STATES_MAX).states > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("nodes", [3, 4, 5])
+def test_i1_thousands_of_random_orders(nodes: int) -> None:
+    for most in (nodes - 1, nodes):
+        for least in (1, 2):
+            rules = Rules(nodes, Policy(least, most))
+            assert all(walk(rules, 8, Random(seed), 20_000) > 10 for seed in range(500))
+
+
+# --- tests of the test: each of these must be found ---
+
+
+def broken_within(rules: Rules, faults: int) -> str:
+    """Look for a violation, in random orders, and return what was found first."""
+    for seed in range(600):
+        try:
+            walk(rules, faults, Random(seed))
+        except Broken as broken:
+            return str(broken)
+    return ""
+
+
+def test_a_round_frozen_without_the_range_compare_is_found() -> None:
+    found = broken_within(Rules(3, Policy(2, 3), range_compare=False), 4)
+    assert "is frozen, but it is left" in found or "is over, but" in found
+
+
+def test_a_world_shown_without_those_that_are_gone_is_found() -> None:
+    found = broken_within(Rules(3, Policy(2, 3), whole_world=False), 4)
+    assert "was handed" in found
+
+
+def test_nodes_told_apart_by_create_revision_are_found() -> None:
+    rules = replace(alone("kill"), by_create_revision=True)
+    with pytest.raises(Broken, match="which it did not ask for"):
+        explore(rules, faults=1, states_max=20_000)
+
+
+def test_i6_a_write_of_a_stale_incarnation_is_found() -> None:
+    rules = replace(TWO, faults=("lapse", "land_late"), incarnation_compare=False)
+    assert "it is stale" in broken_within(rules, 4)
