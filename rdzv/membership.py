@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
@@ -12,6 +13,8 @@ from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.store import RangeResult, WatchEvent
 from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
 
 Record = Job | Member | Incarnation | Drain
 R = TypeVar("R", Job, Member, Incarnation, Drain)
@@ -25,6 +28,7 @@ class Membership:
         self._mirror = mirror
         self._sections: dict[str, dict[str, Record]] = {}
         self._corrupt: dict[str, str] = {}
+        self._unreadable: dict[type[Record], dict[str, int]] = {}
         self._snapshot: Snapshot | None = None
         self._job_key = keys.job
         self._incarnations = keys.incarnations
@@ -51,11 +55,14 @@ class Membership:
             self._snapshot = None
             records.pop(name, None)
             self._corrupt.pop(key, None)
+            self._unreadable.get(kind, {}).pop(name, None)
             if event.kind == "put":
                 try:
                     records[name] = kind.from_kv(event.kv)
                 except RecordError as error:
+                    log.warning("a record is left out: %s", error)
                     self._corrupt[key] = str(error)
+                    self._unreadable.setdefault(kind, {})[name] = event.kv.mod_revision
             elif not records:
                 del self._sections[section + "/"]
 
@@ -81,6 +88,8 @@ class Membership:
             self._records(self._incarnations, Incarnation),
             self._records(current.drains, Drain),
             dict(self._corrupt),
+            self._unreadable.get(Job, {}).get("job", 0),
+            dict(self._unreadable.get(Incarnation, {})),
         )
 
     def _records(self, section: str, kind: type[R]) -> dict[str, R]:

@@ -219,7 +219,8 @@ class Snapshot:
     """The whole membership at one store revision; immutable.
 
     ``job`` is None until the first member made it. ``corrupt`` names keys that could not be
-    read, with the reason.
+    read, with the reason. ``unreadable_job`` and ``unreadable_incarnations`` (by member) are the
+    mod revisions of such records, for the compare of whoever writes them anew; 0 for none.
     """
 
     revision: int
@@ -228,3 +229,5 @@ class Snapshot:
     incarnations: Mapping[str, Incarnation] = field(default_factory=dict)
     drains: Mapping[str, Drain] = field(default_factory=dict)
     corrupt: Mapping[str, str] = field(default_factory=dict)
+    unreadable_job: int = 0
+    unreadable_incarnations: Mapping[str, int] = field(default_factory=dict)

@@ -108,7 +108,10 @@ def plan(
         job=job,
         job_changes=stored is None or job != stored,
         incarnation=Incarnation(
-            identity.member, number, identity.pod_uid, holder.mod_revision if holder else 0
+            identity.member,
+            number,
+            identity.pod_uid,
+            holder.mod_revision if holder else snapshot.unreadable_incarnations.get(member.name, 0),
         ),
         member=member,
         superseded_generation=(
@@ -128,9 +131,18 @@ def _choose_job(
     """Choose the job record to register under, with the reason."""
     stored = snapshot.job
     if stored is None:
-        generation = held.generation if held else 1
+        if snapshot.unreadable_job and held is None:
+            return Wait(
+                lease_ttl_s,
+                "the job record cannot be read: waiting for a member that knows the job to write"
+                " it anew, or for its removal",
+            )
         job = Job(
-            identity.min_workers, identity.max_workers, generation=generation, uid=identity.job_uid
+            identity.min_workers,
+            identity.max_workers,
+            generation=held.generation if held else 1,
+            uid=identity.job_uid,
+            mod_revision=snapshot.unreadable_job,
         )
         return job, "the job was not in the store" if held else "first member of the job"
     if identity.job_uid and stored.uid != identity.job_uid:

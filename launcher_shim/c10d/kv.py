@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,6 +38,9 @@ T = TypeVar("T")
 RETRY_PAUSE_S = 0.2
 MAX_VALUE_BYTES = 1 << 20
 """etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
+
+BATCH_MAX = 64
+"""Items set by one transaction: each takes two operations of the 128 that etcd allows."""
 
 
 @dataclass(slots=True)
@@ -138,15 +141,20 @@ class Kv:
     # -- writing
 
     async def put(self, items: Sequence[tuple[bytes, bytes]]) -> None:
-        """Set all ``items`` in one transaction.
+        """Set all ``items``, in as few transactions as etcd's limits allow.
 
         Repeating it after an unknown outcome is harmless: it can always be ordered before
         whatever came in between.
         """
         items = tuple(dict(items).items())
-        operations: list[Operation] = []
         for key, value in items:
             _check_size(key, value)
+        for batch in _batches(items):
+            await self._put(batch)
+
+    async def _put(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+        operations: list[Operation] = []
+        for key, value in items:
             operations += [
                 Put(self.keys.value(key), value),
                 Delete(self.keys.addends(key), prefix=True),
@@ -438,6 +446,22 @@ def _number_at(response: object) -> bytes | None:
     if isinstance(response, tuple) and response and isinstance(response[0], KeyValue):
         return response[0].value
     return None
+
+
+def _batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Split what is too much for one transaction; each item takes two operations of it."""
+    batch: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in items:
+        # Each byte of a key may take three, and the key is spelt three times.
+        cost = 9 * len(key) + len(value)
+        if batch and (len(batch) == BATCH_MAX or size + cost > MAX_VALUE_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += cost
+    if batch:
+        yield batch
 
 
 def _check_size(key: bytes, value: bytes) -> None:

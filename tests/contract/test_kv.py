@@ -47,6 +47,15 @@ async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
         await soon(two, b"/a", b"1")
 
 
+async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
+    many = [(b"/rank/%d" % n, b"%d" % n) for n in range(300)]
+    large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
+    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+        await one.put([*many, *large])
+        assert await two.get(b"/rank/299") == b"299"
+        assert await two.get(b"/large/1") == b"v" * MAX_VALUE_BYTES
+
+
 @pytest.mark.parametrize(
     ("stored", "expected", "desired", "answer", "after"),
     [

@@ -72,6 +72,14 @@ def test_a_corrupt_record_is_left_out_and_named() -> None:
     assert list(snapshot.corrupt) == [generation.member("w-0")]
 
 
+def test_i8_unreadable_records_keep_their_revision_for_who_writes_them_anew() -> None:
+    kvs = (kv(KEYS.job, b"{"), kv(KEYS.incarnation("w-0"), b"[]"))
+    snapshot = snapshot_of(KEYS, RangeResult(9, kvs))
+    assert snapshot.job is None
+    assert snapshot.unreadable_job == kvs[0].mod_revision
+    assert snapshot.unreadable_incarnations == {"w-0": kvs[1].mod_revision}
+
+
 def test_a_launchers_key_named_like_a_section_is_no_member() -> None:
     run = KEYS.in_generation(1).run("r")
     kvs = (kv(KEYS.job, Job(1, 2).to_json()), kv(run.addend(b"members", "w-0"), b"1 #1"))

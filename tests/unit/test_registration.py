@@ -141,3 +141,17 @@ def test_planning_is_total_and_never_goes_back(
             assert decision.job.generation - snapshot.job.generation in (0, 1)
         if snapshot.members and snapshot.job and job_uid in ("", snapshot.job.uid):
             assert decision.superseded_generation is None
+
+
+def test_records_that_cannot_be_read_are_written_anew_by_who_held_them() -> None:
+    snapshot = Snapshot(20, None, unreadable_job=17, unreadable_incarnations={"w-0": 18})
+    decision = registered(decide(snapshot, held=Held(5, 3)))
+    assert (decision.job.generation, decision.job.mod_revision) == (5, 17)
+    assert decision.job_changes
+    assert (decision.incarnation.number, decision.incarnation.mod_revision) == (20, 18)
+
+
+def test_a_newcomer_does_not_guess_what_an_unreadable_job_record_said() -> None:
+    decision = decide(Snapshot(20, None, unreadable_job=17))
+    assert isinstance(decision, Wait)
+    assert "cannot be read" in decision.reason
