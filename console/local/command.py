@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -138,6 +139,11 @@ def local(
         faults.append(
             f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
         )
+    for flag, directory in (("--report", report), ("--log-dir", log_dir)):
+        if directory is not None:
+            _try(faults, _make_directory, (flag, directory))
+    if sys.platform != "linux":
+        faults.append("muster local finds its processes in /proc: run it on Linux")
     if line is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
@@ -165,6 +171,14 @@ def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read
     except ConfigError as fault:
         faults.append(str(fault))
         return None
+
+
+def _make_directory(place: tuple[str, Path]) -> None:
+    flag, path = place
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
 
 
 def _find_launcher(command: Sequence[str]) -> LaunchLine:

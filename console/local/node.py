@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import time
@@ -95,7 +96,8 @@ class Node:
         sidecar = asyncio.create_task(self._keep_sidecar(endpoints), name=f"sidecar {self.name}")
         try:
             if (status := await self._until_ready(sidecar)) is not None:
-                return self._end("failed", status, f"its sidecar ended with {status}")
+                said = await asyncio.to_thread(_last_message, self.sidecar_log)
+                return self._end("failed", status, f"its sidecar ended with {status}: {said}")
             self.state = "ready"
             self._timeline.record("node", "ready", self.name, "its sidecar is ready")
             await ticket.pass_through()
@@ -237,3 +239,12 @@ class Node:
         if left:
             pids = ", ".join(map(str, sorted(left)))
             self._timeline.record("node", "stuck", self.name, f"outlive SIGKILL: {pids}")
+
+
+def _last_message(sidecar_log: Path) -> str:
+    """The last thing that a sidecar said."""
+    lines = sidecar_log.read_text(errors="replace").splitlines() or [""]
+    try:
+        return str(json.loads(lines[-1])["message"])
+    except (ValueError, KeyError, TypeError):
+        return lines[-1]  # it failed before it could write its log

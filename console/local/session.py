@@ -28,7 +28,7 @@ from console.local.run import Run
 from console.local.settings import Settings, own_environment
 from console.local.store import following
 from console.local.table import draw_table
-from console.local.timeline import Moment, Timeline
+from console.local.timeline import Timeline
 from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
@@ -49,10 +49,10 @@ async def run_session(
     settings: Settings, events: Sequence[Event], places: Places, screen: Console
 ) -> int:
     """Run the job and show it; returns the exit status of ``muster local``."""
-    timeline = Timeline(time.monotonic, lambda moment: _tell(screen, moment))
+    timeline = Timeline(time.monotonic, lambda moment: _say(screen, str(moment)))
     keys = JobKeys(settings.namespace, settings.job)
     rounds = Rounds(keys, settings.job, settings.line.slots, timeline)
-    screen.print(f"logs of every node: {places.logs}", highlight=False)
+    _say(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
         endpoints = ""
@@ -73,16 +73,17 @@ async def run_session(
         if stop.signal is not None:
             status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
     timeline.record("end", "end", "", f"{reason}; exit status {status}")
-    screen.print(f"\n{timeline.text()}", highlight=False, markup=False, soft_wrap=True)
+    _say(screen, f"\n{timeline.text()}")
     await asyncio.to_thread(_show_last_words, screen, run, status)
     if places.report is not None:
         await asyncio.to_thread(_write_report, places.report, settings, timeline, status)
-        screen.print(f"report: {places.report}/timeline.json, {places.report}/world.svg")
+        _say(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
     return status
 
 
-def _tell(screen: Console, moment: Moment) -> None:
-    screen.print(str(moment), highlight=False, markup=False, soft_wrap=True)
+def _say(screen: Console, text: str) -> None:
+    """Print as it is: no colours guessed, and no path broken in two."""
+    screen.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @asynccontextmanager
@@ -164,13 +165,12 @@ def _show_last_words(screen: Console, run: Run, status: int) -> None:
         lines = said[-1:]
     if not lines:
         return
-    screen.print(f"\n{node.name} said last ({node.launcher_log}):", highlight=False)
+    _say(screen, f"\n{node.name} said last ({node.launcher_log}):")
     for line in lines[-TAIL_LINES:]:
-        screen.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+        _say(screen, f"  {line}")
 
 
 def _write_report(directory: Path, settings: Settings, timeline: Timeline, status: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
     report = timeline.to_json(settings.line.command, status)
     (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
     (directory / "world.svg").write_text(draw_picture(timeline))

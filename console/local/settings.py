@@ -94,7 +94,7 @@ def native_delivery(settings: Settings, port: int, *, is_host: bool) -> dict[str
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"localhost:{port}",
         "PET_RDZV_ID": settings.job,
-        "PET_RDZV_CONF": f"is_host={int(is_host)},read_timeout=300,last_call_timeout=5",
+        "PET_RDZV_CONF": f"is_host={int(is_host)},last_call_timeout=5",
         "PET_LOCAL_ADDR": "127.0.0.1",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }

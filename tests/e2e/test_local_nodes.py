@@ -60,6 +60,7 @@ class Drill:
         self.lives: dict[str, int] = {}
         self.script = directory / "torchrun.py"
         self.script.write_text(TORCHRUN)
+        (directory / "report").mkdir()
 
     async def run(self, *arguments: str, nodes: int = 2, events: tuple[str, ...] = ()) -> int:
         """Run a job to its end; returns its status."""
