@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of a compare-and-set only the sender's own wish is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.c10d.fillers import filler, round_key
+from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
+from launcher_shim.c10d.state import NodeDesc, TorchState
+
+ME = NodeDesc("10.0.0.1", 42, 0)
+OTHER = NodeDesc("10.0.0.2", 42, 0)
+SOON = datetime(2030, 1, 1, tzinfo=UTC)
+
+NOWHERE = TorchState(participants={OTHER: 0})
+INSIDE = TorchState(participants={ME: 0, OTHER: 0})
+WAITING = TorchState(wait_list=frozenset([ME]))
+REDUNDANT = TorchState(redundancy_list=frozenset([ME]))
+
+
+@pytest.mark.parametrize(
+    ("expected", "desired", "change"),
+    [
+        (NOWHERE, INSIDE, "join"),
+        (NOWHERE, WAITING, "join"),
+        (NOWHERE, REDUNDANT, "join"),
+        (INSIDE, NOWHERE, "leave"),
+        (WAITING, NOWHERE, "leave"),
+        (REDUNDANT, NOWHERE, "step_off"),
+        (REDUNDANT, WAITING, ""),
+        (WAITING, INSIDE, ""),
+        (INSIDE, INSIDE, ""),
+        (NOWHERE, NOWHERE, ""),
+    ],
+)
+def test_the_own_membership_is_the_wish(
+    expected: TorchState, desired: TorchState, change: str
+) -> None:
+    assert wish(expected, desired, ME).change == change
+
+
+def test_the_last_to_leave_starts_no_round_and_buries_nobody() -> None:
+    last = replace(TorchState(), round=8, complete=False)
+    assert wish(replace(INSIDE, round=7, complete=True), last, ME) == Wish("leave")
+
+
+def test_heartbeats_and_others_are_no_wish() -> None:
+    beat = replace(NOWHERE, last_heartbeats={ME: SOON}, deadline=SOON, complete=True)
+    assert wish(NOWHERE, beat, ME) == Wish()
+    assert wish(INSIDE, replace(INSIDE, participants={ME: 0}), ME) == Wish()
+
+
+def test_closed_is_read_once() -> None:
+    closed = replace(INSIDE, closed=True)
+    assert wish(INSIDE, closed, ME) == Wish("", closes=True)
+    assert wish(closed, closed, ME) == Wish()
+
+
+@pytest.mark.parametrize(
+    ("state", "name"),
+    [
+        (TorchState(participants={ME: 0}), ME),
+        (REDUNDANT, ME),
+        (TorchState(), None),
+        (TorchState(closed=True), None),
+        (INSIDE, None),
+    ],
+)
+def test_a_first_state_names_its_sender(state: TorchState, name: NodeDesc | None) -> None:
+    assert first_name(state) == name
+
+
+@pytest.mark.parametrize(
+    ("deadline", "complete", "least", "most", "foreign"),
+    [
+        (None, False, 2, 4, False),
+        (SOON, False, 1, 4, False),
+        (SOON, False, 2, 4, True),
+        (None, False, 1, 4, True),
+        (None, True, 1, 1, False),
+        (None, True, 1, 2, True),
+        (SOON, False, 1, 1, True),
+    ],
+)
+def test_another_size_shows_in_the_first_state(
+    deadline: datetime | None, complete: bool, least: int, most: int, foreign: bool
+) -> None:
+    first = TorchState(participants={ME: 0}, deadline=deadline, complete=complete)
+    assert foreign_size(first, least, most) == foreign
+
+
+DESCRIPTIONS = st.builds(NodeDesc, st.sampled_from("ab"), st.integers(0, 2), st.just(0))
+STATES = st.builds(
+    TorchState,
+    closed=st.booleans(),
+    participants=st.dictionaries(DESCRIPTIONS, st.integers()),
+    wait_list=st.frozensets(DESCRIPTIONS),
+    redundancy_list=st.frozensets(DESCRIPTIONS),
+)
+
+
+@given(STATES, STATES, DESCRIPTIONS)
+def test_every_pair_of_states_has_a_wish(
+    expected: TorchState, desired: TorchState, me: NodeDesc
+) -> None:
+    read = wish(expected, desired, me)
+    others = replace(
+        desired,
+        participants={n: r for n, r in desired.participants.items() if n == me},
+        wait_list=desired.wait_list & {me},
+        redundancy_list=desired.redundancy_list & {me},
+    )
+    assert wish(expected, others, me) == read
+
+
+# --- keys of a world that will never be ---
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b"/torch.rendezvous.job.3/MASTER_ADDR", (3, b"MASTER_ADDR")),
+        (b"torch.rendezvous.job.12/torchelastic/role_info/0", (12, b"torchelastic/role_info/0")),
+        (b"/torch.rendezvous.job", None),
+        (b"/torch.rendezvous.other.3/MASTER_ADDR", None),
+        (b"/torch.rendezvous.job.x/MASTER_ADDR", None),
+        (b"/torch.rendezvous.job.3/", None),
+        (b"\xff\x00", None),
+    ],
+)
+def test_the_round_of_a_key(key: bytes, expected: tuple[int, bytes] | None) -> None:
+    assert round_key(key, "job") == expected
+
+
+def test_a_run_id_may_look_like_a_round() -> None:
+    assert round_key(b"/torch.rendezvous.a.3.7/MASTER_PORT", "a.3") == (7, b"MASTER_PORT")
+
+
+def test_fillers_make_no_world() -> None:
+    ranks = filler(b"torchelastic/assigned_ranks/0")
+    assert ranks is not None
+    assert b"1000000" in ranks
+    assert filler(b"MASTER_ADDR") == b"127.0.0.1"
+    assert filler(b"MASTER_PORT") == b"1"
+    assert filler(b"torchelastic/role_info/1") is not None
+    assert filler(b"torchelastic/agent/terminal_state/num_members") is None

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a round is complete, when it is over, and who is gone: one table a rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.observations import Observations, Standings, observe, stand
+from launcher_shim.c10d.rounds import decide, next_round
+from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+
+NOW = 500.0
+POLICY = Policy(min_nodes=2, max_nodes=4)
+WATCHED = Observations(healthy_since_s=NOW - 100)
+
+
+def node(
+    member: str,
+    state: NodeState = "asking",
+    *,
+    revision: int = 10,
+    ask: int = 1,
+    nonce: str = "n",
+    number: int = 0,
+    left: LeftReason = "",
+    addr: str | None = None,
+) -> Node:
+    reason = left or ("exit" if state == "left" else "")
+    return Node(
+        member,
+        state,
+        nonce,
+        ask,
+        addr or f"10.0.0.{member}",
+        1,
+        0,
+        number,
+        reason,
+        mod_revision=revision,
+    )
+
+
+def run(
+    nodes: Iterable[Node] = (),
+    current: Round | None = None,
+    *,
+    listed: str = "abcd",
+    membership: Membership | None = None,
+) -> RunSnapshot:
+    return RunSnapshot(
+        100,
+        current or Round(),
+        {n.member: n for n in nodes},
+        membership or Membership(frozenset(listed)),
+    )
+
+
+def frozen(members: str, *, finishing: bool = False) -> Round:
+    world = tuple(Seat(member, "n", 1) for member in members)
+    return Round(3, True, "", finishing, world, mod_revision=50)
+
+
+def inside(members: str) -> list[Node]:
+    return [node(member, "in", number=3) for member in members]
+
+
+# --- complete ---
+
+
+@pytest.mark.parametrize(
+    ("asking", "listed", "completes", "reason"),
+    [
+        ("", "abcd", False, "0 nodes ask, 2 are needed"),
+        ("a", "abcd", False, "1 nodes ask, 2 are needed"),
+        ("ab", "ab", True, "nobody else is coming"),
+        ("ab", "abc", False, "waiting for c"),
+        ("abc", "ab", True, "nobody else is coming"),
+        ("abcd", "abcdef", True, "the maximum"),
+        ("abcdef", "abcdef", True, "the maximum"),
+    ],
+)
+def test_complete(asking: str, listed: str, completes: bool, reason: str) -> None:
+    decision = decide(NOW, run(map(node, asking), listed=listed), WATCHED, POLICY)
+    assert (decision.round is not None) == completes
+    assert reason in decision.reason
+
+
+def test_the_first_to_ask_are_frozen_in_the_order_of_ranks() -> None:
+    asking = [node(m, revision=r) for m, r in zip("edcba", (1, 2, 3, 4, 5), strict=True)]
+    decision = decide(NOW, run(asking, listed="abcde"), WATCHED, POLICY)
+    assert decision.round is not None
+    assert [seat.member for seat in decision.round.frozen] == ["b", "c", "d", "e"]
+
+
+def test_equal_descriptions_are_ranked_by_member() -> None:
+    asking = [node(m, addr="same") for m in "ba"]
+    decision = decide(NOW, run(asking, listed="ab"), WATCHED, POLICY)
+    assert decision.round is not None
+    assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
+
+
+@pytest.mark.parametrize("wants", ["standby", "leaving", "unlisted"])
+def test_who_may_not_join_is_not_frozen(wants: str) -> None:
+    listed = frozenset("ab" if wants == "unlisted" else "abc")
+    membership = Membership(
+        listed,
+        standby=frozenset("c" if wants == "standby" else ""),
+        leaving=frozenset("c" if wants == "leaving" else ""),
+    )
+    decision = decide(NOW, run(map(node, "abc"), membership=membership), WATCHED, POLICY)
+    assert decision.round is not None
+    assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("other", "waits_s"),
+    [
+        (None, POLICY.first_call_s),
+        (node("c", "left"), POLICY.last_call_s),
+        (node("c", "in", number=1), POLICY.last_call_s),
+    ],
+)
+def test_who_is_listed_is_waited_for_but_not_for_ever(other: Node | None, waits_s: float) -> None:
+    snapshot = run([*map(node, "ab"), *([other] if other else [])], listed="abc")
+    seen = replace(WATCHED, round_number=0, met_min_s=NOW)
+    early = decide(NOW, snapshot, seen, POLICY)
+    assert early.round is None
+    assert early.wake_at_s == NOW + waits_s
+    late = decide(NOW + waits_s, snapshot, seen, POLICY)
+    assert late.round is not None
+    assert "the last call is over" in late.reason
+
+
+def test_who_died_three_times_in_ten_minutes_is_not_waited_for() -> None:
+    snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], listed="abc")
+    often = replace(WATCHED, deaths={"c": (NOW - 300, NOW - 200, NOW - 100)})
+    assert decide(NOW, snapshot, often, POLICY).round is not None
+    long_ago = replace(WATCHED, deaths={"c": (NOW - 700, NOW - 200, NOW - 100)})
+    assert decide(NOW, snapshot, long_ago, POLICY).round is None
+
+
+def test_a_death_is_counted_once_and_a_join_is_none() -> None:
+    seen = Observations()
+    for at in range(3):
+        for state in ("in", "left", "left"):
+            last = node("c", state, ask=at, left="closed" if state == "left" else "")
+            seen = look(seen, run([last]), now=NOW + at)
+    assert seen.dies_often("c", NOW + 3)
+    assert len(seen.deaths["c"]) == 3
+    left_as_told = look(look(Observations(), run([node("d")])), run([node("d", "left")]))
+    assert left_as_told.deaths == {}
+
+
+@pytest.mark.parametrize(("number", "waits_s"), [(0, 30.0), (4, 2.0)])
+def test_fewer_than_desired_wait_for_the_last_call(number: int, waits_s: float) -> None:
+    snapshot = run(map(node, "ab"), Round(number), listed="ab")
+    policy = replace(POLICY, desired=3)
+    seen = replace(WATCHED, round_number=number, met_min_s=NOW)
+    assert decide(NOW, snapshot, seen, policy).wake_at_s == NOW + waits_s
+    assert decide(NOW + waits_s, snapshot, seen, policy).round is not None
+
+
+def test_the_last_call_begins_anew_when_there_are_too_few_again() -> None:
+    two, one = run(map(node, "ab"), listed="abc"), run(map(node, "a"), listed="abc")
+    seen = look(Observations(), two, now=10)
+    assert look(seen, two, now=20).met_min_s == 10
+    assert look(seen, one, now=20).met_min_s is None
+    assert look(look(seen, one, now=20), two, now=30).met_min_s == 30
+
+
+def test_a_closed_run_forms_no_round() -> None:
+    decision = decide(NOW, run(map(node, "abcd"), Round(closed="success")), WATCHED, POLICY)
+    assert decision.round is None
+    assert decision.reason == "the run is closed by success"
+
+
+# --- over, and gone ---
+
+
+def look(
+    seen: Observations,
+    snapshot: RunSnapshot,
+    *,
+    now: float = NOW,
+    healthy_s: float = 100.0,
+    cut_off: bool = False,
+) -> Observations:
+    return observe(now, seen, snapshot, POLICY, healthy_s=healthy_s, cut_off=cut_off)
+
+
+@pytest.mark.parametrize(
+    ("b", "standing"),
+    [
+        (node("b", "in", number=3), "here"),
+        (node("b", "asking"), "here"),
+        (node("b", "left"), "left"),
+        (node("b", "left", left="hung"), "left"),
+        (node("b", "left", left="done"), "done"),
+        (node("b", "asking", ask=2), "replaced"),
+        (node("b", "in", nonce="other", number=3), "replaced"),
+        (None, "missing"),
+    ],
+)
+def test_where_a_frozen_node_stands(b: Node | None, standing: str) -> None:
+    snapshot = run([*inside("a"), *([b] if b else [])], frozen("ab"))
+    standings = stand(NOW, snapshot, look(WATCHED, snapshot), POLICY)
+    assert standings.of[Seat("b", "n", 1)] == standing
+    assert standings.lost == (standing in ("left", "replaced"))
+
+
+def test_a_missing_node_is_gone_once_it_has_stayed_away() -> None:
+    snapshot = run(inside("a"), frozen("ab"))
+    seen = look(WATCHED, snapshot)
+    assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + POLICY.confirm_s
+    assert not stand(NOW + 3.9, snapshot, seen, POLICY).lost
+    assert stand(NOW + 4.0, snapshot, seen, POLICY).lost
+    back = run(inside("ab"), frozen("ab"))
+    assert look(seen, back).missing_s == {}
+
+
+def test_nobody_is_gone_while_the_watch_proves_nothing() -> None:
+    snapshot = run(inside("a"), frozen("ab"))
+    seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
+    assert not stand(NOW + 1000, snapshot, seen, POLICY).lost
+    # After the gap the others may be on their way back, too.
+    seen = look(seen, snapshot, now=NOW + 20, healthy_s=1.0)
+    assert not stand(NOW + 30, snapshot, seen, POLICY).lost
+    assert stand(NOW + 35, snapshot, seen, POLICY).lost
+
+
+def test_others_may_return_after_a_cut_that_we_were_in_ourselves() -> None:
+    snapshot = run(inside("a"), frozen("ab"))
+    seen = look(WATCHED, snapshot, cut_off=True)
+    assert not stand(NOW + 14.9, snapshot, seen, POLICY).lost
+    assert stand(NOW + 15.0, snapshot, seen, POLICY).lost
+
+
+@pytest.mark.parametrize(
+    ("others", "gone_after_s"),
+    [
+        ([], math.inf),
+        ([node("c")], 60.0),
+        ([node("e")], math.inf),
+        ([node("a", "left", left="done"), node("c")], 60.0),
+        ([node("a", "left", left="exit")], 4.0),
+    ],
+    ids=["nobody asks", "one asks", "a spare looks on", "one was done", "one left"],
+)
+def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: float) -> None:
+    snapshot = run(others, frozen("ab"))
+    seen = look(WATCHED, snapshot)
+    assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + gone_after_s
+    before = stand(NOW + min(gone_after_s, 1e6) - 0.1, snapshot, seen, POLICY)
+    assert before.of[Seat("b", "n", 1)] == "missing"
+    if gone_after_s < math.inf:
+        assert decide(NOW + gone_after_s, snapshot, seen, POLICY).round is not None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "granted", "over"),
+    [
+        (inside("ab"), "", False),
+        ([*inside("a"), node("b", "left")], "", False),
+        ([*inside("a"), node("b", "left")], "a", True),
+        ([node("a", "left"), node("b", "left")], "", True),
+        ([node("a", "left"), node("b", ask=2)], "", True),
+        ([node("a", "left", left="done"), node("b", "left", left="done")], "", True),
+    ],
+)
+def test_over(nodes: list[Node], granted: str, over: bool) -> None:
+    leaving = frozenset(granted)
+    membership = Membership(frozenset("abcd"), leaving=leaving, granted=leaving)
+    snapshot = run(nodes, frozen("ab"), membership=membership)
+    decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
+    assert decision.round == (next_round(snapshot.round) if over else None)
+    assert ("is over" in decision.reason) == over
+
+
+def test_the_next_round_is_open_and_empty() -> None:
+    after = next_round(frozen("ab", finishing=True))
+    assert after == Round(4, mod_revision=50)
+
+
+# --- whatever comes ---
+
+MEMBERS = st.sampled_from("abcde")
+NODES = st.builds(
+    node,
+    MEMBERS,
+    st.sampled_from(["asking", "in", "left"]),
+    revision=st.integers(1, 99),
+    ask=st.integers(1, 2),
+    number=st.integers(2, 4),
+)
+SETS = st.frozensets(MEMBERS)
+SNAPSHOTS = st.builds(
+    run,
+    st.lists(NODES, max_size=5),
+    st.sampled_from(["", "ab", "abc"]).map(lambda who: frozen(who) if who else Round(3)),
+    membership=st.builds(Membership, SETS, SETS, SETS, SETS, st.booleans()),
+)
+
+
+@given(SNAPSHOTS, st.integers(1, 3), st.integers(0, 2), st.floats(0, 1e6), st.booleans())
+def test_decide_is_total_and_freezes_only_who_asked(
+    snapshot: RunSnapshot, least: int, room: int, later_s: float, cut_off: bool
+) -> None:
+    policy = Policy(least, least + room)
+    seen = look(Observations(), snapshot, cut_off=cut_off)
+    decision = decide(NOW + later_s, snapshot, seen, policy)
+    assert decision.reason
+    assert decision.wake_at_s > NOW + later_s
+    if decision.round is None:
+        return
+    assert decision.round.mod_revision == snapshot.round.mod_revision
+    if decision.round.complete:
+        assert least <= len(decision.round.frozen) <= least + room
+        for seat in decision.round.frozen:
+            asked = snapshot.nodes[seat.member]
+            assert (asked.seat, asked.state) == (seat, "asking")
+            assert snapshot.membership.may_join(seat.member)
+    else:
+        assert decision.round.number == snapshot.round.number + 1
+        assert not [
+            seat
+            for seat in snapshot.round.frozen
+            if seat.member not in snapshot.membership.granted
+            and (n := snapshot.nodes.get(seat.member)) is not None
+            and n.seat == seat
+            and n.state != "left"
+        ]
+
+
+@given(SNAPSHOTS, st.floats(0, 1e6))
+def test_standings_name_every_frozen_node(snapshot: RunSnapshot, later_s: float) -> None:
+    standings: Standings = stand(NOW + later_s, snapshot, look(Observations(), snapshot), POLICY)
+    assert set(standings.of) == set(snapshot.round.frozen)

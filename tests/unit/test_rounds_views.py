@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each agent is shown, and what torch finds in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.observations import Observations, observe, stand
+from launcher_shim.c10d.portrait import FAR_FUTURE, WAITER, portray
+from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.state import Flavour, NodeDesc, decode, encode
+from launcher_shim.c10d.views import View, hand, must_form_again, view
+
+POLICY = Policy(min_nodes=2, max_nodes=4)
+ME = NodeDesc("10.0.0.1", 42, 0)
+WORLD = Round(
+    3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1), Seat("c", "n", 1)), mod_revision=9
+)
+OPEN = Round(3)
+
+
+def node(member: str, state: NodeState, *, ask: int = 1, number: int = 3) -> Node:
+    left: LeftReason = "exit" if state == "left" else ""
+    return Node(member, state, "n", ask, "10.0.0.1", 42, 0, number if state == "in" else 0, left)
+
+
+def shown(
+    me: Node,
+    *others: Node,
+    current: Round = WORLD,
+    parked: bool = False,
+    parks: bool = True,
+    membership: Membership | None = None,
+) -> View:
+    snapshot = RunSnapshot(
+        50,
+        current,
+        {n.member: n for n in (me, *others)},
+        membership or Membership(frozenset("abcdef")),
+    )
+    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, cut_off=False)
+    standings = stand(2e3, snapshot, seen, POLICY)
+    return view(snapshot, standings, POLICY, me, parked=parked, parks=parks)
+
+
+A, B, C = (node(member, "in") for member in "abc")
+D = node("d", "asking")
+
+
+def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
+    assert shown(A, B, C) == View("participant", WORLD)
+    gone = shown(A, B, node("c", "left"))
+    assert gone == View("participant", WORLD, phantom=True)
+    assert shown(A, B) == View("participant", WORLD, phantom=True)
+
+
+@pytest.mark.parametrize(
+    ("others", "current", "membership", "again"),
+    [
+        ((B, C), WORLD, Membership(frozenset("abc")), False),
+        ((B, C, D), WORLD, Membership(frozenset("abcd")), True),
+        ((B, C, D), WORLD, Membership(frozenset("abc"), frozenset("d")), False),
+        ((B, C, D), WORLD, Membership(frozenset("abcd"), committing=True), False),
+        ((B, C, D), replace(WORLD, finishing=True), Membership(frozenset("abcd")), False),
+        ((B, node("c", "left")), replace(WORLD, finishing=True), Membership(), False),
+        ((B, C), WORLD, Membership(frozenset("ab"), leaving=frozenset("c")), False),
+        (
+            (B, C),
+            WORLD,
+            Membership(frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c")),
+            True,
+        ),
+    ],
+    ids=[
+        "all well",
+        "one asks",
+        "a spare asks",
+        "a commit is under way",
+        "finishing",
+        "finishing, one left",
+        "one drains",
+        "one was granted its leave",
+    ],
+)
+def test_when_the_world_is_to_form_again(
+    others: tuple[Node, ...], current: Round, membership: Membership, again: bool
+) -> None:
+    assert shown(A, *others, current=current, membership=membership).phantom == again
+
+
+def test_a_full_world_lets_nobody_in() -> None:
+    full = replace(WORLD, frozen=(*WORLD.frozen, Seat("d", "n", 1)))
+    e = node("e", "asking")
+    assert not shown(A, B, C, node("d", "in"), e, current=full).phantom
+    assert shown(e, A, B, C, node("d", "in"), current=full).role == "parked"
+
+
+def test_one_that_was_done_is_not_missed() -> None:
+    done = replace(node("c", "left"), left_reason="done")
+    assert not shown(A, B, done).phantom
+
+
+def test_a_leaver_is_shown_no_waiter() -> None:
+    leaving = Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a"))
+    assert not shown(A, B, C, membership=leaving).phantom
+    assert shown(B, A, C, membership=leaving).phantom
+    stale = shown(node("a", "in", number=2), B, C, membership=leaving)
+    assert (stale.role, stale.phantom) == ("apart", False)
+
+
+@pytest.mark.parametrize("current", [WORLD, OPEN])
+def test_one_whose_round_is_no_longer_live_comes_back(current: Round) -> None:
+    assert shown(node("a", "in", number=2), current=current) == View(
+        "apart", Round(3), phantom=True
+    )
+
+
+def test_one_that_was_given_up_for_hung_comes_back() -> None:
+    hung = replace(node("a", "left"), left_reason="hung")
+    assert shown(hung, B, C) == View("apart", Round(3), phantom=True)
+
+
+@pytest.mark.parametrize(
+    ("me", "current", "parked", "parks", "expected"),
+    [
+        (node("d", "asking"), OPEN, False, True, "asking"),
+        (node("d", "asking"), OPEN, True, True, "promoted"),
+        (node("d", "asking"), WORLD, False, True, "parked"),
+        (node("d", "asking"), WORLD, True, True, "parked"),
+        (node("d", "asking"), WORLD, False, False, "waiting"),
+        (node("a", "asking"), WORLD, False, True, "asking"),
+        (node("a", "asking", ask=2), WORLD, False, True, "parked"),
+    ],
+    ids=[
+        "open",
+        "open after parking",
+        "complete",
+        "parked already",
+        "cannot park",
+        "frozen, not handed yet",
+        "frozen with an earlier ask",
+    ],
+)
+def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expected: str) -> None:
+    seen = shown(me, B, C, current=current, parked=parked, parks=parks)
+    assert (seen.role, seen.phantom) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    "membership",
+    [
+        Membership(frozenset("ab")),
+        Membership(frozenset("abd"), standby=frozenset("d")),
+        Membership(frozenset("abd"), leaving=frozenset("d")),
+    ],
+    ids=["not listed", "standby", "leaving"],
+)
+def test_one_that_may_not_join_is_parked_in_an_open_round(membership: Membership) -> None:
+    assert shown(D, current=OPEN, membership=membership).role == "parked"
+    away = shown(node("d", "left"), current=OPEN, membership=membership)
+    assert (away.role, away.full) == ("apart", True)
+
+
+@pytest.mark.parametrize(("current", "full"), [(OPEN, False), (WORLD, True)])
+def test_one_that_left_is_in_no_list(current: Round, full: bool) -> None:
+    assert shown(node("a", "left"), B, C, current=current) == View("apart", Round(3), full=full)
+
+
+def test_closed() -> None:
+    closed = replace(WORLD, closed="success")
+    assert shown(A, B, C, current=closed) == View("participant", closed, closed=True)
+    assert shown(D, A, B, C, current=closed) == View("apart", Round(3), closed=True)
+
+
+def handed(me: Node, *others: Node) -> Node | None:
+    snapshot = RunSnapshot(50, WORLD, {n.member: n for n in (me, *others)})
+    return hand(snapshot, stand(0, snapshot, Observations(), POLICY), me)
+
+
+def test_a_round_is_handed_once_and_only_to_who_asked() -> None:
+    asks = node("a", "asking")
+    assert handed(asks, B, C) == replace(asks, state="in", round=3)
+    assert handed(A, B, C) is None
+    assert handed(D, A, B, C) is None
+    assert handed(node("a", "asking", ask=2), B, C) is None
+
+
+@pytest.mark.parametrize("c", [node("c", "left"), node("c", "asking", ask=2)])
+def test_one_withdraws_from_a_world_that_can_no_longer_be(c: Node) -> None:
+    asks = node("a", "asking")
+    assert handed(asks, B, c) == replace(asks, ask=2)
+
+
+def test_no_round_forms_again_before_it_is_complete() -> None:
+    snapshot = RunSnapshot(5, OPEN, {"d": D}, Membership(frozenset("d")))
+    assert not must_form_again(snapshot, stand(0, snapshot, Observations(), POLICY), POLICY)
+
+
+# --- as torch reads it ---
+
+
+def test_ranks_are_the_frozen_order_and_only_our_own_name_is_real() -> None:
+    state = portray(View("participant", WORLD, phantom=True), ME, "b", 4)
+    assert state.participants[ME] == 1
+    assert sorted(state.participants.values()) == [0, 1, 2]
+    assert state.complete
+    assert state.wait_list == {WAITER}
+    assert not state.redundancy_list
+
+
+@pytest.mark.parametrize(
+    ("role", "full", "complete", "participants", "redundant", "waits"),
+    [
+        ("apart", False, False, 0, False, False),
+        ("apart", True, True, 4, False, False),
+        ("asking", False, False, 1, False, False),
+        ("parked", True, True, 4, True, False),
+        ("promoted", False, True, 0, True, False),
+        ("waiting", True, True, 4, False, True),
+    ],
+)
+def test_the_lists_of_each_role(
+    role: str, full: bool, complete: bool, participants: int, redundant: bool, waits: bool
+) -> None:
+    made = View(role, OPEN, full=full)  # type: ignore[arg-type]
+    state = portray(made, ME, "a", 4)
+    assert state.complete == complete
+    assert len(state.participants) == participants
+    assert (ME in state.participants) == (role == "asking")
+    assert (ME in state.redundancy_list) == redundant
+    assert (ME in state.wait_list) == waits
+    assert state.last_heartbeats == {ME: FAR_FUTURE}
+
+
+@pytest.mark.parametrize("flavour", [Flavour(True), Flavour(False), Flavour(False, False)])
+def test_every_view_survives_the_codec(flavour: Flavour) -> None:
+    made = View("parked" if flavour.redundancy else "waiting", OPEN, full=True, phantom=False)
+    state = portray(made, ME, "a", 4)
+    assert decode(encode(state, flavour))[0] == state
