@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -72,7 +73,7 @@ class RunDir:
 
     def deliver(self, config: Config) -> None:
         """Put everything there that is known before the store is; raises ``ConfigError``."""
-        try:
+        with self._usable():
             self._make_dir(self.path, 0o755)
             self._make_dir(self.path / "progress", 0o1777)
             self._make_dir(self.path / "python", 0o755)
@@ -84,30 +85,20 @@ class RunDir:
             self._write("discover_hosts.sh", script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             self._write("env", "".join(lines).encode(), 0o644)
-        except OSError as error:
-            raise ConfigError(
-                f"--run-dir (MUSTER_RUN_DIR): {self.path} cannot be written ({error.strerror}):"
-                " mount a directory that this user may write to"
-            ) from error
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
 
         ``pod_uid`` is empty where the platform gives none: then the directory, which lives as
-        long as the pod, is given a UID of its own.
+        long as the pod, is given a UID of its own. Raises ``ConfigError``.
         """
-        try:
-            kept = State.from_json(STATE_NAME, (self.path / STATE_NAME).read_bytes())
-        except FileNotFoundError:
-            kept = None
-        except RecordError as error:
-            log.warning("starting as a fresh pod: %s", error, extra={"event": "state_unreadable"})
-            kept = None
-        if kept is not None and pod_uid in ("", kept.pod_uid):
-            return kept
-        fresh = State(pod_uid or secrets.token_hex(8))
-        self.keep(fresh)
-        return fresh
+        with self._usable():
+            kept = self._kept()
+            if kept is not None and pod_uid in ("", kept.pod_uid):
+                return kept
+            fresh = State(pod_uid or secrets.token_hex(8))
+            self.keep(fresh)
+            return fresh
 
     def keep(self, state: State) -> None:
         """Keep what a sidecar that starts again must find."""
@@ -123,6 +114,25 @@ class RunDir:
     def deliver_hosts(self, text: str) -> None:
         """Rename a new host list into place."""
         self._write(HOSTS_NAME, text.encode("ascii"), 0o644)
+
+    def _kept(self) -> State | None:
+        try:
+            return State.from_json(STATE_NAME, (self.path / STATE_NAME).read_bytes())
+        except FileNotFoundError:
+            return None
+        except RecordError as error:
+            log.warning("starting as a fresh pod: %s", error, extra={"event": "state_unreadable"})
+            return None
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"--run-dir (MUSTER_RUN_DIR): {self.path} cannot be used ({error.strerror}):"
+                " mount a directory that this user may write to"
+            ) from error
 
     def _make_dir(self, path: Path, mode: int) -> None:
         path.mkdir(parents=True, exist_ok=True)

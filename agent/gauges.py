@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sidecar shows of itself at each scrape."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from agent.host_delivery import HostDelivery
+from agent.loop_lag import LoopLag
+from agent.metrics import Metrics
+from launcher_shim.c10d.endpoint import Endpoint
+from rdzv.registrar import Registrar
+from rdzv.watching import Mirror
+
+
+def add_gauges(
+    metrics: Metrics,
+    mirror: Mirror,
+    registrar: Registrar,
+    hosts: HostDelivery,
+    endpoint: Endpoint,
+    loop_lag: LoopLag,
+) -> None:
+    """Add every gauge of one sidecar to ``metrics``."""
+
+    def members() -> dict[str, float]:
+        listing = hosts.listing
+        return {
+            "listed": len(listing.listed),
+            "standby": len(listing.standby),
+            "excluded": len(listing.excluded),
+        }
+
+    def rounds() -> dict[str, float]:
+        runs = endpoint.rendezvous().items()
+        return {run_id: float(run.snapshot().round.number) for run_id, run in runs}
+
+    metrics.gauge("muster_members", "Members of the job, by state.", members, "state")
+    metrics.gauge(
+        "muster_registered",
+        "1 while this member is registered.",
+        lambda: float(registrar.registered.is_set()),
+    )
+    metrics.gauge(
+        "muster_lease_remaining_seconds",
+        "How long this member's lease lives without another renewal.",
+        lambda: max(0.0, registrar.lease_valid_until_s - monotonic()),
+    )
+    metrics.gauge(
+        "muster_generation",
+        "The life of the job this member is in; 0 before it registered.",
+        lambda: float(registrar.generation or 0),
+    )
+    metrics.gauge(
+        "muster_store_revision",
+        "Revision of the store that this member has seen.",
+        lambda: float(mirror.revision),
+    )
+    metrics.gauge(
+        "muster_watch_healthy_seconds",
+        "For how long the watch of the store has worked without a gap; 0 while it does not.",
+        lambda: mirror.healthy_for_s(monotonic()),
+    )
+    metrics.gauge(
+        "muster_c10d_connections",
+        "Launchers connected to the rendezvous endpoint.",
+        lambda: float(endpoint.connections),
+    )
+    metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
+    metrics.gauge(
+        "muster_loop_lag_seconds",
+        "The worst lag of the event loop in the last ten seconds.",
+        lambda: loop_lag.worst_s,
+    )
