@@ -32,7 +32,6 @@ import os, pathlib, subprocess, sys, time
 import muster
 node, seconds, status = os.environ["MUSTER_MEMBER"], float(sys.argv[1]), int(sys.argv[2])
 lives = pathlib.Path(os.environ["CHECKPOINT_DIR"], node)
-lives.parent.mkdir(exist_ok=True)
 with lives.open("a") as file:
     file.write("x")
 if len(sys.argv) > 3 and len(lives.read_text()) > int(sys.argv[3]):
@@ -61,6 +60,7 @@ class Drill:
         self.script = directory / "torchrun.py"
         self.script.write_text(TORCHRUN)
         (directory / "report").mkdir()
+        (directory / "checkpoints").mkdir()
 
     async def run(self, *arguments: str, nodes: int = 2, events: tuple[str, ...] = ()) -> int:
         """Run a job to its end; returns its status."""
@@ -134,7 +134,7 @@ async def test_a_launcher_that_keeps_failing_gives_the_job_its_status(drill: Dri
 
 
 async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
-    status = await drill.run("2", "0", events=("kill:rank1@0.6s", "add@0.8s"))
+    status = await drill.run("4", "0", events=("kill:rank1@2s", "add@2.2s"))
     assert status == 0
     assert drill.happened("kill", "add", "done") == [
         ("kill", "node-1"),
@@ -152,7 +152,7 @@ async def test_the_last_node_killed_is_the_end_unless_another_is_to_come(drill: 
 
 async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(drill: Drill) -> None:
     running = asyncio.create_task(
-        drill.run("2.5", "0", events=("kill-launcher:node-1@0.8s", "kill-container:node-0@0.9s"))
+        drill.run("3", "0", events=("kill-launcher:node-1@2s", "kill-container:node-0@2.1s"))
     )
     await until(lambda: "training" in drill.screen.getvalue())
     before = await asyncio.to_thread(marked, RUN)
@@ -164,17 +164,17 @@ async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(dri
 
 
 async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) -> None:
-    assert await drill.run("1", "0", events=("stop:node-1@0.5s",)) == 0
+    assert await drill.run("2", "0", events=("stop:node-1@1s",)) == 0
     assert drill.happened("done") == [("done", "node-0")]
     assert await asyncio.to_thread(marked, RUN) == set()
-    events = ("stop:node-1@0.5s", "cont:node-1@1.5s")
-    assert await drill.run("1", "0", events=events) == 0
+    events = ("stop:node-1@1s", "cont:node-1@3s")
+    assert await drill.run("2", "0", events=events) == 0
     assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
 
 
 async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
     events = ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")
-    assert await drill.run("0.6", "0", nodes=1, events=events) == 0
+    assert await drill.run("1", "0", nodes=1, events=events) == 0
     assert drill.happened("kill", "add") == [
         ("kill", "node-7"),
         ("kill", "rank9"),
