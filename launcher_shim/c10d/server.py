@@ -66,10 +66,16 @@ class C10dServer:
         """
         sockets = _bind_loopback(port)
         loop = asyncio.get_running_loop()
-        for bound in sockets:
-            self._listeners.append(
-                await loop.create_server(self._connect, sock=bound, backlog=_ACCEPT_BACKLOG)
+        # Taken over in one go, so that to be cancelled amid it leaves no socket to nobody.
+        listeners = [
+            await loop.create_server(
+                self._connect, sock=bound, backlog=_ACCEPT_BACKLOG, start_serving=False
             )
+            for bound in sockets
+        ]
+        self._listeners += listeners
+        for listener in listeners:
+            await listener.start_serving()
         return int(sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes a sidecar down, and with which status; in this process, to plant the cause."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from agent import process
+from agent.config import Config
+from agent.loop_lag import LoopLag
+from agent.settings import load
+from console.local.ports import free_ports
+from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.store.embedded import EmbeddedServer
+from tests.contract.agent_harness import until
+
+
+def configured(endpoint: str, run_dir: Path) -> Config:
+    http_port, c10d_port = map(str, free_ports(2, random.Random()))
+    return load(
+        Config,
+        {
+            "job": "digits",
+            "min_nodes": "1",
+            "max_nodes": "2",
+            "etcd_endpoints": endpoint,
+            "run_dir": str(run_dir),
+            "http_port": http_port,
+            "c10d_port": c10d_port,
+        },
+        {},
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "event"),
+    [
+        (ZeroDivisionError("planted"), 70, "defect"),
+        (None, 70, "defect"),
+        (StoreUnavailable("planted"), 69, "store_unavailable"),
+        (ConfigError("planted"), 2, "misconfigured"),
+    ],
+)
+async def test_a_task_that_ends_takes_it_down_with_a_clear_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception | None,
+    status: int,
+    event: str,
+) -> None:
+    async def end(self: LoopLag) -> None:
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(LoopLag, "run", end)
+    with caplog.at_level(logging.INFO):
+        async with EmbeddedServer() as server:
+            assert await process.run(configured(server.endpoint, tmp_path)) == status
+    (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert vars(record)["event"] == event
+    assert str(fault or "loop-lag ended by itself") in record.getMessage()
+
+
+async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path) -> None:
+    # Blocking calls raise in every test here; this one runs a whole life of a sidecar.
+    async with EmbeddedServer() as server:
+        config = configured(server.endpoint, tmp_path)
+
+        async def delivered() -> bool:
+            return await asyncio.to_thread((tmp_path / "hosts").exists)
+
+        async def stop_once_delivered() -> None:
+            await until(delivered)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping = asyncio.create_task(stop_once_delivered())
+        assert await process.run(config) == 0
+        await stopping
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_the_loops_lag_is_measured() -> None:
+    now = monotonic()
+    readings = iter([now, now + 1.25, now + 2.0, now + 3.5])
+
+    def clock() -> float:
+        return next(readings)
+
+    lag = LoopLag(clock)
+    with pytest.raises(RuntimeError):
+        # The readings run out in the third probe.
+        await lag.run()
+    assert lag.worst_s == pytest.approx(0.5)
