@@ -141,19 +141,18 @@ class Connection(asyncio.Protocol):
             return
         parser = self._parser
         try:
-            self._pending.extend(parser.feed(data))
+            requests = parser.feed(data)
         except wire.FrameError as error:
-            self._pending.extend(error.before)
-            self._pending.append(error)
-            self._transport.pause_reading()
-            self._reading_paused = True
-            if not parser.greeted:
-                self.fail(str(error))
-                return
+            self._fail_after(error)
+            return
         if self._session is None:
             if not parser.greeted:
                 return
             self._open()
+        if len(requests) == 1 and self._is_idle():  # what torch's own client does
+            self._send(self._answer(requests[0]))
+            return
+        self._pending.extend(requests)
         self._backlog += len(data)
         self._advance()
         if parser.held > BACKLOG_MAX:
@@ -181,6 +180,22 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     # --- the order of requests ---
+
+    def _is_idle(self) -> bool:
+        return not (self._pending or self._under_way or self._answers_unread or self._closing)
+
+    def _fail_after(self, error: wire.FrameError) -> None:
+        """Close the connection once the requests before the faulty one are handled."""
+        if not self._parser.greeted:
+            self.fail(str(error))
+            return
+        self._transport.pause_reading()
+        self._reading_paused = True
+        if self._session is None:
+            self._open()
+        self._pending.extend(error.before)
+        self._pending.append(error)
+        self._advance()
 
     def _open(self) -> None:
         if self._handshake is not None:

@@ -10,7 +10,7 @@ Requests and semantics as observed on torch's own client and libuv server.
 from __future__ import annotations
 
 from struct import Struct
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
 
 KEY_MAX = 8 * 1024
 """Longest key in bytes, as in torch's own server."""
@@ -216,6 +216,11 @@ _SHAPES = (
     _Shape(Barrier, _KEY, _I64),
 )
 _OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(_SHAPES)}
+_WITHOUT_FIELDS: Dict[Type[Request], Request] = {
+    NumKeys: NumKeys(),
+    CancelWait: CancelWait(),
+    ListKeys: ListKeys(),
+}
 _Fields = List[Union[bytes, int]]
 
 
@@ -258,52 +263,48 @@ class RequestParser:
             self._buffer.clear()
         requests: List[Request] = []
         try:
-            at = self._parse(data, requests)
+            self._parse(data, requests)
         except FrameError as error:
             error.before = tuple(requests)
             raise
-        if at < len(data):
-            self._buffer += data[at:]
         return requests
 
-    def _parse(self, data: bytes, requests: List[Request]) -> int:
-        """Append the complete requests, and return how far ``data`` is used up."""
-        at, end = 0, len(data)
+    def _parse(self, data: bytes, requests: List[Request]) -> None:
+        """Append the complete requests, and keep what is left of the bytes."""
+        at, end, need = 0, len(data), 1
         if not self._greeted:
             _expect_handshake(data)
             self._greeted = True
             requests.append(Validate())
             at = len(HANDSHAKE)
-        shape = self._shape
+        shape, fields = self._shape, self._fields
+        left, size = self._strings_left, self._size
         while True:
             if shape is None:
-                self._need = 1
                 if at >= end:
-                    return at
+                    break
                 code = data[at]
                 if code >= len(_SHAPES):
                     raise FrameError(f"there is no TCPStore operation {code}")
-                shape = _SHAPES[code]
-                self._fields = []
-                self._size = 0
-                if shape.counted:
+                fields, size = [], 0
+                kind, limits, number, counted = shape = _SHAPES[code]
+                if not counted:
+                    left = len(limits)
+                    at += 1
+                else:
                     if end - at < 9:
-                        self._need = 9
-                        return at
+                        shape, need = None, 9
+                        break
                     (count,) = _U64.unpack_from(data, at + 1)
                     if count > KEYS_MAX:
                         raise FrameError(f"{count} keys in one request; at most {KEYS_MAX}")
-                    self._strings_left = count * len(shape.limits)
+                    left = count * len(limits)
                     at += 9
-                else:
-                    self._strings_left = len(shape.limits)
-                    at += 1
-                self._shape = shape
-            fields, limits = self._fields, shape.limits
-            left, size = self._strings_left, self._size
+            else:
+                kind, limits, number, counted = shape
             while left:
                 if end - at < 8:
-                    self._need = 8
+                    need = 8
                     break
                 (length,) = _U64.unpack_from(data, at)
                 limit = limits[-left % len(limits)]
@@ -311,27 +312,30 @@ class RequestParser:
                     what = "key" if limit == KEY_MAX else "value"
                     raise FrameError(f"a {what} of {length} bytes; at most {limit}")
                 stop = at + 8 + length
-                if size + stop - at > REQUEST_MAX:
+                size += stop - at
+                if size > REQUEST_MAX:
                     raise FrameError(f"a request of more than {REQUEST_MAX} bytes")
                 if stop > end:
-                    self._need = stop - at
+                    size -= stop - at
+                    need = stop - at
                     break
                 fields.append(data[at + 8 : stop])
-                size += stop - at
                 at = stop
                 left -= 1
-            self._strings_left, self._size = left, size
             if left:
-                return at
-            number = shape.number
+                break
             if number is not None:
                 if end - at < number.size:
-                    self._need = number.size
-                    return at
-                fields.append(number.unpack_from(data, at)[0])
+                    need = number.size
+                    break
+                fields += number.unpack_from(data, at)
                 at += number.size
-            requests.append(_build(shape, fields))
-            shape = self._shape = None
+            requests.append(_build(kind, counted, fields))
+            shape = None
+        if at < end:
+            self._buffer += data[at:]
+        self._shape, self._fields, self._need = shape, fields, need
+        self._strings_left, self._size = left, size if shape is not None else 0
 
 
 def _expect_handshake(data: bytes) -> None:
@@ -344,15 +348,16 @@ def _expect_handshake(data: bytes) -> None:
     raise FrameError(f"the client is no torch TCPStore: it begins with {data[:8]!r}")
 
 
-def _build(shape: _Shape, fields: _Fields) -> Request:
-    kind = shape.kind
+def _build(kind: Type[Request], counted: bool, fields: _Fields) -> Request:
     if kind is Validate:
         raise FrameError("the client sends its handshake again")
+    if not fields and not counted:
+        return _WITHOUT_FIELDS[kind]
     if kind is MultiSet:
         pairs = zip(fields[::2], fields[1::2])  # noqa: B905 (strict is younger than Python 3.8)
         return MultiSet(tuple(pairs))  # type: ignore[arg-type]
-    make: Callable[..., Request] = kind
-    return make(tuple(fields)) if shape.counted else make(*fields)
+    # The fields fit the kind, as its shape says: skip the checks of its constructor.
+    return tuple.__new__(kind, (tuple(fields),) if counted else fields)
 
 
 def encode(request: Request) -> bytes:
