@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Frames: every request survives any segmentation, and no bytes do more than fail."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.c10d import wire
+
+keys = st.binary(max_size=40)
+values = st.binary(max_size=200)
+numbers = st.integers(-(2**63), 2**63 - 1)
+key_lists = st.lists(keys, max_size=5).map(tuple)
+requests = st.one_of(
+    st.builds(wire.Set, keys, values),
+    st.builds(wire.CompareSet, keys, values, values),
+    st.builds(wire.Get, keys),
+    st.builds(wire.Add, keys, numbers),
+    st.builds(wire.Check, key_lists),
+    st.builds(wire.Wait, key_lists),
+    st.just(wire.NumKeys()),
+    st.builds(wire.DeleteKey, keys),
+    st.builds(wire.Append, keys, values),
+    st.builds(wire.MultiGet, key_lists),
+    st.builds(wire.MultiSet, st.lists(st.tuples(keys, values), max_size=5).map(tuple)),
+    st.just(wire.CancelWait()),
+    st.builds(wire.Ping, st.integers(0, 2**32 - 1)),
+    st.builds(wire.QueuePush, keys, values),
+    st.builds(wire.QueuePop, keys),
+    st.builds(wire.QueueLen, keys),
+    st.just(wire.ListKeys()),
+    st.builds(wire.Barrier, keys, numbers),
+)
+
+
+def greeted() -> wire.RequestParser:
+    parser = wire.RequestParser()
+    assert parser.feed(wire.HANDSHAKE) == [wire.Validate()]
+    return parser
+
+
+def length(number: int) -> bytes:
+    return struct.pack("<Q", number)
+
+
+@given(st.lists(requests, max_size=8), st.data())
+def test_requests_survive_any_segmentation(sent: list[wire.Request], data: st.DataObject) -> None:
+    stream = wire.HANDSHAKE + b"".join(map(wire.encode, sent))
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12).map(sorted))
+    parser = wire.RequestParser()
+    got: list[wire.Request] = []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += parser.feed(stream[start:stop])
+    assert got == [wire.Validate(), *sent]
+    assert list(map(type, got[1:])) == list(map(type, sent))
+    assert parser.held == 0
+
+
+@given(st.lists(requests, min_size=1, max_size=3))
+def test_requests_survive_byte_by_byte(sent: list[wire.Request]) -> None:
+    parser = greeted()
+    stream = b"".join(map(wire.encode, sent))
+    assert [got for at in range(len(stream)) for got in parser.feed(stream[at : at + 1])] == sent
+
+
+@given(st.lists(st.binary(max_size=64), max_size=6))
+def test_any_bytes_are_requests_or_a_frame_error(segments: list[bytes]) -> None:
+    parser = greeted()
+    try:
+        got = [request for segment in segments for request in parser.feed(segment)]
+    except wire.FrameError:
+        pass
+    else:
+        assert len(b"".join(map(wire.encode, got))) + parser.held <= len(b"".join(segments))
+
+
+@pytest.mark.parametrize(
+    ("code", "request_"),
+    [
+        *enumerate(
+            [
+                wire.Validate(),
+                wire.Set(b"", b""),
+                wire.CompareSet(b"", b"", b""),
+                wire.Get(b""),
+                wire.Add(b"", 0),
+                wire.Check(()),
+                wire.Wait(()),
+                wire.NumKeys(),
+                wire.DeleteKey(b""),
+                wire.Append(b"", b""),
+                wire.MultiGet(()),
+                wire.MultiSet(()),
+                wire.CancelWait(),
+                wire.Ping(0),
+                wire.QueuePush(b"", b""),
+                wire.QueuePop(b""),
+                wire.QueueLen(b""),
+                wire.ListKeys(),
+                wire.Barrier(b"", 0),
+            ]
+        )
+    ],
+)
+def test_opcodes_are_those_of_torch(code: int, request_: wire.Request) -> None:
+    assert wire.encode(request_)[0] == code
+
+
+def test_the_bytes_of_a_compare_set() -> None:
+    frame = wire.encode(wire.CompareSet(b"/k", b"old", b"new!"))
+    assert frame == b"\x02" + length(2) + b"/k" + length(3) + b"old" + length(4) + b"new!"
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        wire.Get(b"k" * wire.KEY_MAX),
+        wire.Set(b"k", b"v" * wire.VALUE_MAX),
+        wire.CompareSet(b"k" * wire.KEY_MAX, b"v" * wire.VALUE_MAX, b"v" * wire.VALUE_MAX),
+        wire.Check((b"",) * wire.KEYS_MAX),
+        wire.MultiSet(((b"", b""),) * wire.KEYS_MAX),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_the_limits_themselves_are_allowed(allowed: wire.Request) -> None:
+    assert greeted().feed(wire.encode(allowed)) == [allowed]
+
+
+@pytest.mark.parametrize(
+    ("frame", "sentence"),
+    [
+        (b"\x03" + length(wire.KEY_MAX + 1), "a key of 8193 bytes; at most 8192"),
+        (b"\x01" + length(1) + b"k" + length(wire.VALUE_MAX + 1), "a value of 8388609 bytes"),
+        (b"\x05" + length(wire.KEYS_MAX + 1), "131073 keys in one request; at most 131072"),
+        (b"\x0b" + length(wire.KEYS_MAX + 1), "131073 keys in one request"),
+        (b"\x03" + length(2**64 - 1), "a key of 18446744073709551615 bytes"),
+        (b"\x13", "no TCPStore operation 19"),
+        (wire.HANDSHAKE, "sends its handshake again"),
+    ],
+)
+def test_beyond_the_limits_is_a_frame_error(frame: bytes, sentence: str) -> None:
+    with pytest.raises(wire.FrameError, match=sentence):
+        greeted().feed(frame)
+
+
+def test_one_request_cannot_grow_without_bound() -> None:
+    parser = greeted()
+    parser.feed(b"\x0b" + length(wire.KEYS_MAX))
+    item = wire.vec(b"k") + wire.vec(b"v" * wire.VALUE_MAX)
+    for _ in range(3):
+        assert parser.feed(item) == []
+    with pytest.raises(wire.FrameError, match="a request of more than 33554432 bytes"):
+        parser.feed(item)
+    assert parser.held <= wire.REQUEST_MAX
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"\x05" + length(wire.KEYS_MAX),
+        b"\x01" + length(1) + b"k" + length(wire.VALUE_MAX),
+        b"\x0b" + length(wire.KEYS_MAX) + length(wire.KEY_MAX),
+    ],
+)
+def test_an_announced_length_allocates_nothing(head: bytes) -> None:
+    parser = greeted()
+    tracemalloc.start()
+    try:
+        assert parser.feed(head) == []
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024
+    assert parser.held <= len(head)
+
+
+def test_requests_before_a_faulty_one_are_not_lost() -> None:
+    good = wire.Set(b"/k", b"v")
+    with pytest.raises(wire.FrameError) as caught:
+        greeted().feed(wire.encode(good) + b"\xff")
+    assert caught.value.before == (good,)
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (b"\x00" + length(5) + b"/init", "torch before 2.2"),
+        (b"\x03" + length(40) + b"/", "torch before 2.2"),
+        (b"\x04" + length(1) + length(5), "torch before 2.2"),
+        (b"GET / HTTP/1.1\r\n", "no torch TCPStore: it begins with b'GET / HT'"),
+        (b"\x16\x03\x01\x02\x00", "no torch TCPStore"),
+        (b"\x00\x3c\x85\xf7\xce", "no torch TCPStore"),
+    ],
+)
+def test_another_client_is_named(first: bytes, sentence: str) -> None:
+    parser = wire.RequestParser()
+    with pytest.raises(wire.FrameError, match=sentence):
+        parser.feed(first)
+    assert not parser.greeted
+
+
+def test_the_handshake_may_come_in_pieces() -> None:
+    parser = wire.RequestParser()
+    stream = wire.HANDSHAKE + wire.encode(wire.Ping(7))
+    assert parser.feed(stream[:3]) == []
+    assert not parser.greeted
+    assert parser.feed(stream[3:7]) == [wire.Validate()]
+    assert parser.feed(stream[7:]) == [wire.Ping(7)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "frame"),
+    [
+        (wire.vec(b"ab"), length(2) + b"ab"),
+        (wire.i64(-2), b"\xfe" + b"\xff" * 7),
+        (wire.multi_get([b"", b"x"]), length(0) + length(1) + b"x"),
+        (wire.key_list([b"/a"]), length(1) + length(2) + b"/a"),
+        (wire.popped(0, b""), length(0)),
+        (wire.popped(2, b""), length(2) + length(0)),
+        (wire.pong(0x01020304), b"\x04\x03\x02\x01"),
+        (wire.READY + wire.NOT_READY + wire.STOP_WAITING + wire.WAIT_CANCELED, b"\0\1\0\1"),
+    ],
+)
+def test_answers(answer: bytes, frame: bytes) -> None:
+    assert answer == frame
