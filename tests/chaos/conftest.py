@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the chaos tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.etcd_cluster import EtcdCluster, etcd_cluster
+
+__all__ = ["cluster", "etcd_cluster"]
+
+
+@pytest.fixture
+def cluster(etcd_cluster: EtcdCluster) -> Iterator[EtcdCluster]:
+    """Three healthy members; healthy again for the next test."""
+    yield etcd_cluster
+    etcd_cluster.restore()

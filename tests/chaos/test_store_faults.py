@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The etcd driver against three real members that are killed, frozen, and cut off.
+
+The bar: no event lost, doubled or out of order in any case, and a client that adds next to
+nothing to what an election costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from rdzv.errors import Compacted, StoreError
+from rdzv.store import Put, WatchBatch
+from rdzv.store.etcd import EtcdStore
+from tests.chaos.etcd_cluster import EtcdCluster
+from tests.chaos.store_load import StoreLoad, gap_s
+from tests.chaos.tcp_proxy import TcpProxy
+
+pytestmark = pytest.mark.etcd
+
+CLIENT_DELAY_S = 1.5
+"""What the client may add to the writer's own gap, which is the election's."""
+
+_numbers = itertools.count(1)
+
+
+@asynccontextmanager
+async def load(
+    cluster: EtcdCluster, *, ttl_s: int = 10, leases: int = 4, endpoints: Sequence[str] = ()
+) -> AsyncIterator[StoreLoad]:
+    number = next(_numbers)
+    writer = EtcdStore(cluster.endpoints)
+    client = EtcdStore(endpoints or cluster.endpoints)
+    lease_ids = [(number << 40) + index + 1 for index in range(leases)]
+    running = StoreLoad(writer, client, f"/chaos/{number}/", lease_ids=lease_ids, ttl_s=ttl_s)
+    try:
+        async with running.running():
+            await running.settle()
+            yield running
+            await running.settle()
+    finally:
+        await client.close()
+        await writer.close()
+
+
+async def leader_of(cluster: EtcdCluster) -> int:
+    for member, endpoint in enumerate(cluster.endpoints):
+        store = EtcdStore([endpoint])
+        status = await store.status()
+        await store.close()
+        if status.leader_id == status.member_id:
+            return member
+    raise AssertionError("no member leads")
+
+
+async def drain(batches: AsyncIterator[WatchBatch]) -> None:
+    async for batch in batches:
+        assert not batch.events
+
+
+async def pass_time(load: StoreLoad, fault_s: float) -> None:
+    """Let the fault last; a lease that is lost ends the test at once."""
+    deadline_s = time.monotonic() + fault_s
+    while time.monotonic() < deadline_s:
+        await asyncio.sleep(0.1)
+        assert not load.leases_lost
+
+
+async def test_leader_killed(cluster: EtcdCluster) -> None:
+    leader = await leader_of(cluster)
+    async with load(cluster) as job:
+        cluster.kill(leader)
+        await pass_time(job, 4)
+        await asyncio.to_thread(cluster.start, leader)
+    job.assert_exact()
+    assert job.leases_lost == []
+    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
+    assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S + 1
+
+
+@pytest.mark.parametrize(
+    ("frozen_s", "ttl_s"), [(5, 3), pytest.param(14, 8, marks=pytest.mark.long)]
+)
+async def test_leader_frozen_for_longer_than_a_lease(
+    cluster: EtcdCluster, frozen_s: float, ttl_s: int
+) -> None:
+    leader = await leader_of(cluster)
+    async with load(cluster, ttl_s=ttl_s, leases=10) as job:
+        cluster.freeze(leader)
+        await pass_time(job, frozen_s)
+        cluster.resume(leader)
+        await pass_time(job, 2)
+    job.assert_exact()
+    assert job.leases_lost == []
+    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
+
+
+async def test_follower_frozen_under_the_client(cluster: EtcdCluster) -> None:
+    follower = (await leader_of(cluster) + 1) % len(cluster)
+    endpoints = cluster.endpoints[follower:] + cluster.endpoints[:follower]
+    async with load(cluster, endpoints=endpoints) as job:
+        cluster.freeze(follower)
+        await pass_time(job, 5)
+        cluster.resume(follower)
+    job.assert_exact()
+    assert job.leases_lost == []
+    assert gap_s(job.events_at_s) < 3
+    assert gap_s(job.swapped_at_s) < 3
+
+
+async def test_every_member_killed_and_back(cluster: EtcdCluster) -> None:
+    async with load(cluster) as job:
+        started_s = time.monotonic()
+        for member in range(len(cluster)):
+            cluster.kill(member)
+        await pass_time(job, 5)
+        await asyncio.to_thread(cluster.restore)
+        outage_s = time.monotonic() - started_s
+    job.assert_exact()
+    assert job.leases_lost == []
+    assert gap_s(job.events_at_s) < outage_s + 2
+    assert gap_s(job.swapped_at_s) < outage_s + 2
+
+
+async def test_quorum_lost(cluster: EtcdCluster) -> None:
+    leader = await leader_of(cluster)
+    others = [member for member in range(len(cluster)) if member != leader]
+    async with load(cluster) as job:
+        for member in others:
+            cluster.freeze(member)
+        await pass_time(job, 6)
+        # Nobody can prove anything, so nobody says that all is well.
+        assert time.monotonic() - job.heard_at_s[-1] > 2
+        for member in others:
+            cluster.resume(member)
+    job.assert_exact()
+    assert job.leases_lost == []
+
+
+async def test_black_hole_to_one_endpoint(cluster: EtcdCluster) -> None:
+    async with TcpProxy(cluster.endpoints[0]) as proxy:
+        endpoints = [proxy.endpoint, *cluster.endpoints[1:]]
+        async with load(cluster, endpoints=endpoints) as job:
+            proxy.hold()
+            await pass_time(job, 5)
+            proxy.mend()
+        job.assert_exact()
+        assert job.leases_lost == []
+        assert gap_s(job.events_at_s) < 3
+        assert gap_s(job.swapped_at_s) < 3
+
+
+async def test_black_hole_to_every_endpoint(cluster: EtcdCluster) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
+        ]
+        async with load(cluster, endpoints=[proxy.endpoint for proxy in proxies]) as job:
+            for proxy in proxies:
+                proxy.hold()
+            await pass_time(job, 5)
+            for proxy in proxies:
+                proxy.mend()
+            mended_s = time.monotonic()
+            await job.settle()
+            first_s = min(moment for moment in job.events_at_s if moment > mended_s)
+            assert first_s - mended_s < 2
+        job.assert_exact()
+        assert job.leases_lost == []
+
+
+async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster) -> None:
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
+        ]
+        writer = EtcdStore(cluster.endpoints)
+        client = EtcdStore([proxy.endpoint for proxy in proxies])
+        stack.push_async_callback(writer.close)
+        stack.push_async_callback(client.close)
+        start = (await writer.range("/cut")).revision + 1
+        batches = client.watch("/cut", start)
+        await writer.txn([], [Put("/cut", b"0")])
+        assert [event.kv.value for event in (await anext(batches)).events] == [b"0"]
+        for proxy in proxies:
+            proxy.cut()
+        for number in range(50):
+            last = await writer.txn([], [Put("/cut", b"%d" % number)])
+        await writer.compact(last.revision - 1)
+        with pytest.raises(StoreError):
+            await client.range("/cut", timeout_s=0.5)
+        for proxy in proxies:
+            proxy.mend()
+        async with asyncio.timeout(5):
+            with pytest.raises(Compacted) as gone:
+                await drain(batches)
+        assert gone.value.compact_revision == last.revision - 1
+        listed = await client.range("/cut", prefix=True)
+        assert [kv.value for kv in listed.kvs] == [b"49"]
