@@ -65,7 +65,7 @@ Example:
     help="Train with no more nodes than this.  [default: all that --nodes and add events start]",
 )
 @click.option("--event", "event_texts", multiple=True, metavar="ACTION[:NODE]@TIME", help="Below.")
-@click.option("--restarts", default=3, help="How often a node's failed torchrun restarts.")
+@click.option("--restarts", default=3, help="How often a torchrun that failed restarts.")
 @click.option("--report", type=click.Path(path_type=Path), help="Write timeline.json, world.svg.")
 @click.option(
     "--log-dir",

@@ -17,6 +17,7 @@ from typing import Literal
 import muster
 from console.local import child
 from console.local.gate import Ticket
+from console.local.last_words import read_last_words
 from console.local.outcome import (
     KILLED_STATUS,
     RESTART_PAUSE_S,
@@ -57,7 +58,11 @@ MAX_SIDECAR_PAUSE_S = 10.0
 
 
 class Node:
-    """One life of a node. ``closing`` tells how the launchers closed the run, once they have."""
+    """One life of a node.
+
+    ``restarts`` are those after failures, not those after an event. ``closing`` tells how the
+    launchers closed the run, once they have.
+    """
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Node:
         self._closing = closing
         self._state_before_stop: State = "starting"
         self._interrupted = False
+        self._killed_by_event = False
 
     async def live(self, endpoints: str, ticket: Ticket) -> Ending:
         """Run from the start of the node to its end."""
@@ -166,13 +172,19 @@ class Node:
             await self._end_container()
             if self._interrupted:
                 return Ending(self.name, "killed", status)
-            left = self._settings.restarts - self.restarts
-            next_, reason = after_exit(self.name, status, left, self._closing())
-            if next_ != "restart":
-                return self._end(next_, status, reason)
+            if self._killed_by_event:
+                self._killed_by_event = False
+                reason = "its container was killed"
+            else:
+                left = self._settings.restarts - self.restarts
+                next_, reason = after_exit(self.name, status, left, self._closing())
+                if next_ != "restart":
+                    return self._end(next_, status, reason)
+                self.restarts += 1
+                said = await asyncio.to_thread(read_last_words, self.launcher_log, 1)
+                reason = ": ".join([reason, *said])
             self.state = "restarting"
             self._timeline.record("node", "restart", self.name, reason)
-            self.restarts += 1
             await asyncio.sleep(RESTART_PAUSE_S)
 
     def _launcher_environment(self) -> dict[str, str]:
@@ -208,10 +220,12 @@ class Node:
 
     async def kill_container(self) -> None:
         """End the launcher and its workers at once; the sidecar sees it and stays."""
+        self._killed_by_event = True
         await self._end_container()
 
     def kill_launcher(self) -> None:
         """End the launcher alone."""
+        self._killed_by_event = True
         if self.launcher is not None:
             send({self.launcher.pid}, signal.SIGKILL)
 

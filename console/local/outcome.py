@@ -53,7 +53,7 @@ def after_exit(
         how = "succeeded" if closing.succeeded else "failed"
         return "failed", f"its launcher ended with {status}, and the job has {how}"
     if restarts_left > 0:
-        return "restart", f"its launcher ended with {status}; {restarts_left} restarts left"
+        return "restart", f"its launcher ended with {status}, and starts again"
     return "failed", f"its launcher ended with {status}, and no restart is left"
 
 

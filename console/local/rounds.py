@@ -47,6 +47,8 @@ class Rounds:
             try:
                 if event.kv.key.startswith(self._keys.history):
                     entry = HistoryEntry.from_kv(event.kv)
+                    if entry.what in ("round", "closed"):
+                        continue  # the round record itself tells more
                     self._timeline.record("membership", entry.what, entry.member, entry.why)
                 elif self._is_round(event.kv.key):
                     self._see_round(event.kv)

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import random
-import re
 import signal
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from console.local.events import Event
+from console.local.last_words import read_last_words
 from console.local.picture import draw_picture
 from console.local.processes import adopt_orphans
 from console.local.rounds import Rounds
@@ -33,8 +33,6 @@ from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
 TAIL_LINES = 15
-
-_TORCHRUN_LOG_LINE = re.compile(r"[IWE]\d{4} |\[[IWE]\d{3} ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +155,11 @@ def _show_last_words(screen: Console, run: Run, status: int) -> None:
     """What the job said last: of its result where it finished, of its failure where not."""
     failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
     node = run.nodes.get((run.last_leader if status == 0 else failed) or "")
-    if node is None or not node.launcher_log.exists():
-        return
-    lines = node.launcher_log.read_text(errors="replace").splitlines()
-    if status == 0:
-        said = [line for line in lines if line.strip() and not _TORCHRUN_LOG_LINE.match(line)]
-        lines = said[-1:]
-    if not lines:
+    lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
+    if node is None or not lines:
         return
     _say(screen, f"\n{node.name} said last ({node.launcher_log}):")
-    for line in lines[-TAIL_LINES:]:
+    for line in lines:
         _say(screen, f"  {line}")
 
 

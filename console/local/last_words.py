@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a training script said last, without what torchrun says of itself and of the failure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+MAX_BYTES = 64 * 1024
+
+_TORCHRUN_SAYS = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
+_SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
+_BLAMES_SCRIPT = "ChildFailedError"
+
+
+def last_words(lines: Sequence[str], count: int) -> list[str]:
+    """The last ``count`` lines, oldest first.
+
+    Where torchrun ended because the script failed, what the script said before; where it failed
+    by itself, its own words.
+    """
+    end = len(lines)
+    if any(line.rstrip(": ").endswith(_BLAMES_SCRIPT) for line in lines):
+        failures = [i for i, line in enumerate(lines) if _SCRIPT_FAILED.match(line)]
+        end = failures[-1] if failures else end
+    said = [line for line in lines[:end] if line.strip() and not _TORCHRUN_SAYS.match(line)]
+    return said[-count:]
+
+
+def read_last_words(log: Path, count: int) -> list[str]:
+    """The same from a log file, of which only the end is read."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - MAX_BYTES))
+        return last_words(file.read().decode(errors="replace").splitlines(), count)
