@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.mirrored_run import MirroredRun
 from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.own_node import Handing, OwnNode
+from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.rounds import Decision, decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.views import View, hand, must_form_again, view
-from rdzv.errors import RecordError, StoreAmbiguous, StoreError
-from rdzv.keys import RunKeys, last_name
-from rdzv.store import Compare, KeyValue, Put, Range, Store, WatchEvent
+from rdzv.keys import RunKeys
+from rdzv.store import Store, WatchEvent
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,8 @@ class Rendezvous:
         self.run_id = run_id
         self.policy = policy
         self.clock = clock
-        self._keys = keys
         self._member_key = member_key
         self._mirror = mirror
-        self._store = store
         self._membership = membership
         self._lease = lease
         self._random = random
@@ -91,11 +90,9 @@ class Rendezvous:
             lease=lease,
             random=random,
         )
+        self._round_key = RoundKey(keys, store, lambda: self._own.registered, random)
+        self._run = MirroredRun(keys)
         self._agent: Agent | None = None
-        self._nodes: dict[str, Node] = {}
-        self._round = Round()
-        self._remembered: Round | None = None
-        self._seen_revision = 0
         self._restored = False
         self._observations = Observations()
         self._reason = ""
@@ -122,7 +119,7 @@ class Rendezvous:
         ``nonce``: of a connection that outlived the sidecar before this one, if it did.
         """
         agent = Agent(self, nonce or f"{self._random.getrandbits(64):016x}")
-        node = self._nodes.get(self.member)
+        node = self._run.node(self.member)
         if nonce is not None and node is not None and node.nonce == nonce:
             agent.resume(node)
             self._agent = agent
@@ -132,12 +129,12 @@ class Rendezvous:
     @property
     def closed(self) -> ClosedWhy:
         """Why the run is closed, or an empty string."""
-        return self._current().closed
+        return self._run.round.closed
 
     @property
     def round(self) -> Round:
         """The round as it stands now."""
-        return self._current()
+        return self._run.round
 
     @property
     def reason(self) -> str:
@@ -146,9 +143,7 @@ class Rendezvous:
 
     def snapshot(self) -> RunSnapshot:
         """The run as the store's word has it."""
-        return RunSnapshot(
-            self._mirror.revision, self._current(), dict(self._nodes), self._membership()
-        )
+        return self._run.snapshot(self._mirror.revision, self._membership())
 
     # --- for agents ---
 
@@ -159,7 +154,7 @@ class Rendezvous:
 
     def live_node(self, agent: Agent) -> Node | None:
         """The record of ``agent`` if it takes part in the live round."""
-        node, current = self.own_node(agent), self._current()
+        node, current = self.own_node(agent), self._run.round
         live = node and node.state == "in" and current.complete and node.round == current.number
         return node if live else None
 
@@ -199,7 +194,7 @@ class Rendezvous:
         node = self.own_node(agent)
         if node is None:
             # Not the one that counts (any more), or new: it is in nothing.
-            return View("apart", Round(self._current().number), full=agent is not self._agent)
+            return View("apart", Round(self._run.round.number), full=agent is not self._agent)
         scene = self._look()
         return view(
             scene.snapshot,
@@ -212,7 +207,7 @@ class Rendezvous:
 
     def is_dead(self, round_number: int) -> bool:
         """Whether keys that are not set in this round never will be."""
-        current = self._current()
+        current = self._run.round
         if round_number < current.number:
             return True
         if round_number > current.number or not current.complete or current.finishing:
@@ -242,109 +237,49 @@ class Rendezvous:
 
     async def edit_round(self, node: Node, why: str, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, for as long as it is the live one."""
-        current = self._current()
-        while current.complete and current.number == node.round:
-            wanted = edit(current)
-            if wanted is None:
-                return
-            try:
-                result = await self._store.txn(
-                    [self._round_is(current), *self._own.registered],
-                    [Put(self._keys.round, wanted.to_json())],
-                    [Range(self._keys.round)],
-                )
-            except StoreAmbiguous:
-                current = await self._reread(current)
-                continue
-            except StoreError as error:
-                log.info("the round waits for the store: %s", error)
-                await asyncio.sleep(self._random.uniform(0.2, 0.5))
-                continue
-            if result.succeeded:
-                log.info("round %d: %s", current.number, why)
-                await self._reach(result.revision)
-                return
-            found = self._parse_round(result.responses[0])
-            if found is None or found.mod_revision == current.mod_revision:
-                await asyncio.sleep(self._random.uniform(0.2, 0.5))
-            current = found or current
+
+        def edit_live(current: Round) -> Round | None:
+            live = current.complete and current.number == node.round
+            return edit(current) if live else None
+
+        revision = await self._round_key.edit(self._run.round, edit_live)
+        if revision is not None:
+            log.info("round %d: %s", node.round, why)
+            await self._reach(revision)
 
     async def news(self) -> None:
-        """Wait until something of this run has changed."""
+        """Wait until the round, the own node or who is gone has changed."""
         await self._news.wait()
 
     # --- the mirror ---
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take in one batch; only keys that changed are parsed."""
-        if self._mirror.revision < self._seen_revision:
-            self._restore()
-        self._seen_revision = self._mirror.revision
-        touched = False
+        """Take in one batch; what is no news to agents is looked at when its turn comes."""
+        if self._run.went_back(self._mirror.revision):
+            log.warning("the store was restored or emptied: what this sidecar knows is put back")
+            self._restored = True
+            self._own.forget()
+        news = False
         for event in events:
-            key = event.kv.key
-            if key.startswith(self._keys.nodes):
-                touched = True
-                self._apply_node(event)
-                if key == self._own_key:
-                    self._own.see(event)
-            elif key == self._keys.round:
-                touched = True
-                self._apply_round(event)
+            touched = self._run.apply(event)
+            if event.kv.key == self._own_key:
+                self._own.see(event)
+            if touched == "round" or event.kv.key in (self._own_key, self._member_key):
                 self._own.stir()
-            elif key == self._member_key:
-                self._own.stir()
-        if touched:
-            self._moved()
-        else:
-            # The membership may have changed.
-            self._stirred.set()
-
-    def _apply_node(self, event: WatchEvent) -> None:
-        try:
-            node = Node.from_kv(event.kv) if event.kind == "put" else None
-        except RecordError as error:
-            log.warning("a node's record is ignored: %s", error)
-            node = None
-        if node is not None:
-            self._nodes[node.member] = node
-        else:
-            self._nodes.pop(last_name(event.kv.key), None)
-
-    def _apply_round(self, event: WatchEvent) -> None:
-        if event.kind == "delete":
-            self._remember(self._round)
-            self._round = Round()
-            return
-        try:
-            self._round = Round.from_kv(event.kv)
-        except RecordError as error:
-            log.warning("the round's record is ignored: %s", error)
-            self._remember(self._round)
-            self._round = Round(mod_revision=event.kv.mod_revision)
-
-    def _restore(self) -> None:
-        log.warning("the store was restored or emptied: what this sidecar knows is put back")
-        self._restored = True
-        self._remember(self._round)
-        self._own.forget()
-
-    def _remember(self, known: Round) -> None:
-        if self._remembered is None or known.age > self._remembered.age:
-            self._remembered = known
-
-    def _current(self) -> Round:
-        """The round: the store's word, or a later one that the store has lost."""
-        lost = self._remembered
-        if lost is None or lost.age <= self._round.age:
-            return self._round
-        return replace(lost, mod_revision=self._round.mod_revision)
+                news = True
+        self._scene = None
+        self._stirred.set()
+        if news:
+            self._tell()
 
     # --- looking and deciding ---
 
     def _moved(self) -> None:
         self._scene = None
         self._stirred.set()
+        self._tell()
+
+    def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
@@ -378,26 +313,30 @@ class Rendezvous:
 
     async def _decide(self) -> None:
         due: tuple[Round, float] | None = None
+        known = None
         while True:
             self._stirred.clear()
             self._scene = None
-            word, now = self._look().word, self.clock()
+            scene, now = self._look(), self.clock()
+            word = scene.word
+            if known != (scene.standings, word.membership):
+                known = (scene.standings, word.membership)
+                self._tell()
             decision = decide(now, word, self._observations, self.policy())
-            wanted = decision.round
-            if self._remembered is not None and self._current().age > self._round.age:
-                wanted = self._current()
+            wanted = self._run.round if self._run.lacks_round else decision.round
             self._say(decision)
             wake_at_s = min(decision.wake_at_s, self._bury_hung(now))
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
-                due = (wanted, now + self._stagger(word))
+                due = (wanted, now + self._stagger())
             if due is not None:
                 if now >= due[1] and self._lease() is not None:
-                    await self._carry_out(due[0], decision.reason, word)
+                    # Only once the watch has passed a lost race is there anything new to decide by.
+                    await self._reach(await self._round_key.decide(due[0], word) or 0)
                 wake_at_s = min(wake_at_s, max(due[1], now + STAGGER_S[0]))
             await self._stirred_by(wake_at_s)
-            await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * len(self._nodes))
+            await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _stirred_by(self, wake_at_s: float) -> None:
         left_s = wake_at_s - self.clock()
@@ -412,10 +351,9 @@ class Rendezvous:
             self._reason = decision.reason
             log.info("%s", decision.reason)
 
-    def _stagger(self, word: RunSnapshot) -> float:
+    def _stagger(self) -> float:
         """For how long to leave a decision to whoever made it due by its own write."""
-        nodes = word.nodes.values()
-        newest = max(nodes, key=lambda node: node.mod_revision, default=None)
+        newest = self._run.newest_node()
         if newest is not None and newest.member == self.member:
             return 0.0
         return self._random.uniform(*STAGGER_S)
@@ -446,28 +384,6 @@ class Rendezvous:
 
     # --- writing ---
 
-    async def _carry_out(self, wanted: Round, reason: str, word: RunSnapshot) -> None:
-        """Write the round, provided that nothing it rests on has changed since ``word``."""
-        try:
-            result = await self._store.txn(
-                [
-                    self._round_is(word.round),
-                    # One compare for all nodes: one for each would pass etcd's limit of 128.
-                    Compare(self._keys.nodes, "mod", "<", word.revision + 1, prefix=True),
-                    *self._own.registered,
-                ],
-                [Put(self._keys.round, wanted.to_json())],
-            )
-        except StoreError as error:
-            # What became of it, the watch will tell; the compares make a repetition harmless.
-            log.info("the round waits for the store: %s", error)
-            await asyncio.sleep(self._random.uniform(0.2, 0.5))
-            return
-        if result.succeeded:
-            log.info("wrote: %s", reason)
-        # Only once the watch has passed a lost race is there something new to decide by.
-        await self._reach(result.revision)
-
     async def _write(self, node: Node) -> None:
         self._own.aim(node)
         self._moved()
@@ -479,24 +395,3 @@ class Rendezvous:
                 await self._mirror.reached(revision)
         except TimeoutError:
             log.info("the watch is more than %.0f s behind the store", SEE_OWN_WRITE_S)
-
-    def _round_is(self, current: Round) -> Compare:
-        return Compare(self._keys.round, "mod", "=", current.mod_revision)
-
-    async def _reread(self, known: Round) -> Round:
-        try:
-            result = await self._store.range(self._keys.round)
-        except StoreError as error:
-            log.info("whether the round was written is not known yet: %s", error)
-            await asyncio.sleep(self._random.uniform(0.2, 0.5))
-            return known
-        return self._parse_round(result.kvs) or known
-
-    def _parse_round(self, kvs: tuple[KeyValue, ...] | int | None) -> Round | None:
-        if not isinstance(kvs, tuple) or not kvs:
-            return None
-        try:
-            return Round.from_kv(kvs[0])
-        except RecordError as error:
-            log.warning("the round's record is ignored: %s", error)
-            return None

@@ -74,7 +74,8 @@ def _complete(
 ) -> Decision:
     current = snapshot.round
     asking = snapshot.asking()[: policy.max_nodes]
-    here = f"round {current.number}: {len(asking)} nodes ask"
+    ask = "node asks" if len(asking) == 1 else "nodes ask"
+    here = f"round {current.number}: {len(asking)} {ask}"
     if len(asking) < policy.min_nodes:
         return Decision(None, f"{here}, {policy.min_nodes} are needed")
 

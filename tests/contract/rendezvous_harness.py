@@ -204,6 +204,7 @@ class Torchrun:
         self.awake = threading.Event()
         self.awake.set()
         self._make = make
+        self._handler: DynamicRendezvousHandler | None = None
         self._commands: list[str] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -224,13 +225,20 @@ class Torchrun:
         """
         self._commands.append(command)
 
+    def shut_down(self) -> None:
+        """As torch does after any exception: close the rendezvous, wherever it stands."""
+        handler = self._handler
+        assert handler is not None
+        threading.Thread(target=handler.shutdown, daemon=True).start()
+
     def compare_sets(self, since_s: float = 0.0) -> int:
         """How many compare-and-sets it sent from ``since_s`` on."""
         return sum(c.what == "compare_set" and c.at_s >= since_s for c in self.wire.calls)
 
     def _run(self) -> None:
         try:
-            self._live(self._make())
+            self._handler = self._make()
+            self._live(self._handler)
         except BaseException as failure:
             self.failure = failure
         finally:

@@ -78,7 +78,7 @@ def inside(members: str) -> list[Node]:
     ("asking", "listed", "completes", "reason"),
     [
         ("", "abcd", False, "0 nodes ask, 2 are needed"),
-        ("a", "abcd", False, "1 nodes ask, 2 are needed"),
+        ("a", "abcd", False, "1 node asks, 2 are needed"),
         ("ab", "ab", True, "nobody else is coming"),
         ("ab", "abc", False, "waiting for c"),
         ("abc", "ab", True, "nobody else is coming"),
