@@ -55,6 +55,8 @@ def muster() -> None:
 
 def main() -> None:
     """Run the command line and end the process with its exit status: what the command returns."""
+    # grpc reads this once, when it is imported; by default it tells of each connection that ends.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         status = muster.main(prog_name="muster", standalone_mode=False)
         sys.stdout.flush()

@@ -30,5 +30,8 @@ async def following(settings: Settings, rounds: Rounds) -> AsyncIterator[str]:
         mirror = Mirror(JobKeys(settings.namespace, settings.job).prefix, time.monotonic)
         stack.callback(mirror.subscribe(rounds.take_in))
         watching = asyncio.create_task(Watching(store, mirror).run(), name="watch")
-        stack.callback(watching.cancel)
-        yield endpoints
+        try:
+            yield endpoints
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})

@@ -62,8 +62,15 @@ class Drill:
         (directory / "report").mkdir()
         (directory / "checkpoints").mkdir()
 
-    async def run(self, *arguments: str, nodes: int = 2, events: tuple[str, ...] = ()) -> int:
-        """Run a job to its end; returns its status."""
+    async def run(
+        self,
+        *arguments: str,
+        nodes: int = 2,
+        events: tuple[str, ...] = (),
+        native: bool = True,
+        lease_ttl_s: float = 5,
+    ) -> int:
+        """Run a job to its end, without sidecars unless asked; returns its status."""
         settings = Settings(
             run=RUN,
             namespace="local",
@@ -73,10 +80,10 @@ class Drill:
             min_nodes=1,
             max_nodes=4,
             restarts=2,
-            lease_ttl_s=5,
+            lease_ttl_s=lease_ttl_s,
             checkpoints=self.directory / "checkpoints",
             endpoints=None,
-            native=True,
+            native=native,
         )
         self.timeline, self.lives = {}, {}
         places = Places(self.directory / "logs", self.directory / "report")
@@ -181,6 +188,24 @@ async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
         ("add", "node-0"),
     ]
     assert drill.lives["node-0"] == 1
+
+
+async def test_each_node_has_a_sidecar_and_the_store_tells_who_came_and_went(drill: Drill) -> None:
+    status = await drill.run("5", "0", native=False, events=("kill:node-1@4s", "add:node-1@5s"))
+    assert status == 0
+    assert sorted(drill.happened("join")) == [
+        ("join", "node-0"),
+        ("join", "node-1"),
+        ("join", "node-1"),
+    ]
+    assert sorted(drill.happened("leave")) == [("leave", "node-0"), ("leave", "node-1")]
+    assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
+
+
+async def test_a_sidecar_that_cannot_start_says_why(drill: Drill) -> None:
+    assert await drill.run("5", "0", nodes=1, native=False, lease_ttl_s=0.001) == 2
+    assert "MUSTER_LEASE_TTL" in drill.screen.getvalue()
+    assert drill.lives == {}
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
