@@ -21,11 +21,13 @@ START_TIMEOUT_S = 20.0
 async def etcd_server() -> AsyncIterator[str]:
     """Run etcd until the end of the block; gives its ``host:port``.
 
-    The binary is ``$MUSTER_TEST_ETCD``, or ``etcd`` on PATH.
+    The binary is the one in the folder ``$MUSTER_TEST_ETCD``, or on PATH.
     """
-    binary = os.environ.get("MUSTER_TEST_ETCD") or shutil.which("etcd")
+    binary = shutil.which("etcd", path=os.environ.get("MUSTER_TEST_ETCD"))
     if binary is None:
-        raise SystemExit("No etcd was found: name one in MUSTER_TEST_ETCD, or use scripts/bench.")
+        raise SystemExit(
+            "No etcd was found: name its folder in MUSTER_TEST_ETCD, or use scripts/bench."
+        )
     client, peer = free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="muster-bench-etcd-") as directory:
         process = await asyncio.create_subprocess_exec(

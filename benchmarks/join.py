@@ -23,6 +23,7 @@ SIZES = (64, 256)
 ROUNDS = 3
 HANDLER_PROCESSES = 2
 SIDECAR_PROCESSES = 2
+JOIN_TIMEOUT_S = 90.0
 LEAD_S = 0.5
 """Between the order to join and the joining, so that all processes begin together."""
 
@@ -150,7 +151,14 @@ async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -
     numbers = range(size)
     await asyncio.gather(
         *(
-            one.ask("prepare", run_id=run_id, nodes=size, numbers=mine, ports=theirs)
+            one.ask(
+                "prepare",
+                run_id=run_id,
+                nodes=size,
+                numbers=mine,
+                ports=theirs,
+                join_timeout_s=JOIN_TIMEOUT_S,
+            )
             for one, mine, theirs in zip(
                 handlers,
                 _shares(numbers, len(handlers)),
@@ -163,7 +171,7 @@ async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -
     answers: list[list[Any]] = [
         answer
         for part in await asyncio.gather(
-            *(one.ask("join", timeout_s=120, at_s=at_s) for one in handlers)
+            *(one.ask("join", timeout_s=JOIN_TIMEOUT_S + 30, at_s=at_s) for one in handlers)
         )
         for answer in part
     ]
@@ -175,7 +183,8 @@ async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -
     if worlds == {(0, size)} and ranks != set(range(size)):
         failures.append("ranks are missing or given twice")
     return Joined(
-        seconds=max((seconds for *_, seconds in joined), default=float("inf")),
+        # Who did not get there in its time counts with all of it.
+        seconds=JOIN_TIMEOUT_S if failures else max(seconds for *_, seconds in joined),
         compare_sets=sum(compare_sets for *_, compare_sets, _ in joined),
         worlds=len(worlds),
         failures=tuple(failures),

@@ -22,7 +22,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
-JOIN_TIMEOUT = timedelta(seconds=90)
 
 
 class CountingStore(TCPStore):  # type: ignore[misc]
@@ -39,7 +38,7 @@ class CountingStore(TCPStore):  # type: ignore[misc]
 class Joiner:
     """One handler with its own connection."""
 
-    def __init__(self, port: int, run_id: str, nodes: int, number: int) -> None:
+    def __init__(self, port: int, run_id: str, nodes: int, timeout_s: float, number: int) -> None:
         self._store = CountingStore("127.0.0.1", port, is_master=False, timeout=CONNECT_TIMEOUT)
         self._handler = DynamicRendezvousHandler.from_backend(
             run_id,
@@ -48,7 +47,7 @@ class Joiner:
             nodes,
             nodes,
             local_addr=f"10.0.{number // 256}.{number % 256}",
-            timeout=RendezvousTimeout(join=JOIN_TIMEOUT),
+            timeout=RendezvousTimeout(join=timedelta(seconds=timeout_s)),
         )
         # The one before now put the sentinel there; it is no join.
         self._store.compare_sets = 0
@@ -94,7 +93,11 @@ def main() -> None:
                     joiners = list(
                         pool.map(
                             lambda number, port, order=order: Joiner(
-                                port, order["run_id"], order["nodes"], number
+                                port,
+                                order["run_id"],
+                                order["nodes"],
+                                order["join_timeout_s"],
+                                number,
                             ),
                             order["numbers"],
                             order["ports"],

@@ -92,7 +92,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
         _figure("recover/rank 0's agent killed", agent, bare, 3.0),
         _figure("recover/rank 0's node killed", node, bare, LEASE_TTL_S + 5.0),
         Figure(
-            "recover/native c10d lives on",
+            "recover/native c10d jobs that outlive it",
             sum(not died for died in native_died) / rounds,
             "1",
             None,

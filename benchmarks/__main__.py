@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m benchmarks [NAME …] [--report DIR]``: run benchmarks, print one JSON line a figure.
+
+Each benchmark is a module with ``async def measure() -> list[Figure]``. Ends with 1 if a figure
+misses its bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.figures import Figure
+from benchmarks.picture import draw_figures
+
+BENCHMARKS = {
+    "c10d": "the endpoint's operations beside torch's own server and a raw etcd transaction, 3 min",
+    "join": "64 and 256 of torch's handlers join at once, beside native c10d, 6 min",
+    "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
+    "hosts": "a membership change reaches 32 host lists, 1 min",
+    "footprint": "memory, CPU at rest and start of one sidecar, 2 min",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure Muster beside a baseline of the same run.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="\n".join(f"{name:10} {what}" for name, what in BENCHMARKS.items()),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="[default: all]")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="also draw each as DIR/NAME.svg")
+    arguments = parser.parse_args()
+    names = arguments.names or list(BENCHMARKS)
+    if unknown := set(names) - set(BENCHMARKS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}: give {', '.join(BENCHMARKS)}")
+    ok = True
+    for name in names:
+        print(f"{name}: {BENCHMARKS[name]}", file=sys.stderr)
+        figures: list[Figure] = asyncio.run(import_module(f"benchmarks.{name}").measure())
+        for figure in figures:
+            print(figure.line(), flush=True)
+            ok = ok and figure.ok
+        if arguments.report is not None:
+            arguments.report.mkdir(parents=True, exist_ok=True)
+            picture = arguments.report / f"{name}.svg"
+            picture.write_text(draw_figures(f"{name}: {BENCHMARKS[name]}", figures))
+            print(f"picture: {picture}", file=sys.stderr)
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

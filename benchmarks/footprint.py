@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``footprint``: what one real ``muster agent`` costs, on a real etcd.
+
+Memory and CPU with a real torchrun connected that trains; the start from the process's creation
+to the first ``/readyz`` that says yes, which includes the registration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from statistics import median
+
+from benchmarks.etcd_server import etcd_server
+from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.node_processes import Sidecar, Torchrun
+from console.local import child
+
+STARTS = 7
+REST_S = 60.0
+SETTLE_S = 10.0
+TRAINS_WITHIN_S = 60.0
+
+
+async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
+    """Start it some times, then leave it at rest beside a torchrun."""
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        started: list[float] = []
+        bare: list[float] = []
+        for number in range(starts):
+            bare.append(await _python_start())
+            started.append(await _start(root / f"start-{number}", endpoint))
+        print(f"ready after {median(started):.2f} s", file=sys.stderr)
+        rss_mib, cpu_percent = await _at_rest(root / "rest", endpoint, rest_s)
+    return [
+        of_medians(
+            "footprint/start to registered",
+            "s",
+            Bar("value", "<=", 1.5),
+            started,
+            bare,
+            "an empty Python process",
+        ),
+        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 60), (rss_mib,)),
+        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.3), (cpu_percent,)),
+    ]
+
+
+async def _python_start() -> float:
+    began_s = time.monotonic()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    return time.monotonic() - began_s
+
+
+async def _start(run_dir: Path, endpoint: str) -> float:
+    """From the creation of the process to ready; it then leaves in peace."""
+    sidecar = Sidecar(run_dir, run_dir.name, "node-0", endpoint, (1, 1))
+    began_s = time.monotonic()
+    await sidecar.start()
+    try:
+        await sidecar.ready()
+        return time.monotonic() - began_s
+    finally:
+        assert sidecar.process is not None
+        await child.end(sidecar.process, 5.0)
+
+
+async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, float]:
+    """RSS in MiB and CPU in percent of a core, over ``rest_s`` seconds beside a torchrun."""
+    sidecar = Sidecar(run_dir, run_dir.name, "node-0", endpoint, (1, 1))
+    await sidecar.start()
+    torchrun: Torchrun | None = None
+    try:
+        await sidecar.ready()
+        directory = run_dir.with_suffix(".torchrun")
+        torchrun = Torchrun(directory, sidecar.torch_environment())
+        await torchrun.start()
+        async with asyncio.timeout(TRAINS_WITHIN_S):
+            while not torchrun.steps.pids:  # noqa: ASYNC110 - a process has no event to give
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(SETTLE_S)
+        assert sidecar.process is not None
+        before_s = _cpu_s(sidecar.process.pid)
+        await asyncio.sleep(rest_s)
+        used_s = _cpu_s(sidecar.process.pid) - before_s
+        if torchrun.ended:
+            raise RuntimeError(f"the torchrun ended:\n{torchrun.last_words()}")
+        return _rss_mib(sidecar.process.pid), 100 * used_s / rest_s
+    finally:
+        if torchrun is not None:
+            await torchrun.kill()
+        await sidecar.kill()
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of all its threads, to the nanosecond where the kernel tells it."""
+    return sum(
+        int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    )
+
+
+def _rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
