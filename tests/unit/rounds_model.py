@@ -41,7 +41,10 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """The size of the job, and what is left out of the protocol on purpose."""
+    """The size of the job, and what is left out of the protocol on purpose.
+
+    ``calm``: nothing goes wrong, so that no world may form twice.
+    """
 
     nodes: int
     policy: Policy
@@ -59,6 +62,7 @@ class Rules:
     range_compare: bool = True
     whole_world: bool = True
     by_create_revision: bool = False
+    calm: bool = False
     incarnation_compare: bool = True
 
     @property
@@ -484,6 +488,8 @@ def _agent(rules: Rules, state: State, me: int) -> Iterator[Step]:
         if after is not None:
             yield f"the agent of {me} joins", after
     elif side.mode == "in" and shown.phantom:
+        if rules.calm:
+            raise Broken(f"{me} is told to form again, though nothing has happened")
         yield f"the agent of {me} forms again", _leave_world(rules, state, me, shown)
 
 
