@@ -3,15 +3,19 @@
 
 ``/healthz`` says that the event loop keeps time and nothing else: a store that is away must never
 get a sidecar killed. ``/readyz`` says that launchers beside it can start.
+
+Three pages for kubelet and Prometheus need no web framework, which would be a sixth of the
+sidecar's memory: one bounded GET a connection, answered and closed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-
-from aiohttp import web
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from http import HTTPStatus
 
 from agent.config import Config
 from agent.loop_lag import LoopLag
@@ -20,6 +24,35 @@ from rdzv.errors import ConfigError
 
 UNHEALTHY_LAG_S = 30.0
 """Late by more than any lease bears: something inside hangs, and a restart can cure it."""
+
+REQUEST_TIMEOUT_S = 5.0
+"""For a whole request, and again for taking its answer."""
+
+REQUEST_MAX = 8192
+CONNECTIONS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+    def render(self, *, with_body: bool = True) -> bytes:
+        """The answer as it goes over the wire; without its body for a HEAD."""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\nContent-Length: {len(self.body)}\r\n"
+            "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode("ascii") + (self.body if with_body else b"")
+
+
+def error_page(status: HTTPStatus) -> Page:
+    """A page that says no more than its status."""
+    return Page(status, f"{status.phrase}\n".encode())
 
 
 @asynccontextmanager
@@ -31,36 +64,83 @@ async def serving(
     Raises ``ConfigError`` if the address and port cannot be had.
     """
 
-    async def healthz(request: web.Request) -> web.Response:
+    def healthz() -> Page:
         late_s = loop_lag.worst_s
         if late_s > UNHEALTHY_LAG_S:
-            return web.Response(status=503, text=f"the event loop was {late_s:.0f} s late\n")
-        return web.Response(text="healthy\n")
+            text = f"the event loop was {late_s:.0f} s late\n"
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
+        return Page(HTTPStatus.OK, b"healthy\n")
 
-    async def readyz(request: web.Request) -> web.Response:
+    def readyz() -> Page:
         reason = not_ready()
         if reason is not None:
-            return web.Response(status=503, text=f"{reason}\n")
-        return web.Response(text="ready\n")
+            return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+        return Page(HTTPStatus.OK, b"ready\n")
 
-    async def metricsz(request: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    def metricsz() -> Page:
+        return Page(HTTPStatus.OK, metrics.text(), CONTENT_TYPE)
 
-    app = web.Application()
-    app.router.add_get("/healthz", healthz)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metricsz)
-    # Signals are the root task group's; whoever keeps a connection idle loses it soon.
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=15)
-    await runner.setup()
+    clients = _Clients({b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz})
     try:
-        try:
-            await web.TCPSite(runner, config.address, config.http_port).start()
-        except OSError as error:
-            raise _cannot_listen(config, error) from error
+        server = await asyncio.start_server(
+            clients.answer, config.address, config.http_port, limit=REQUEST_MAX
+        )
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+    try:
         yield
     finally:
-        await runner.cleanup()
+        server.close()
+        await clients.drop()
+
+
+class _Clients:
+    """Answers connections from a table of pages by path."""
+
+    def __init__(self, pages: Mapping[bytes, Callable[[], Page]]) -> None:
+        self._pages = pages
+        self._tasks: set[asyncio.Task[object]] = set()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection and close it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            if len(self._tasks) <= CONNECTIONS_MAX:
+                # Whoever is slow, breaks off or sends no HTTP gets what can be said, and is done.
+                with suppress(TimeoutError, ConnectionError):
+                    request = await self._request(reader)
+                    writer.write(self._page(request).render(with_body=request[:5] != b"HEAD "))
+                    async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                        await writer.drain()
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def drop(self) -> None:
+        """Break off every connection."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _request(self, reader: asyncio.StreamReader) -> bytes:
+        """The request up to its empty line; empty if it has none within the bounds."""
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                return await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return b""
+
+    def _page(self, request: bytes) -> Page:
+        match request.partition(b"\r\n")[0].split(b" "):
+            case [b"GET" | b"HEAD", target, b"HTTP/1.0" | b"HTTP/1.1"]:
+                page = self._pages.get(target.partition(b"?")[0])
+                return error_page(HTTPStatus.NOT_FOUND) if page is None else page()
+            case [_, _, b"HTTP/1.0" | b"HTTP/1.1"]:
+                return error_page(HTTPStatus.METHOD_NOT_ALLOWED)
+        return error_page(HTTPStatus.BAD_REQUEST)
 
 
 def _cannot_listen(config: Config, error: OSError) -> ConfigError:

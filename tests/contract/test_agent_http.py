@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar's HTTP server: three pages, bounded requests, and nothing that ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent import http
+from agent.config import Config
+from agent.http import serving
+from agent.loop_lag import LoopLag
+from agent.metrics import Metrics
+from agent.settings import load
+from console.local.ports import free_ports
+from rdzv.errors import ConfigError
+
+
+class Pages:
+    """The state behind the pages, and a client."""
+
+    def __init__(self) -> None:
+        (self.port,) = free_ports(1, random.Random())
+        self.config = load(
+            Config,
+            {"job": "x", "min_nodes": "1", "max_nodes": "1", "http_port": str(self.port)},
+            {},
+        )
+        self.reason: str | None = "not registered yet"
+        self.lag = LoopLag(monotonic)
+        self.metrics = Metrics()
+
+    async def send(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        writer.write_eof()
+        try:
+            async with asyncio.timeout(10):
+                return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    async def get(self, path: str) -> bytes:
+        return await self.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+
+@pytest.fixture
+async def pages() -> AsyncIterator[Pages]:
+    found = Pages()
+    async with serving(found.config, found.lag, lambda: found.reason, found.metrics):
+        yield found
+
+
+async def test_the_three_pages(pages: Pages) -> None:
+    assert (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 OK\r\n")
+    answer = await pages.get("/readyz?verbose")
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert answer.endswith(b"\r\n\r\nnot registered yet\n")
+    pages.reason = None
+    assert (await pages.get("/readyz")).endswith(b"\r\n\r\nready\n")
+    metrics = await pages.get("/metrics")
+    assert b"Content-Type: text/plain; version=0.0.4" in metrics
+    assert b"muster_store_errors_total" in metrics
+    head, _, body = metrics.partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(body)}\r\n".encode() in head
+
+
+async def test_a_head_has_no_body_and_nothing_else_is_allowed(pages: Pages) -> None:
+    answer = await pages.send(b"HEAD /healthz HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert answer.endswith(b"\r\n\r\n")
+    assert (await pages.send(b"POST /healthz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 405 ")
+    assert (await pages.get("/env")).startswith(b"HTTP/1.1 404 ")
+    for junk in (b"", b"\r\n\r\n", b"GET /healthz\r\n\r\n", b"\x16\x03\x01\x00\r\n\r\n"):
+        assert (await pages.send(junk)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_loop_that_cannot_keep_time_is_not_healthy() -> None:
+    found = Pages()
+    readings = iter([0.0, 100.0, 100.0])
+    found.lag = LoopLag(lambda: next(readings))
+    probing = asyncio.create_task(found.lag.run())
+    async with serving(found.config, found.lag, lambda: None, found.metrics):
+        async with asyncio.timeout(5):
+            while found.lag.worst_s < http.UNHEALTHY_LAG_S:  # noqa: ASYNC110 - a number, no event
+                await asyncio.sleep(0.05)
+        assert (await found.get("/healthz")).startswith(b"HTTP/1.1 503 ")
+        assert (await found.get("/readyz")).startswith(b"HTTP/1.1 200 ")
+    probing.cancel()
+    await asyncio.wait([probing])
+
+
+async def test_a_slow_client_is_given_up(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", pages.port)
+    writer.write(b"GET /healthz HT")
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_idle_clients_keep_nobody_else_out(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 1.0)
+    idle = [await asyncio.open_connection("127.0.0.1", pages.port) for _ in range(200)]
+    async with asyncio.timeout(http.REQUEST_TIMEOUT_S + 5):
+        while not (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 "):  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_it_ends_while_clients_are_connected() -> None:
+    found = Pages()
+    async with serving(found.config, found.lag, lambda: None, found.metrics):
+        reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+        writer.write(b"GET /")
+        assert (await found.get("/healthz")).startswith(b"HTTP/1.1 200 ")
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_an_address_that_is_not_this_machines_is_told() -> None:
+    found = Pages()
+    flags = {
+        "job": "x",
+        "min_nodes": "1",
+        "max_nodes": "1",
+        "http_port": str(found.port),
+        "address": "192.0.2.1",
+    }
+    config = load(Config, flags, {})
+    with pytest.raises(ConfigError, match=r"--address \(MUSTER_ADDRESS\)"):
+        async with serving(config, found.lag, lambda: None, found.metrics):
+            pass
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(request=st.binary(max_size=300) | st.binary(max_size=40).map(lambda b: b"GET /" + b * 500))
+async def test_i8_any_bytes_get_an_answer_and_end_nothing(pages: Pages, request: bytes) -> None:
+    answer = await pages.send(request)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+    assert (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 ")
