@@ -49,6 +49,7 @@ def test_i1_one_fault_at_any_moment(fault: Fault) -> None:
         (3, Policy(2, 3)),
         (3, Policy(1, 3)),
         (3, Policy(2, 2)),
+        (3, Policy(2, 4)),
         (4, Policy(2, 3)),
     ],
 )

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rendezvous writes, and when it must not, over a store that misbehaves. No torch here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from random import Random
+from time import monotonic
+
+import pytest
+
+from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.runs import Membership, Policy
+from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from rdzv.errors import StoreAmbiguous
+from rdzv.keys import JobKeys
+from rdzv.store import Put
+from rdzv.store.faults import Cut, Faults
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.watching import Mirror, Watching
+from tests.contract.job_harness import Unreliable
+
+GENERATION = JobKeys("team", "digits").in_generation(1)
+RUN = GENERATION.run("digits")
+LATER = datetime(2030, 1, 1, tzinfo=UTC)
+TTL_S = 60
+POLICY = Policy(2, 4, last_call_s=0.2, first_call_s=0.2, confirm_s=0.3, hold_s=0.1)
+
+
+@dataclass
+class Pod:
+    """One sidecar's rendezvous, registered by hand; its lease can be changed under it."""
+
+    name: str
+    store: MemoryStore
+    mirror: Mirror
+    lease: int
+    policy: Policy = POLICY
+
+    def __post_init__(self) -> None:
+        self.rendezvous = Rendezvous(
+            member=self.name,
+            member_key=GENERATION.member(self.name),
+            keys=RUN,
+            run_id="digits",
+            mirror=self.mirror,
+            store=self.store,
+            policy=lambda: self.policy,
+            membership=lambda: Membership(frozenset("abcd")),
+            lease=lambda: self.lease,
+            clock=monotonic,
+            random=Random(self.name),
+        )
+
+    @property
+    def node(self) -> Node | None:
+        """The record as this pod sees it in the store."""
+        return self.rendezvous.snapshot().nodes.get(self.name)
+
+
+class Client:
+    """A client that does with views what torch does, one request at a time."""
+
+    def __init__(self, agent: Agent, pid: int = 7) -> None:
+        self.agent = agent
+        self.me = NodeDesc("10.0.0.1", pid, 0)
+        self.blob = SENTINEL
+
+    @property
+    def state(self) -> TorchState:
+        return decode(self.blob)[0]
+
+    def get(self) -> TorchState:
+        self.blob = self.agent.get_state()
+        return self.state
+
+    async def send(self, desired: TorchState) -> TorchState:
+        self.blob = await self.agent.compare_set(self.blob, encode(desired, Flavour(True)))
+        return self.state
+
+    async def join(self) -> TorchState:
+        before = TorchState() if self.blob == SENTINEL else self.state
+        joined = replace(
+            before,
+            participants={**before.participants, self.me: 0},
+            last_heartbeats={self.me: LATER},
+        )
+        return await self.send(joined)
+
+    async def leave(self) -> TorchState:
+        others = {n: r for n, r in self.state.participants.items() if n != self.me}
+        return await self.send(replace(self.state, participants=others))
+
+    async def close(self) -> TorchState:
+        return await self.send(replace(self.state, closed=True))
+
+
+@asynccontextmanager
+async def pod(
+    engine: MemoryEngine, name: str, faults: Faults | None = None, *, lease: int | None = None
+) -> AsyncIterator[Pod]:
+    lease = lease or ord(name)
+    direct = MemoryStore(engine)
+    await direct.lease_grant(lease, TTL_S)
+    await direct.txn([], [Put(GENERATION.member(name), b"{}", lease)])
+    store = MemoryStore(engine, faults=faults)
+    mirror = Mirror("/", monotonic)
+    one = Pod(name, store, mirror, lease)
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(Watching(store, mirror).run()),
+            tasks.create_task(one.rendezvous.run()),
+        ]
+        try:
+            yield one
+        finally:
+            for task in running:
+                task.cancel()
+
+
+async def until(what: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = monotonic() + timeout_s
+    while not what():
+        assert monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def complete(client: Client) -> bool:
+    return client.get().complete and client.me in client.state.participants
+
+
+async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        before = engine.revision
+        answer = await Client(a.rendezvous.connect()).join()
+        assert engine.revision == before + 1
+        assert not answer.complete
+        assert a.node is not None
+        assert a.node.state == "asking"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: int) -> None:
+    engine = MemoryEngine()
+    async with (
+        pod(engine, "a", Unreliable(seed, 0.3)) as a,
+        pod(engine, "b", Unreliable(seed + 100, 0.3)) as b,
+    ):
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)), 20)
+        assert {client.state.participants[client.me] for client in clients} == {0, 1}
+        await clients[0].leave()
+        await until(lambda: bool(clients[1].get().wait_list))
+
+
+async def test_i6_a_stale_incarnation_changes_nothing() -> None:
+    engine = MemoryEngine()
+    cut = Cut()
+    async with pod(engine, "a", cut, lease=1) as old:
+        client = Client(old.rendezvous.connect())
+        await client.join()
+        cut.cut()
+        client.agent.closed()
+        # Meanwhile the same member has registered again, and its new torchrun asks.
+        await MemoryStore(engine).lease_revoke(1)
+        async with pod(engine, "a", lease=2) as new:
+            await Client(new.rendezvous.connect()).join()
+            record = (await new.store.range(RUN.node("a"))).kvs
+            cut.mend()
+            await old.mirror.reached(record[0].mod_revision)
+            over = monotonic() + 1.5
+            await until(lambda: monotonic() > over or engine.revision > record[0].mod_revision)
+            assert (await new.store.range(RUN.node("a"))).kvs == record
+
+
+async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
+    engine, cut = MemoryEngine(), Cut()
+    async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        cut.cut()
+        clients[0].agent.closed()
+        assert not clients[1].get().wait_list
+        cut.mend()
+        await until(lambda: bool(clients[1].get().wait_list))
+        assert a.node is not None
+        assert (a.node.state, a.node.left_reason) == ("left", "closed")
+
+
+async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        direct = MemoryStore(engine)
+        await direct.lease_revoke(a.lease)
+        await until(lambda: a.node is None)
+        # Without a word from the store the agent sees what it saw.
+        assert complete(clients[0])
+        assert not clients[0].state.wait_list
+        await direct.lease_grant(1000, TTL_S)
+        await direct.txn([], [Put(GENERATION.member("a"), b"{}", 1000)])
+        a.lease = 1000
+        await until(lambda: a.node is not None)
+        assert a.node is not None
+        assert (a.node.state, a.node.round) == ("in", 0)
+        assert (await direct.range(RUN.node("a"))).kvs[0].lease == 1000
+
+
+async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> None:
+    engine, cut = MemoryEngine(), Cut()
+    async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        cut.cut()
+        assert complete(clients[0])
+        leaving = asyncio.create_task(clients[0].leave())
+        done, _ = await asyncio.wait([leaving], timeout=0.5)
+        assert not done
+        cut.mend()
+        async with asyncio.timeout(5):
+            await leaving
+        assert a.node is not None
+        assert a.node.state == "left"
+
+
+async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
+    engine = MemoryEngine()
+    key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        agent = clients[0].agent
+        assert agent.filler(key) is None
+        clients[1].agent.closed()
+        await until(lambda: agent.filler(key) is not None)
+        assert agent.filler(key.replace(b".0/", b".7/")) is None
+        assert agent.filler(b"/torch.rendezvous.digits.0/torchelastic/agent/last") is None
+        assert agent.filler(b"/some/key") is None
+
+
+async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        await clients[0].agent.exit_barrier()
+        assert a.rendezvous.round.finishing
+        clients[1].agent.closed()
+        await until(lambda: "1 of 2" in a.rendezvous.reason)
+        assert clients[0].agent.filler(b"/torch.rendezvous.digits.0/MASTER_ADDR") is None
+        assert not clients[0].get().wait_list
+        await clients[0].close()
+        assert a.rendezvous.closed == "success"
+
+
+async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
+    class LosesOne(Faults):
+        armed = False
+
+        async def after(self, call: str) -> None:
+            if call == "txn" and self.armed:
+                self.armed = False
+                raise StoreAmbiguous("lost on the way back")
+
+    engine, faults = MemoryEngine(), LosesOne()
+    async with pod(engine, "a", faults) as a:
+        a.policy = replace(POLICY, min_nodes=1)
+        client = Client(a.rendezvous.connect())
+        await client.join()
+        await until(lambda: complete(client))
+        faults.armed = True
+        async with asyncio.timeout(5):
+            await client.agent.exit_barrier()
+        await until(lambda: a.rendezvous.round.finishing)
+
+
+async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        client = Client(a.rendezvous.connect())
+        await client.join()
+        began, sent = monotonic(), 0
+        while monotonic() - began < 3:
+            await client.send(client.state)
+            sent += 1
+        assert sent <= 8
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"%%%", b"AAAA", b"gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOU"]
+)
+async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        agent = a.rendezvous.connect()
+        revision = engine.revision
+        assert await agent.compare_set(SENTINEL, blob) == SENTINEL
+        client = Client(agent)
+        await client.join()
+        assert await agent.compare_set(blob, client.blob) == client.blob
+        assert engine.revision == revision + 1
+
+
+async def test_i8_corrupt_records_stop_nobody() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        direct = MemoryStore(engine)
+        junk = await direct.txn([], [Put(RUN.round, b"\xff junk"), Put(RUN.node("c"), b"{}")])
+        # Who saw the round puts it back.
+        await until(lambda: a.rendezvous.round.mod_revision > junk.revision)
+        kv = (await direct.range(RUN.round)).kvs[0]
+        assert Round.from_kv(kv).complete
+        assert all(map(complete, clients))
+        assert not clients[0].state.wait_list
