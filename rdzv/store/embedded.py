@@ -17,7 +17,7 @@ import grpc.aio
 from rdzv.errors import ConfigError
 from rdzv.store.embedded_calls import Calls
 from rdzv.store.embedded_watch import serve_watch
-from rdzv.store.endpoints import target_of
+from rdzv.store.endpoints import keep_grpc_running, target_of
 from rdzv.store.engine import MemoryEngine
 from rdzv.store.pb import etcd_pb2 as pb
 
@@ -47,6 +47,7 @@ class EmbeddedServer:
         self.endpoint = self._listen
 
     async def __aenter__(self) -> Self:
+        keep_grpc_running()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(_handlers(self.engine))
         try:

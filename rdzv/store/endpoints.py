@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import grpc
@@ -59,6 +60,15 @@ STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusR
 WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 
 
+@cache
+def keep_grpc_running() -> None:
+    """Hold grpc.aio's poller thread until the process ends; call it before making a channel.
+
+    Else whoever lets go of the last channel joins that thread, within the event loop.
+    """
+    grpc.aio.init_grpc_aio()
+
+
 def target_of(endpoint: str) -> str:
     """Take ``host:port`` or ``http://host:port``; raises ``ConfigError``."""
     match = _ADDRESS.fullmatch(endpoint)
@@ -79,6 +89,7 @@ class Endpoint:
 
     def __init__(self, endpoint: str) -> None:
         self.target = target_of(endpoint)
+        keep_grpc_running()
         self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
         self._calls: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
         self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(

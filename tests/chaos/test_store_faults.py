@@ -27,6 +27,10 @@ pytestmark = pytest.mark.etcd
 CLIENT_DELAY_S = 1.5
 """What the client may add to the writer's own gap, which is the election's."""
 
+ONE_ENDPOINT_S = 2.0
+"""What one dead endpoint may cost: an attempt of 1 s and what leads up to it, which is less than
+what a watch needs to find out by itself."""
+
 _numbers = itertools.count(1)
 
 
@@ -110,8 +114,8 @@ async def test_follower_frozen_under_the_client(cluster: EtcdCluster) -> None:
         cluster.resume(follower)
     job.assert_exact()
     assert job.leases_lost == []
-    assert gap_s(job.events_at_s) < 3
-    assert gap_s(job.swapped_at_s) < 3
+    assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
+    assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
 
 
 async def test_every_member_killed_and_back(cluster: EtcdCluster) -> None:
@@ -152,8 +156,8 @@ async def test_black_hole_to_one_endpoint(cluster: EtcdCluster) -> None:
             proxy.mend()
         job.assert_exact()
         assert job.leases_lost == []
-        assert gap_s(job.events_at_s) < 3
-        assert gap_s(job.swapped_at_s) < 3
+        assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
+        assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
 
 
 async def test_black_hole_to_every_endpoint(cluster: EtcdCluster) -> None:

@@ -120,6 +120,23 @@ async def test_one_transaction_comes_whole(store: Store, backend: Backend) -> No
     assert [event.kv.key for event in batch.events] == [f"{p}{number:03}" for number in range(20)]
 
 
+async def test_a_revision_is_never_split_however_much_there_is(backend: Backend) -> None:
+    store = backend.connect()
+    p = backend.prefix
+    revisions = []
+    for _ in range(30):
+        puts = [Put(f"{p}{number}", b"x" * 12_000) for number in range(10)]
+        revisions.append((await store.txn([], puts)).revision)
+    async with following(store, p, revisions[0]) as follower:
+        await follower.count(300)
+    parts = [
+        revision
+        for batch in follower.batches
+        for revision in sorted({event.kv.mod_revision for event in batch.events})
+    ]
+    assert parts == revisions
+
+
 async def test_a_long_history_comes_whole(backend: Backend) -> None:
     store = backend.connect()
     p, total = backend.prefix, 2500
