@@ -164,6 +164,7 @@ class Node:
         while True:
             environment = await asyncio.to_thread(self._launcher_environment)
             command = self._settings.line.command
+            self._killed_by_event = False
             self.launcher = await child.start(command, environment, self.launcher_log)
             self.state = "running"
             self._timeline.record("node", "launched", self.name, f"torchrun is {self.launcher.pid}")
@@ -173,7 +174,6 @@ class Node:
             if self._interrupted:
                 return Ending(self.name, "killed", status)
             if self._killed_by_event:
-                self._killed_by_event = False
                 reason = "its container was killed"
             else:
                 left = self._settings.restarts - self.restarts
@@ -186,6 +186,8 @@ class Node:
             self.state = "restarting"
             self._timeline.record("node", "restart", self.name, reason)
             await asyncio.sleep(RESTART_PAUSE_S)
+            if self._interrupted:
+                return Ending(self.name, "killed", status)
 
     def _launcher_environment(self) -> dict[str, str]:
         if self._settings.native:

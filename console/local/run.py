@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from console.local.gate import StartGate, Ticket
 from console.local.node import Node
 from console.local.outcome import Ending, job_status
 from console.local.ports import free_ports
-from console.local.processes import end_all, marked
 from console.local.progress import Progress, newest_rank_0, read_progress
 from console.local.rounds import Rounds
 from console.local.settings import Settings
@@ -23,7 +21,6 @@ from console.local.timeline import Timeline
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
-SWEEP_TIMEOUT_S = 10.0
 
 
 class Run:
@@ -59,13 +56,13 @@ class Run:
         self._interrupted = False
 
     async def until_over(self, endpoints: str) -> tuple[int, str]:
-        """Run the job to its end; returns its exit status and why. Leaves no process behind."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                await self._train(endpoints, tasks)
-                self.abandon()
-        finally:
-            await self._sweep()
+        """Run the job to its end; returns its exit status and why.
+
+        Frozen or hung processes may be left: the sweeper ends them.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            await self._train(endpoints, tasks)
+            self.abandon()
         return job_status(self.endings)
 
     async def _train(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
@@ -86,17 +83,6 @@ class Run:
         if self._interrupted:
             await self._close_gently()
 
-    async def _sweep(self) -> None:
-        """End what is left: frozen, hung or abandoned."""
-        own = {
-            process.pid
-            for node in self.nodes.values()
-            for process in (node.sidecar, node.launcher)
-            if process is not None
-        }
-        deadline_s = time.monotonic() + SWEEP_TIMEOUT_S
-        await asyncio.to_thread(end_all, lambda: marked(self._settings.run), own, deadline_s)
-
     def interrupt(self) -> None:
         """End the run before its time: gently, within ``CLOSE_TIMEOUT_S``."""
         self._interrupted = True
@@ -112,7 +98,7 @@ class Run:
         await asyncio.wait(self._lives.values(), timeout=CLOSE_TIMEOUT_S)
 
     def abandon(self) -> None:
-        """Wait for nobody any longer; what is left is swept."""
+        """Wait for nobody any longer; the sweeper ends what is left."""
         for name, life in self._lives.items():
             if not life.done():
                 self.nodes[name].state = "killed"
