@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server's own promises: order, patience, bounds, and what one client can do to others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.connection import PARKED_MAX
+from launcher_shim.c10d.server import HELD_MAX, C10dServer
+from rdzv.errors import ConfigError, StoreUnavailable
+from tests.contract.c10d_memory import MemorySession, MemoryStore
+
+DEADLINE_S = 10.0
+HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
+
+
+class StepSession:
+    """Answers a request when the test says so; ``handled`` are those that have reached it."""
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.handled: list[wire.Request] = []
+        self.results: list[asyncio.Future[bytes]] = []
+        self.is_closed = asyncio.Event()
+        self.progress = asyncio.Event()
+
+    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+        self.handled.append(request)
+        self.results.append(asyncio.get_running_loop().create_future())
+        self.progress.set()
+        return self.results[-1]
+
+    def closed(self) -> None:
+        self.is_closed.set()
+
+    async def reached(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.handled) < count:
+                self.progress.clear()
+                await self.progress.wait()
+
+
+class Client:
+    """Raw frames over one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, *requests: wire.Request) -> None:
+        self.writer.write(b"".join(map(wire.encode, requests)))
+
+    async def take(self, size: int) -> bytes:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.reader.readexactly(size)
+
+    async def ended(self) -> bytes:
+        """Wait for the server to close; return what it sent before."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                return await self.reader.read()
+            except ConnectionResetError:
+                return b""
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except (ConnectionResetError, BrokenPipeError):
+            return
+
+
+@asynccontextmanager
+async def connected(port: int, hello: bytes = HELLO) -> AsyncIterator[Client]:
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    try:
+        client.writer.write(hello)
+        if hello == HELLO:
+            assert await client.take(4) == wire.pong(7)
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def serving(
+    open_session: Callable[[str], object], **limits: float
+) -> AsyncIterator[tuple[C10dServer, int]]:
+    server = C10dServer(open_session, **limits)  # type: ignore[arg-type]
+    try:
+        yield server, await server.listen_loopback(0)
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def stepping(**limits: float) -> AsyncIterator[tuple[Client, StepSession]]:
+    sessions: list[StepSession] = []
+
+    def open_session(peer: str) -> StepSession:
+        sessions.append(StepSession(peer))
+        return sessions[-1]
+
+    async with serving(open_session, **limits) as (_, port), connected(port) as client:
+        yield client, sessions[0]
+
+
+# --- order ---
+
+
+async def test_a_later_request_waits_for_an_earlier_one() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Set(b"/a", b"1"), wire.Get(b"/a"), wire.Ping(9))
+        await session.reached(1)
+        assert session.handled == [wire.Set(b"/a", b"1")]
+        session.results[0].set_result(b"")
+        await session.reached(2)
+        session.results[1].set_result(wire.vec(b"1"))
+        assert await client.take(13) == wire.vec(b"1") + wire.pong(9)
+
+
+async def test_a_wait_lets_later_requests_pass_until_it_is_cancelled() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Wait((b"/a",)), wire.Ping(9))
+        assert await client.take(4) == wire.pong(9)
+        client.send(wire.CancelWait(), wire.Ping(10))
+        assert await client.take(5) == wire.WAIT_CANCELED + wire.pong(10)
+        assert session.results[0].cancelled()
+
+
+async def test_a_barrier_is_answered_when_it_falls() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Barrier(b"/a", 2), wire.Ping(9))
+        assert await client.take(4) == wire.pong(9)
+        session.results[0].set_result(wire.STOP_WAITING)
+        assert await client.take(1) == wire.STOP_WAITING
+
+
+async def test_a_cancel_that_comes_too_late_is_answered_too() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Wait((b"/a",)))
+        await session.reached(1)
+        session.results[0].set_result(wire.STOP_WAITING)
+        assert await client.take(1) == wire.STOP_WAITING
+        client.send(wire.CancelWait())
+        assert await client.take(1) == wire.WAIT_CANCELED
+
+
+# --- the end of a connection ---
+
+
+async def test_the_session_learns_that_its_client_is_gone() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Wait((b"/a",)), wire.Get(b"/b"))
+        await session.reached(2)
+        await client.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await session.is_closed.wait()
+        assert all(result.cancelled() for result in session.results)
+
+
+async def test_what_a_client_set_before_it_went_is_stored() -> None:
+    async with stepping() as (client, session):
+        first, lost, last = wire.Set(b"/a", b"1"), wire.Get(b"/b"), wire.Append(b"/a", b"2")
+        client.send(wire.Wait((b"/c",)), first, lost, last)
+        await session.reached(2)
+        await client.close()
+        await asyncio.wait(session.results[:1], timeout=DEADLINE_S)
+        assert [result.cancelled() for result in session.results] == [True, False]
+        assert not session.is_closed.is_set()
+        session.results[1].set_result(b"")
+        await session.reached(3)
+        assert session.handled[1:] == [first, last]
+        session.results[2].set_result(b"")
+        async with asyncio.timeout(DEADLINE_S):
+            await session.is_closed.wait()
+
+
+async def test_close_cancels_what_is_under_way() -> None:
+    sessions: list[StepSession] = []
+
+    def open_session(peer: str) -> StepSession:
+        sessions.append(StepSession(peer))
+        return sessions[-1]
+
+    async with serving(open_session) as (server, port), connected(port) as client:
+        client.send(wire.Wait((b"/a",)), wire.Set(b"/b", b""))
+        await sessions[0].reached(2)
+        await server.close()
+        assert all(result.cancelled() for result in sessions[0].results)
+        assert sessions[0].is_closed.is_set()
+        assert await client.ended() == b""
+
+
+# --- errors ---
+
+
+class FailingSession(MemorySession):
+    """Fails on some keys."""
+
+    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+        match request:
+            case wire.Get(b"/defect"):
+                raise ZeroDivisionError
+            case wire.Get(b"/later defect"):
+                return self._fail_later(ZeroDivisionError())
+            case wire.Get(b"/refused"):
+                raise StoreUnavailable("the store is away")
+            case wire.Wait((b"/defect",)):
+                return self._fail_later(ZeroDivisionError())
+        return super().handle(request)
+
+    async def _fail_later(self, error: Exception) -> bytes:
+        raise error
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [wire.Get(b"/defect"), wire.Get(b"/later defect"), wire.Wait((b"/defect",))],
+)
+async def test_i8_a_defect_closes_one_connection_and_is_logged(
+    request_: wire.Request, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    async with (
+        serving(lambda peer: FailingSession(store)) as (_, port),
+        connected(port) as victim,
+        connected(port) as other,
+    ):
+        victim.send(wire.Ping(1), request_)
+        assert await victim.ended() == wire.pong(1)
+        other.send(wire.Set(b"/a", b"1"), wire.Get(b"/a"))
+        assert await other.take(9) == wire.vec(b"1")
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+async def test_a_refusal_closes_the_connection_with_one_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    async with serving(lambda peer: FailingSession(store)) as (_, port), connected(port) as client:
+        client.send(wire.Get(b"/refused"))
+        assert await client.ended() == b""
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage().endswith("the store is away")
+    assert record.exc_info is None
+
+
+@pytest.mark.parametrize(
+    ("hostile", "sentence"),
+    [
+        (b"\xff" * 64, "no torch TCPStore"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no torch TCPStore"),
+        (b"\x03" + struct.pack("<Q", 12) + b"/init", "torch before 2.2"),
+        (wire.HANDSHAKE + b"\x63", "no TCPStore operation 99"),
+        (wire.HANDSHAKE + b"\x03" + b"\xff" * 8, "a key of"),
+        (wire.HANDSHAKE + b"\x0b" + b"\x00" * 7 + b"\x01", "keys in one request"),
+    ],
+)
+async def test_i8_bad_bytes_fail_their_connection_alone(
+    hostile: bytes, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    async with (
+        serving(lambda peer: MemorySession(store)) as (_, port),
+        connected(port) as other,
+        connected(port, hostile) as client,
+    ):
+        assert await client.ended() == b""
+        other.send(wire.Add(b"/a", 1))
+        assert await other.take(8) == wire.i64(1)
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sentence in record.getMessage()
+
+
+async def test_requests_before_a_bad_one_are_answered() -> None:
+    async with stepping() as (client, session):
+        client.writer.write(wire.encode(wire.Set(b"/a", b"")) + wire.encode(wire.Ping(9)) + b"\xff")
+        await session.reached(1)
+        session.results[0].set_result(b"")
+        assert await client.ended() == wire.pong(9)
+
+
+# --- bounds ---
+
+
+async def test_i8_a_client_that_never_greets_is_closed() -> None:
+    async with (
+        serving(StepSession, handshake_timeout_s=0.05) as (_, port),
+        connected(port) as greeted,
+        connected(port, b"\x00\xce") as silent,
+    ):
+        assert await silent.ended() == b""
+        greeted.send(wire.Ping(9))
+        assert await greeted.take(4) == wire.pong(9)
+
+
+async def test_i8_connections_are_limited_and_free_again() -> None:
+    async with serving(StepSession, connections_max=2) as (_, port), connected(port) as first:
+        async with connected(port), connected(port, b"") as third:
+            assert await third.ended() == b""
+            first.send(wire.Ping(1))
+            assert await first.take(4) == wire.pong(1)
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                client = Client(*await asyncio.open_connection("127.0.0.1", port))
+                client.writer.write(HELLO)
+                answer = await client.ended() if not await client.reader.read(4) else b"answered"
+                await client.close()
+                if answer == b"answered":
+                    break
+
+
+async def test_i8_a_client_is_not_read_while_it_runs_ahead() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Get(b"/first"))
+        await session.reached(1)
+        client.writer.write(wire.encode(wire.Get(b"/later" + b"x" * 1000)) * 20_000)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.writer.drain(), 0.3)
+        assert len(session.handled) == 1
+        session.results[0].set_result(wire.vec(b""))
+        await session.reached(2)
+        client.writer.transport.abort()
+
+
+async def test_i8_answers_that_nobody_reads_are_not_made() -> None:
+    made = 0
+
+    class LargeSession(MemorySession):
+        def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+            nonlocal made
+            made += 1
+            return wire.vec(b"v" * 1_000_000)
+
+    store = MemoryStore()
+    async with (
+        serving(lambda peer: LargeSession(store)) as (_, port),
+        connected(port) as client,
+        connected(port) as other,
+    ):
+        client.send(*[wire.Get(b"/big")] * 100)
+        for nonce in range(50):
+            other.send(wire.Ping(nonce))
+            assert await other.take(4) == wire.pong(nonce)
+        assert made < 50
+        for _ in range(100):
+            await client.take(1_000_008)
+        assert made == 100
+
+
+async def test_i8_a_flood_of_requests_leaves_others_their_turn() -> None:
+    store = MemoryStore()
+    async with (
+        serving(lambda peer: MemorySession(store)) as (_, port),
+        connected(port) as client,
+        connected(port) as other,
+    ):
+        client.send(*[wire.Add(b"/flood", 1)] * 50_000)
+        other.send(wire.Get(b"/flood"))
+        size = struct.unpack("<Q", await other.take(8))[0]
+        assert int(await other.take(size) or 0) < 50_000
+        await client.take(8 * 50_000)
+
+
+async def test_i8_too_many_waits_of_one_client_close_it() -> None:
+    async with stepping() as (client, session):
+        client.send(*[wire.Wait((b"/a",))] * (PARKED_MAX + 1))
+        assert await client.ended() == b""
+        assert all(result.cancelled() for result in session.results)
+
+
+async def test_i8_unfinished_requests_are_bounded_over_all_clients() -> None:
+    store = MemoryStore()
+    head = wire.HANDSHAKE + b"\x0b" + struct.pack("<Q", 8)
+    item = wire.vec(b"k") + wire.vec(b"v" * (wire.VALUE_MAX - 64))
+    async with serving(lambda peer: MemorySession(store)) as (_, port):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        for _, writer in clients:
+            writer.write(head + item * 3)
+        assert 3 * len(item * 3) > HELD_MAX
+        ends = [asyncio.create_task(reader.read()) for reader, _ in clients]
+        done, _ = await asyncio.wait(ends, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        for _, writer in clients:
+            writer.close()
+        await asyncio.gather(*ends, return_exceptions=True)
+
+
+# --- where it listens ---
+
+
+async def test_i9_it_listens_on_loopback_alone() -> None:
+    async with serving(StepSession) as (_, port):
+        table = await asyncio.to_thread(_listeners)
+    mine = {address for address, at in table if at == port}
+    assert mine == {"0100007F", "00000000000000000000000001000000"}
+
+
+def _listeners() -> list[tuple[str, int]]:
+    """Every listening TCP socket as the kernel writes it: address and port."""
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            if state == "0A":
+                address, port = local.split(":")
+                found.append((address, int(port, 16)))
+    return found
+
+
+async def test_both_loopback_addresses_serve() -> None:
+    async with serving(StepSession) as (_, port):
+        for address in ("127.0.0.1", "::1"):
+            client = Client(*await asyncio.open_connection(address, port))
+            client.writer.write(HELLO)
+            assert await client.take(4) == wire.pong(7)
+            await client.close()
+
+
+async def test_a_taken_port_is_a_users_mistake() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken"):
+            await C10dServer(StepSession).listen_loopback(port)
+
+
+async def test_the_unix_socket_is_for_every_user_and_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "c10d.sock"
+    sessions: list[StepSession] = []
+
+    def open_session(peer: str) -> StepSession:
+        sessions.append(StepSession(peer))
+        return sessions[-1]
+
+    old, new = C10dServer(open_session), C10dServer(open_session)
+    await old.listen_unix(str(path))
+    await new.listen_unix(str(path))
+    await old.close()
+    status = await asyncio.to_thread(path.stat)
+    assert stat.S_IMODE(status.st_mode) == 0o666
+    client = Client(*await asyncio.open_unix_connection(path))
+    client.writer.write(HELLO)
+    assert await client.take(4) == wire.pong(7)
+    assert sessions[0].peer == f"process {os.getpid()} of user {os.getuid()}"
+    await client.close()
+    await new.close()
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []
+
+
+async def test_a_socket_path_too_long_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        await C10dServer(StepSession).listen_unix(str(tmp_path / ("x" * 100)))
