@@ -160,6 +160,27 @@ async def test_a_leave_is_seen_by_the_others_at_once(
         await until(one_listed, patience_s=3)
 
 
+async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path / "l", "launcher", MUSTER_ROLE="launcher") as one:
+        await one.until_ready()
+        assert (await the_member(server, "launcher")).slots == 0
+        (alone,) = (await one.hosts()).splitlines()
+        assert alone.startswith("rev-")
+        async with sidecar(server.endpoint, tmp_path / "w", "worker", MUSTER_SLOTS="3") as two:
+            await two.until_ready()
+
+            async def told() -> bool:
+                return len((await one.hosts()).splitlines()) == 2
+
+            await until(told)
+            host, last = (await one.hosts()).splitlines()
+            assert host.startswith("worker.")
+            assert host.endswith(":3")
+            assert last != alone
+
+
 async def test_a_member_that_disagrees_about_min_or_max_says_so_and_ends(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
