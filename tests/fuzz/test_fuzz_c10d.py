@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short run of the coverage-guided fuzz; run the harness itself for a long one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HARNESS = Path(__file__).with_name("fuzz_c10d.py")
+SECONDS = 20
+
+
+@pytest.mark.timeout(SECONDS + 100)
+def test_i8_fuzzed_frames_and_states_fail_no_more_than_themselves(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    run = subprocess.run(
+        [sys.executable, HARNESS, f"-max_total_time={SECONDS}", "-timeout=5", corpus],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    done = re.search(r"Done (\d+) runs", run.stderr)
+    assert done is not None, run.stderr[-4000:]
+    assert int(done[1]) > 1000
+    assert "cov: " in run.stderr
