@@ -203,7 +203,7 @@ def test_a_script_that_fails_ends_the_job_with_its_launchers_status(
 ) -> None:
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit('this script cannot train')\n")
-    job = start("--nodes", "2", "--", "torchrun", str(script))
+    job = start("--nodes", "2", "--restarts", "1", "--", "torchrun", str(script))
     assert job.status() == 1
     assert any("this script cannot train" in line for line in job.lines), "".join(job.lines)
     assert moments(job.timeline(), "training") == []
