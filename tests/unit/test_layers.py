@@ -68,6 +68,24 @@ def test_the_users_containers_need_only_the_standard_library(path: Path) -> None
     assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
 
 
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sources() if relative(path).startswith(STANDARD_LIBRARY_ONLY)],
+    ids=relative,
+)
+def test_the_users_containers_may_have_python_3_8(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+    annotated = any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(tree))
+    # Without it, an annotation such as list[int] would be run, and fail there.
+    assert not annotated or "__future__.annotations" in imports(path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=relative)
+def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
+    ours = {name.partition(".")[0] for name in imports(path)} & set(PACKAGES)
+    assert ours <= {"muster"}
+
+
 def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
     for path in (ROOT / "launcher_shim" / "pod").rglob("*.py"):
         ours = {name for name in imports(path) if name.partition(".")[0] in PACKAGES}
