@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drills share: a failed one shows the timeline of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+
+from rdzv.store.embedded import EmbeddedServer
+from tests.e2e.background import Background
+from tests.e2e.job import Job
+
+_jobs: list[Job] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections += [(f"timeline of {job.name}", job.timeline()) for job in _jobs]
+    return report
+
+
+@pytest.fixture(scope="session")
+def background() -> Iterator[Background]:
+    with Background() as background:
+        yield background
+
+
+@pytest.fixture(scope="session")
+def run_job(
+    tmp_path_factory: pytest.TempPathFactory, background: Background
+) -> Callable[..., AbstractContextManager[Job]]:
+    """Make jobs: ``with run_job(endpoints, ...) as job``; nothing of one outlives its block."""
+
+    @contextmanager
+    def run(endpoints: list[str], **settings: Any) -> Iterator[Job]:
+        job = Job(tmp_path_factory.mktemp("job"), background, endpoints, **settings)
+        _jobs.append(job)
+        try:
+            yield job
+        finally:
+            _jobs.remove(job)
+            job.end()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def embedded(background: Background) -> Iterator[list[str]]:
+    """Endpoints of an embedded store."""
+    server = EmbeddedServer()
+    background.run(server.__aenter__())
+    yield [server.endpoint]
+    background.run(server.__aexit__(None, None, None))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store said about a job, all the time: its members, its nodes and its rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from launcher_shim.c10d.nodes import Node, Round
+from rdzv.errors import RecordError
+from rdzv.keys import JobKeys, last_name
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.store import KeyValue, WatchEvent
+from rdzv.store.etcd import EtcdStore
+from rdzv.watching import Mirror, Watching
+from tests.e2e.background import Background
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The store at one moment."""
+
+    membership: Snapshot
+    round: Round
+    nodes: dict[str, Node]
+
+
+class Witness:
+    """Watches the store past every proxy, from a thread of its own."""
+
+    def __init__(self, background: Background, endpoints: Sequence[str], job: JobKeys) -> None:
+        self.rounds: list[tuple[float, int, Round]] = []
+        self.sight = Sight(Snapshot(0), Round(), {})
+        self._background = background
+        self._job = job
+        background.run(self._begin(endpoints))
+
+    async def _begin(self, endpoints: Sequence[str]) -> None:
+        self.store = EtcdStore(endpoints)
+        self._mirror = Mirror(self._job.prefix, time.monotonic)
+        self._membership = Membership(self._job, self._mirror)
+        self._mirror.subscribe(self._take)
+        watching = Watching(self.store, self._mirror).run()
+        self._task = asyncio.create_task(watching, name="witness")
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._background.run(self._end())
+
+    async def _end(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        await self.store.close()
+
+    def kvs(self) -> dict[str, KeyValue]:
+        """Every key of the job, read anew."""
+        read = self._background.run(self.store.range(self._job.prefix, prefix=True))
+        return {kv.key: kv for kv in read.kvs}
+
+    def _take(self, events: Sequence[WatchEvent]) -> None:
+        membership = self._membership.snapshot()
+        generation = membership.job.generation if membership.job else 1
+        run = self._job.in_generation(generation).run(self._job.job_name)
+        nodes: dict[str, Node] = {}
+        current = Round()
+        for key, kv in self._mirror.kvs.items():
+            with suppress(RecordError):
+                if key == run.round:
+                    current = Round.from_kv(kv)
+                elif key.startswith(run.nodes):
+                    nodes[last_name(key)] = Node.from_kv(kv)
+        if not self.rounds or self.rounds[-1][1:] != (generation, current):
+            self.rounds.append((time.monotonic(), generation, current))
+        self.sight = Sight(membership, current, nodes)
