@@ -43,7 +43,7 @@ class EmbeddedServer:
 
     def __init__(self, listen: str = "127.0.0.1:0", *, engine: MemoryEngine | None = None) -> None:
         self.engine = MemoryEngine(cluster_id=secrets.randbits(63)) if engine is None else engine
-        self._listen = target_of(listen)
+        self._listen = target_of(listen, "--listen")
         self.endpoint = self._listen
 
     async def __aenter__(self) -> Self:

@@ -69,13 +69,12 @@ def keep_grpc_running() -> None:
     grpc.aio.init_grpc_aio()
 
 
-def target_of(endpoint: str) -> str:
-    """Take ``host:port`` or ``http://host:port``; raises ``ConfigError``."""
-    match = _ADDRESS.fullmatch(endpoint)
+def target_of(address: str, setting: str = "--etcd-endpoints or MUSTER_ETCD_ENDPOINTS") -> str:
+    """Take ``host:port`` or ``http://host:port``; raises ``ConfigError`` naming ``setting``."""
+    match = _ADDRESS.fullmatch(address)
     if match is None:
         raise ConfigError(
-            f"etcd endpoint {endpoint!r}: expected host:port or http://host:port; correct it in "
-            "--etcd-endpoints or MUSTER_ETCD_ENDPOINTS"
+            f"{address!r} is not of the form host:port or http://host:port: correct it in {setting}"
         )
     return match["target"]
 

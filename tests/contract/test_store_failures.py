@@ -202,7 +202,7 @@ async def test_a_store_that_lost_its_memory_is_noticed() -> None:
     ["", "host", "host:", "https://host:2379", "http://host:2379/path", "a:b:1", "::1:2379"],
 )
 async def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="expected host:port"):
+    with pytest.raises(ConfigError, match="MUSTER_ETCD_ENDPOINTS"):
         EtcdStore([endpoint])
     with pytest.raises(ConfigError, match="at least one"):
         EtcdStore([])
