@@ -221,9 +221,20 @@ class Torchrun:
         """What happens to it next.
 
         ``rejoin``: its workers failed, and it has restarts left. ``fail``: it has none left.
-        ``finish``: its workers are done. ``kill``: kill -9, and the kernel closes its connection.
+        ``finish``: its workers are done.
         """
         self._commands.append(command)
+
+    def kill(self) -> None:
+        """As kill -9 does, at any moment: the kernel closes the connection."""
+        self._commands.append("end")
+        self.wire.tear_down()
+        self.awake.set()
+
+    def busiest_second(self) -> int:
+        """The most compare-and-sets that it sent within a second."""
+        sent = [call.at_s for call in self.wire.calls if call.what == "compare_set"]
+        return max((sum(at <= other < at + 1 for other in sent) for at in sent), default=0)
 
     def shut_down(self) -> None:
         """As torch does after any exception: close the rendezvous, wherever it stands."""
@@ -265,7 +276,7 @@ class Torchrun:
     def _obey(self, handler: DynamicRendezvousHandler, command: str) -> bool:
         """Return whether that was the end."""
         match command:
-            case "kill":
+            case "end":
                 return True
             case "rejoin":
                 self._form(handler)
@@ -394,9 +405,7 @@ async def job(policy: Policy, ttl_s: float = 3.0) -> AsyncIterator[Job]:
             yield one
         finally:
             for torchrun in one.everyone:
-                torchrun.awake.set()
-                torchrun.order("kill")
-                torchrun.wire.tear_down()
+                torchrun.kill()
             await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
             for task in one.running.values():
                 task.cancel()

@@ -99,7 +99,7 @@ async def test_a_killed_torchrun_is_missed_at_once_and_its_successor_let_in() ->
     async with job(QUICK) as one:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
-        one.torchruns["a"].order("kill")
+        one.torchruns["a"].kill()
         await one.world("b", "c", timeout_s=8)
         one.torchrun("a")
         await one.world("a", "b", "c")
@@ -121,7 +121,7 @@ async def test_a_torchrun_with_the_same_address_pid_and_id_is_another_one() -> N
             await one.sidecar(name)
             one.torchrun(name, node=twin)
         first = await one.world("a", "b", "c")
-        one.torchruns["b"].order("kill")
+        one.torchruns["b"].kill()
         await one.until(lambda: one.torchruns["b"].ended)
         one.torchrun("b", node=twin)
         assert await one.world("a", "b", "c") > first
@@ -136,7 +136,7 @@ async def test_one_more_than_the_maximum_is_parked_and_outlives_its_join_time_ou
         began = await one.passed(3)
         assert spare.compare_sets(began) <= 3
         assert spare.failure is None
-        one.torchruns["b"].order("kill")
+        one.torchruns["b"].kill()
         await one.stop_sidecar("b")
         await one.world("a", "c")
 
@@ -338,7 +338,7 @@ async def test_everyone_dies_and_all_begin_anew() -> None:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
         for torchrun in one.everyone:
-            torchrun.order("kill")
+            torchrun.kill()
         await one.until(lambda: all(t.ended for t in one.everyone))
         for name in "abc":
             one.torchrun(name)

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random kills, cuts, hangs and restarts under torch's own handlers: they come together again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from launcher_shim.c10d.runs import Policy
+from tests.contract.rendezvous_harness import Job, job
+
+POLICY = Policy(
+    min_nodes=2,
+    max_nodes=5,
+    last_call_s=0.5,
+    first_call_s=2.0,
+    confirm_s=0.4,
+    return_s=3.0,
+    orphan_hold_s=30.0,
+    hung_s=2.5,
+)
+STORM_S = 12.0
+CALM_S = 40.0
+RATE_MAX = 5
+"""Compare-and-sets of one agent in any second; a re-join takes three."""
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_storm_ends_in_one_world(seed: int) -> None:
+    random = Random(seed)
+    names = "abcde"[: random.randint(3, 5)]
+    async with job(replace(POLICY, max_nodes=len(names)), ttl_s=1.0) as one:
+        for name in names:
+            await one.sidecar(name)
+            one.torchrun(name)
+        await one.world(*names)
+        left_s = STORM_S
+        while left_s > 0:
+            pause_s = random.uniform(0.1, 1.5)
+            left_s -= pause_s
+            await one.passed(pause_s)
+            await strike(one, random.choice(names), random)
+        for name in names:
+            one.sidecars[name].cut.mend()
+            one.torchruns[name].awake.set()
+            if one.torchruns[name].ended:
+                one.torchrun(name)
+        await one.world(*names, timeout_s=CALM_S)
+        assert one.sidecars["a"].rendezvous.closed == ""
+        assert max(torchrun.busiest_second() for torchrun in one.everyone) <= RATE_MAX
+
+
+async def strike(one: Job, name: str, random: Random) -> None:
+    """One thing goes wrong at one node, or is mended there."""
+    torchrun, sidecar = one.torchruns[name], one.sidecars[name]
+    match random.choice(["kill", "rejoin", "cut", "mend", "hang", "wake", "start"]):
+        case "kill":
+            torchrun.kill()
+        case "rejoin":
+            torchrun.order("rejoin")
+        case "cut":
+            sidecar.cut.cut()
+        case "mend":
+            sidecar.cut.mend()
+        case "hang":
+            torchrun.awake.clear()
+        case "wake":
+            torchrun.awake.set()
+        case "start" if torchrun.ended:
+            one.torchrun(name)
