@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Drives a TCPStore server in a closed loop: each connection keeps `depth` operations under way
- * and sends the next one when an answer has come back whole. One thread, epoll, spinning, so that
- * the server never waits for the generator to be woken.
+ * and sends the next one when an answer has come back whole. One thread, epoll. Reads spin, so that
+ * the server never waits for the generator to be woken; writes, which wait for a disk, sleep.
  *
  *   c10d_load PORT OPERATION CONNECTIONS DEPTH VALUE_BYTES SECONDS
  *
@@ -184,10 +184,12 @@ int main(int argc, char **argv)
         for (unsigned j = 0; j < depth; j++) connections[i].sent_at[j] = start;
         write_all(connections[i].fd, burst.bytes, burst.size);
     }
+    int writes = !strcmp(argv[2], "set") || !strcmp(argv[2], "cas") || !strcmp(argv[2], "add");
+    int patience_ms = writes ? 10 : 0;
     uint64_t done = 0;
     struct epoll_event events[64];
     while ((now = now_ns()) < end) {
-        int ready = epoll_wait(epoll, events, 64, 0);
+        int ready = epoll_wait(epoll, events, 64, patience_ms);
         if (ready < 0 && errno != EINTR) die("epoll_wait");
         for (int i = 0; i < ready; i++) {
             struct connection *connection = events[i].data.ptr;

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``c10d``: a real sidecar's endpoint beside torch's own server, and beside raw etcd transactions.
+
+Reads are compared by what one second of the server's processor time serves: that is what a server
+serves whose core the load generator keeps busy, and it holds on a machine with other work, too.
+The share of a core that each server really had goes to stderr. Writes reach etcd, so they are
+compared by latency with one transaction of the same driver on the same etcd.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.etcd_server import etcd_server
+from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.node_processes import Sidecar
+from benchmarks.processor_time import cpu_s
+from benchmarks.worker import worker
+from rdzv.store import Compare, Put
+from rdzv.store.etcd import EtcdStore
+
+SOURCE = Path(__file__).with_name("c10d_load.c")
+ROUNDS = 7
+SECONDS = 0.5
+VALUE_BYTES = 64
+READS = ("get", "wait_get", "check")
+WRITES = ("set", "cas", "add")
+LOADS = ((1, 1), (1, 16), (64, 1))
+"""Connections, and operations under way on each. torch's client has one; with one connection
+alone no server is busy, so that load is given with sixteen, too."""
+READ_BAR = Bar("ratio", ">=", 0.7)
+WRITE_BAR = Bar("ratio", "<=", 1.3)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where one of the two listens."""
+
+    name: str
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of the load generator. ``per_cpu_s``: operations per second of server CPU."""
+
+    per_cpu_s: float
+    busy: float
+    p50_us: float
+    p99_us: float
+
+
+async def measure(rounds: int = ROUNDS, seconds: float = SECONDS) -> list[Figure]:
+    """Load both servers in turns."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
+        generator = await asyncio.to_thread(_compile, Path(name))
+        async with (
+            etcd_server() as endpoint,
+            _native() as native,
+            _sidecar(Path(name), endpoint) as ours,
+        ):
+            load = Load(generator, rounds, seconds)
+            reads = [
+                await load.read(operation, connections, depth, ours, native)
+                for operation in READS
+                for connections, depth in LOADS
+            ]
+            writes = [await load.write(operation, ours, endpoint) for operation in WRITES]
+    return reads + writes
+
+
+class Load:
+    """The load generator, and how often and how long it runs."""
+
+    def __init__(self, generator: Path, rounds: int, seconds: float) -> None:
+        self._generator = generator
+        self._rounds = rounds
+        self._seconds = seconds
+
+    async def read(
+        self, operation: str, connections: int, depth: int, ours: Server, native: Server
+    ) -> Figure:
+        """Run one load on both servers in turns."""
+        runs: dict[str, list[Run]] = {ours.name: [], native.name: []}
+        for _ in range(self._rounds):
+            for server in (native, ours):
+                runs[server.name].append(await self._run(server, operation, connections, depth))
+        label = f"c10d/{operation}/{connections}" + (f"x{depth}" if depth > 1 else "")
+        for name, those in runs.items():
+            busy = median(run.busy for run in those)
+            p50, p99 = median(run.p50_us for run in those), median(run.p99_us for run in those)
+            print(
+                f"{label}, {name}: core {busy:.0%} busy, p50 {p50:.0f} µs, p99 {p99:.0f} µs",
+                file=sys.stderr,
+            )
+        return of_medians(
+            label,
+            "operations per second of server CPU",
+            READ_BAR,
+            [run.per_cpu_s for run in runs[ours.name]],
+            [run.per_cpu_s for run in runs[native.name]],
+            "torch's own server",
+        )
+
+    async def write(self, operation: str, ours: Server, endpoint: str) -> Figure:
+        """Write through the sidecar and to etcd in turns, one operation at a time."""
+        latencies: list[float] = []
+        transactions: list[float] = []
+        store = EtcdStore([endpoint])
+        try:
+            for _ in range(self._rounds):
+                transactions.append(await self._transactions(store))
+                latencies.append((await self._run(ours, operation, 1, 1)).p50_us)
+        finally:
+            await store.close()
+        return of_medians(
+            f"c10d/{operation} latency",
+            "µs",
+            WRITE_BAR,
+            latencies,
+            transactions,
+            "an etcd transaction",
+        )
+
+    async def _transactions(self, store: EtcdStore) -> float:
+        """Median latency in microseconds of a compare and a put."""
+        key, taken = "/bench/raw", list[float]()
+        found = await store.txn((), (Put(key, b"v" * VALUE_BYTES),))
+        end_s = time.monotonic() + self._seconds
+        while time.monotonic() < end_s:
+            began_s = time.perf_counter()
+            found = await store.txn(
+                (Compare(key, "mod", "=", found.revision),),
+                (Put(key, b"v" * VALUE_BYTES),),
+            )
+            taken.append(1e6 * (time.perf_counter() - began_s))
+            if not found.succeeded:
+                raise RuntimeError("somebody else wrote the benchmark's key")
+        return median(taken)
+
+    async def _run(self, server: Server, operation: str, connections: int, depth: int) -> Run:
+        arguments = (server.port, operation, connections, depth, VALUE_BYTES, self._seconds)
+        before_s = cpu_s(server.pid)
+        process = await asyncio.create_subprocess_exec(
+            self._generator, *map(str, arguments), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        used_s = cpu_s(server.pid) - before_s
+        if process.returncode:
+            raise RuntimeError(f"the load generator failed on {server.name}: {operation}")
+        result = json.loads(output)
+        return Run(
+            per_cpu_s=result["operations"] / used_s,
+            busy=used_s / result["seconds"],
+            p50_us=result["p50_us"],
+            p99_us=result["p99_us"],
+        )
+
+
+def _compile(directory: Path) -> Path:
+    generator = directory / "c10d_load"
+    subprocess.run(["cc", "-O2", "-o", generator, SOURCE], check=True)
+    return generator
+
+
+@asynccontextmanager
+async def _native() -> AsyncIterator[Server]:
+    async with worker("benchmarks.c10d_native") as process:
+        where = await process.ask("serve")
+        if not where["libuv"]:
+            raise RuntimeError("torch's server does not run on libuv here")
+        yield Server("torch", where["port"], where["pid"])
+
+
+@asynccontextmanager
+async def _sidecar(directory: Path, endpoint: str) -> AsyncIterator[Server]:
+    sidecar = Sidecar(directory / "node-0", "c10d", "node-0", endpoint, (1, 1))
+    await sidecar.start()
+    try:
+        await sidecar.ready()
+        assert sidecar.process is not None
+        port = int(sidecar.torch_environment()["PET_RDZV_ENDPOINT"].rpartition(":")[2])
+        yield Server("muster", port, sidecar.process.pid)
+    finally:
+        await sidecar.kill()
