@@ -83,6 +83,10 @@ class NotSentError(Exception):
     """The request certainly did not leave this machine."""
 
 
+class AnswerLostError(Exception):
+    """The request was sent, and nobody waits for its answer any more."""
+
+
 class Endpoint:
     """One member. Everything that waits on it ends when the member is given up (``kick``)."""
 
@@ -90,7 +94,8 @@ class Endpoint:
         self.target = target_of(endpoint)
         keep_grpc_running()
         self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
-        self._calls: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
+        self._closed = False
+        self._senders: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
         self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(
             WATCH.path,
             request_serializer=WATCH.request.SerializeToString,
@@ -99,23 +104,24 @@ class Endpoint:
         self._on_kick: set[Callable[[str], None]] = set()
 
     async def call(self, method: Method, request: Any, timeout_s: float) -> Any:
-        """Make one attempt; raises ``NotSentError`` and ``grpc.aio.AioRpcError``.
+        """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
 
         A call whose stream carries one message each way is made as a unary one: on the wire they
         are the same, and this way a lease renewal cannot outlive its deadline.
         """
-        if self._channel.get_state(try_to_connect=True) in _CONNECTING:
-            before_s = asyncio.get_running_loop().time()
-            await self._connected(timeout_s)
-            timeout_s -= asyncio.get_running_loop().time() - before_s
-        send = self._calls.get(method.path)
-        if send is None:
-            send = self._calls[method.path] = self._channel.unary_unary(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-        return await send(request, timeout=timeout_s, metadata=HAS_LEADER)
+        task = asyncio.current_task()
+        cancelling = task.cancelling() if task else 0
+        sent = False
+        try:
+            if self._channel.get_state(try_to_connect=True) in _CONNECTING:
+                timeout_s = await self._connected(timeout_s)
+            sent = True
+            return await self._sender(method)(request, timeout=timeout_s, metadata=HAS_LEADER)
+        except asyncio.CancelledError:
+            # Closing the channel cancels its calls, which looks like a cancelled task.
+            if not self._closed or (task and task.cancelling() > cancelling):
+                raise
+            raise (AnswerLostError if sent else NotSentError)("this client was closed") from None
 
     def open_watch(self, on_kick: Callable[[str], None]) -> grpc.aio.StreamStreamCall:
         """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
@@ -133,22 +139,39 @@ class Endpoint:
 
     async def close(self) -> None:
         """Close the channel; calls that wait on it are cancelled."""
+        self._closed = True
         self.kick("the store client is closed")
         await self._channel.close()
 
-    async def _connected(self, timeout_s: float) -> None:
-        """Wait for the connection, so that a request cut off by its deadline was sent for sure.
+    def _sender(self, method: Method) -> grpc.aio.UnaryUnaryMultiCallable:
+        sender = self._senders.get(method.path)
+        if sender is None:
+            sender = self._senders[method.path] = self._channel.unary_unary(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return sender
 
+    async def _connected(self, timeout_s: float) -> float:
+        """Wait for the connection and return the time left.
+
+        So a request that its deadline ends was sent for sure, and one that was not sent is known.
         A connection that failed is not waited for: the request itself then fails with the reason.
         """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout_at(deadline_s):
                 state = self._channel.get_state(try_to_connect=True)
                 while state in _CONNECTING:
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
         except TimeoutError:
             raise NotSentError(f"no connection within {timeout_s:.1f} s") from None
+        if self._closed:
+            raise NotSentError("this client was closed")
+        return max(deadline_s - loop.time(), 0.001)
 
 
 _CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)

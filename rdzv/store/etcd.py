@@ -37,6 +37,7 @@ from rdzv.store.endpoints import (
     REVOKE,
     STATUS,
     TXN,
+    AnswerLostError,
     Endpoint,
     Method,
     NotSentError,
@@ -258,20 +259,14 @@ class EtcdStore:
         """Make one call at one endpoint; moves the watches away as well if that is needed."""
         if self._closing.is_set():
             raise _AttemptError(Outcome.NOT_APPLIED, method, endpoint, "this client is closed")
-        task = asyncio.current_task()
-        cancelling = task.cancelling() if task else 0
         try:
             return await endpoint.call(method, request, min(ATTEMPT_S, left_s))
-        except asyncio.CancelledError:
-            # Closing the channel cancels its calls, which looks like a cancelled task.
-            if not self._closing.is_set() or (task and task.cancelling() > cancelling):
-                raise
-            raise _AttemptError(
-                Outcome.AMBIGUOUS, method, endpoint, "this client was closed"
-            ) from None
         except NotSentError as error:
             failed = _AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
             timed_out = True
+        except AnswerLostError as error:
+            failed = _AttemptError(Outcome.AMBIGUOUS, method, endpoint, str(error))
+            timed_out = False
         except grpc.aio.AioRpcError as error:
             message = error.details() or str(error.code())
             failed = _AttemptError(outcome(error.code(), message), method, endpoint, message)

@@ -171,6 +171,35 @@ async def test_a_watch_survives_cuts_and_holes(broken: Broken) -> None:
     assert [event.kv.mod_revision for event in follower.events] == written
 
 
+@over_a_network
+async def test_close_ends_calls_that_wait(broken: Broken) -> None:
+    key = broken.prefix + "k"
+    await broken.store.range(key)
+    for proxy in broken.proxies:
+        proxy.hold()
+    reading = asyncio.create_task(broken.store.range(key, timeout_s=60))
+    writing = asyncio.create_task(broken.store.txn([], [Put(key, b"")], timeout_s=60))
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(0.5):
+        await broken.store.close()
+        with pytest.raises(StoreUnavailable):
+            await reading
+        with pytest.raises(StoreAmbiguous):
+            await writing
+
+
+@over_a_network
+async def test_close_ends_a_call_that_was_not_sent_yet(broken: Broken) -> None:
+    for proxy in broken.proxies:
+        proxy.hold()
+    writing = asyncio.create_task(broken.store.txn([], [Put("k", b"")], timeout_s=60))
+    await asyncio.sleep(0.2)
+    async with asyncio.timeout(0.5):
+        await broken.store.close()
+        with pytest.raises(StoreUnavailable):
+            await writing
+
+
 async def drain(batches: AsyncIterator[WatchBatch]) -> None:
     async for _ in batches:
         pass
