@@ -97,7 +97,8 @@ class MemoryEngine:
         return self._live_bytes + self._past_bytes, self._live_bytes
 
     def read(self, interval: Interval) -> Reply:
-        """Read what is there now, in key order."""
+        """Read what is there now, in key order; raises ``StoreRefused`` without a key."""
+        _check([Read(interval)])
         self.expire_leases()
         return self._read(interval)
 

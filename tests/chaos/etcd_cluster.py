@@ -51,7 +51,8 @@ def free_ports(count: int) -> list[int]:
 class EtcdCluster:
     """``with EtcdCluster() as cluster: … cluster.endpoints``; leaves nothing running or on disk.
 
-    ``start`` and ``restore`` block: within a running loop call them through ``asyncio.to_thread``.
+    ``start``, ``restore`` and ``empty`` block: within a running loop call them through
+    ``asyncio.to_thread``.
     """
 
     def __init__(self, members: int = 3) -> None:
@@ -133,6 +134,15 @@ class EtcdCluster:
             self._processes[member] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
+
+    def empty(self) -> None:
+        """Kill every member, throw its data away, and start again from nothing."""
+        for member, process in enumerate(self._processes):
+            self.kill(member)
+            assert process is not None
+            process.wait(timeout=START_S)
+            shutil.rmtree(self.folder / f"m{member}")
+        self.restore()
 
     def restore(self) -> None:
         """Bring every member up and wait until each one says that the cluster is healthy."""

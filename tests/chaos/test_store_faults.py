@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
+import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -89,7 +92,7 @@ async def test_leader_killed(cluster: EtcdCluster) -> None:
 
 
 @pytest.mark.parametrize(
-    ("frozen_s", "ttl_s"), [(5, 3), pytest.param(14, 8, marks=pytest.mark.long)]
+    ("frozen_s", "ttl_s"), [(8, 6), pytest.param(14, 8, marks=pytest.mark.long)]
 )
 async def test_leader_frozen_for_longer_than_a_lease(
     cluster: EtcdCluster, frozen_s: float, ttl_s: int
@@ -207,3 +210,54 @@ async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster) -> N
         assert gone.value.compact_revision == last.revision - 1
         listed = await client.range("/cut", prefix=True)
         assert [kv.value for kv in listed.kvs] == [b"49"]
+
+
+@pytest.fixture
+def member() -> Iterator[EtcdCluster]:
+    with EtcdCluster(1) as cluster:
+        yield cluster
+
+
+async def test_a_store_that_was_emptied_is_noticed(member: EtcdCluster) -> None:
+    store = EtcdStore(member.endpoints)
+    for _ in range(20):
+        last = await store.txn([], [Put("/emptied", b"")])
+    batches = store.watch("/emptied", last.revision + 1)
+    await anext(batches)
+    await asyncio.to_thread(member.empty)
+    async with asyncio.timeout(5):
+        with pytest.raises(Compacted, match="emptied or restored"):
+            await drain(batches)
+        assert (await store.range("/emptied", timeout_s=5)).kvs == ()
+    await store.close()
+
+
+async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("frozen_client.py"))]
+    root = str(Path(__file__).parents[2])
+    client = await asyncio.create_subprocess_exec(
+        *command, *cluster.endpoints, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": root}
+    )
+    assert client.stdout is not None
+    writer = EtcdStore(cluster.endpoints)
+    try:
+        async with asyncio.timeout(20):
+            assert await client.stdout.readline() == b"ready\n"
+            client.send_signal(signal.SIGSTOP)
+            for number in range(20):
+                await writer.txn([], [Put(f"/frozen/{number}", b"")])
+            start = (await writer.range("/frozen/", prefix=True)).revision + 1
+            async for batch in writer.watch("/frozen-lease", start):
+                if batch.events:
+                    break
+            client.send_signal(signal.SIGCONT)
+            resumed_s = time.monotonic()
+            assert await client.stdout.readline() == b"lease lost\n"
+            assert await client.stdout.readline() == b"20 events in order\n"
+            assert time.monotonic() - resumed_s < 5
+            assert await client.wait() == 0
+    finally:
+        await writer.close()
+        if client.returncode is None:
+            client.kill()
+            await client.wait()

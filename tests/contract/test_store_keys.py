@@ -238,6 +238,11 @@ async def test_malformed_transactions_are_refused(
     assert (await store.range(backend.prefix, prefix=True)).kvs == ()
 
 
+async def test_a_read_without_a_key_is_refused(store: Store) -> None:
+    with pytest.raises(StoreRefused):
+        await store.range("")
+
+
 async def test_a_compare_with_the_wrong_kind_of_operand_is_refused(
     store: Store, backend: Backend
 ) -> None:
