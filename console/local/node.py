@@ -258,9 +258,10 @@ class Node:
 
 
 def _last_message(sidecar_log: Path) -> str:
-    """The last thing that a sidecar said."""
-    lines = sidecar_log.read_text(errors="replace").splitlines() or [""]
+    """The last thing that a sidecar said of itself; below a traceback, the error."""
+    lines = sidecar_log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if not line.startswith("muster: this is a defect")] or [""]
     try:
-        return str(json.loads(lines[-1])["message"])
+        return str(json.loads(said[-1])["message"])
     except (ValueError, KeyError, TypeError):
-        return lines[-1]  # it failed before it could write its log
+        return said[-1]  # it failed before it could write its log

@@ -62,15 +62,17 @@ class LocalJob:
     def _read(self) -> None:
         assert self.process.stdout is not None
         with self.process.stdout as output:
-            self.lines.extend(output)
+            for line in output:
+                self.lines.append(line)
 
     def told(self, words: str, timeout_s: float = 60.0) -> None:
         """Wait for a line that holds ``words``."""
-        wait_until(
-            lambda: any(words in line for line in tuple(self.lines)),
-            timeout_s,
-            f"{words!r} in\n{''.join(self.lines)}",
-        )
+
+        def seen() -> bool:
+            return any(words in line for line in tuple(self.lines))
+
+        wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
+        assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
 
     def status(self, timeout_s: float = 200.0) -> int:
         """Wait for the end."""
