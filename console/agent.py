@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 
 import click
+import uvloop
 
 from agent import logs, process
 from agent.config import DELIVERED_VARIABLES, Config
@@ -28,4 +28,4 @@ def agent(config: Config) -> int:
     logs.configure(config.log_format, always)
     for sentence in unknown_variables(os.environ, settings_of(Config), DELIVERED_VARIABLES):
         logging.getLogger(__name__).warning("%s", sentence, extra={"event": "unknown_variable"})
-    return asyncio.run(process.run(config))
+    return uvloop.run(process.run(config))
