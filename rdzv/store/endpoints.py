@@ -28,6 +28,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A ping with every message doubles what an idle watch costs, to tune windows that messages of
+    # a few KB never fill.
+    ("grpc.http2.bdp_probe", 0),
     # A pod's http_proxy is for the web, never for the store.
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),

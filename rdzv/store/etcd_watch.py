@@ -134,21 +134,24 @@ class WatchStream:
     async def _keep_asking(self) -> None:
         """Create the watch, then ask for progress whenever the reader has waited for a while."""
         loop = asyncio.get_running_loop()
-        asked = False
+        progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
         try:
             await self._call.write(pb.WatchRequest(create_request=self._create))
+            asked_at_s = loop.time()
             while True:
                 waiting_since_s = self._waiting_since_s
-                waited_s = 0.0 if waiting_since_s is None else loop.time() - waiting_since_s
-                if waited_s >= SILENT_S:
-                    self.abandon(f"silent for {waited_s:.1f} s")
+                now = loop.time()
+                if waiting_since_s is None:
+                    waiting_since_s = now
+                if now - waiting_since_s >= SILENT_S:
+                    self.abandon(f"silent for {now - waiting_since_s:.1f} s")
                     return
-                if waited_s >= ASK_S:
-                    asked = True
-                    progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+                ask_at_s = max(waiting_since_s, asked_at_s) + ASK_S
+                if now >= ask_at_s:
+                    asked_at_s = now
                     await self._call.write(progress)
-                await asyncio.sleep(ASK_S if asked else max(ASK_S - waited_s, 0.01))
-                asked = False
+                else:
+                    await asyncio.sleep(min(ask_at_s, waiting_since_s + SILENT_S) - now)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The call is over; its reader learns why.
             return
