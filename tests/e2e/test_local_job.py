@@ -22,7 +22,7 @@ import console
 ROOT = Path(console.__file__).parent.parent
 STEPS = str(ROOT / "examples" / "torch_steps.py")
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
@@ -65,7 +65,7 @@ class LocalJob:
             for line in output:
                 self.lines.append(line)
 
-    def told(self, words: str, timeout_s: float = 60.0) -> None:
+    def told(self, words: str, timeout_s: float = 120.0) -> None:
         """Wait for a line that holds ``words``."""
 
         def seen() -> bool:
@@ -74,7 +74,7 @@ class LocalJob:
         wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
         assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
 
-    def status(self, timeout_s: float = 200.0) -> int:
+    def status(self, timeout_s: float = 280.0) -> int:
         """Wait for the end."""
         status = self.process.wait(timeout_s)
         self._reader.join(10)
@@ -138,16 +138,20 @@ def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
 def test_grows_loses_rank_0_and_gets_it_back(start: Callable[..., LocalJob], slots: int) -> None:
     job = start(
         *("--nodes", "2", "--max", "3"),
-        *("--event", "add@20s", "--event", "kill:rank0@40s", "--event", "add@55s", "--"),
-        *("torchrun", f"--nproc-per-node={slots}", "--max-restarts=3", STEPS, "--steps", "900"),
+        *("--event", "add@20s", "--event", "kill:rank0@45s", "--event", "add@60s", "--"),
+        *("torchrun", f"--nproc-per-node={slots}", STEPS, "--steps", "1000"),
     )
     assert job.status() == 0, "".join(job.lines)
     timeline = job.timeline()
-    assert sizes(timeline) == [2 * slots, 3 * slots, 2 * slots, 3 * slots], "".join(job.lines)
-    assert last_step(timeline) == 900
+    # How many worlds there were between depends on how busy the machine is; the ends do not.
+    assert sizes(timeline)[0] in (2 * slots, 3 * slots), "".join(job.lines)
+    assert sizes(timeline)[-1] == 3 * slots, "".join(job.lines)
+    assert last_step(timeline) == 1000
     assert moments(timeline, "restart") == []
     (killed,) = moments(timeline, "kill")
+    assert killed["detail"].startswith("it hosts rank 0")
     assert killed["who"] == moments(timeline, "add")[1]["who"]
+    assert moments(timeline, "lost")[0]["who"] == killed["who"]
     assert (job.report / "world.svg").read_text().startswith("<svg")
 
 
@@ -155,11 +159,11 @@ def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
     start: Callable[..., LocalJob],
 ) -> None:
     job = start(
-        *("--nodes", "2", "--event", "kill-launcher:node-1@20s"),
-        *("--event", "kill-container:rank0@40s", "--"),
-        *("torchrun", "--nproc-per-node=2", "--max-restarts=3", STEPS, "--steps", "800"),
+        *("--nodes", "2", "--event", "kill-launcher:node-1@25s"),
+        *("--event", "kill-container:rank0@50s", "--"),
+        *("torchrun", "--nproc-per-node=2", STEPS, "--steps", "1000"),
     )
-    job.told("training")
+    job.told("first step")
     workers = job.processes("MUSTER_MEMBER=node-1", "LOCAL_WORLD_SIZE=2")
     assert len(workers) >= 2
     job.told("kill-launcher")
@@ -169,7 +173,7 @@ def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
         "the orphans end",
     )
     assert job.status() == 0, "".join(job.lines)
-    assert last_step(job.timeline()) == 800
+    assert last_step(job.timeline()) == 1000
     assert len(moments(job.timeline(), "restart")) == 2
     assert sizes(job.timeline())[-1] == 4
 
@@ -177,7 +181,7 @@ def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
 def test_a_frozen_node_is_left_out_and_comes_back(start: Callable[..., LocalJob]) -> None:
     job = start(
         *("--nodes", "3", "--event", "stop:node-1@20s", "--event", "cont:node-1@60s", "--"),
-        *("torchrun", "--max-restarts=3", STEPS, "--steps", "1200"),
+        *("torchrun", STEPS, "--steps", "1200"),
     )
     assert job.status() == 0, "".join(job.lines)
     timeline = job.timeline()
@@ -193,7 +197,7 @@ def test_ended_from_outside_it_leaves_no_process_behind(
     start: Callable[..., LocalJob], number: signal.Signals, status: int
 ) -> None:
     job = start("--nodes", "2", "--", "torchrun", "--nproc-per-node=2", STEPS, "--steps", "100000")
-    job.told("training")
+    job.told("first step")
     assert len(job.processes()) >= 8
     job.process.send_signal(number)
     assert job.status(30) == status
