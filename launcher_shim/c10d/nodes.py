@@ -8,7 +8,7 @@ joiner's own key alone, so that any number of joins do not contend.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
@@ -21,6 +21,10 @@ LeftReason = Literal["", "exit", "closed", "hung", "done"]
 ClosedWhy = Literal["", "success", "failure"]
 
 INT64_MAX = 2**63 - 1
+
+_STATES = get_args(NodeState)
+_LEFT_REASONS = get_args(LeftReason)
+_CLOSED = get_args(ClosedWhy)
 
 
 class Seat(NamedTuple):
@@ -55,11 +59,11 @@ class Node:
     left_reason: LeftReason = ""
     flavour: str = ""
     mod_revision: int = 0
+    seat: Seat = field(init=False, repr=False, compare=False)
+    """Who asks: what a frozen list names. Made once: every look at a run asks for all of them."""
 
-    @property
-    def seat(self) -> Seat:
-        """Who asks: what a frozen list names."""
-        return Seat(self.member, self.nonce, self.ask)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seat", Seat(self.member, self.nonce, self.ask))
 
     @property
     def rank_order(self) -> tuple[str, int, int, str]:
@@ -90,7 +94,7 @@ class Node:
         fields = load_record(kv.key, kv.value)
         state: Any = fields.get("state")
         left_reason = fields.get("left_reason", "")
-        if state not in get_args(NodeState) or left_reason not in get_args(LeftReason):
+        if state not in _STATES or left_reason not in _LEFT_REASONS:
             raise RecordError(f"{kv.key}: no state of a node: {state!r} {left_reason!r}")
         return cls(
             member=last_name(kv.key),
@@ -102,7 +106,7 @@ class Node:
             local_id=_count(kv.key, fields, "local_id"),
             round=_count(kv.key, fields, "round") if state == "in" else 0,
             left_reason=left_reason,
-            flavour=take(kv.key, {"flavour": "", **fields}, "flavour", str),
+            flavour=take(kv.key, fields, "flavour", str) if "flavour" in fields else "",
             mod_revision=kv.mod_revision,
         )
 
@@ -144,7 +148,7 @@ class Round:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
         closed: Any = fields.get("closed")
-        if closed not in get_args(ClosedWhy):
+        if closed not in _CLOSED:
             raise RecordError(f"{kv.key}: 'closed' is {closed!r}, expected success or failure")
         frozen = tuple(_seat(kv.key, item) for item in take(kv.key, fields, "frozen", list))
         if len({seat.member for seat in frozen}) != len(frozen):
@@ -160,10 +164,10 @@ class Round:
 
 
 def _count(key: str, fields: Mapping[str, Any], name: str) -> int:
-    value = take(key, fields, name, int)
-    if not 0 <= value <= INT64_MAX:
-        raise RecordError(f"{key}: {name!r} is {value}, expected a number from 0 on")
-    return value
+    value = fields.get(name)
+    if type(value) is int and 0 <= value <= INT64_MAX:
+        return value
+    raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
 
 
 def _seat(key: str, item: object) -> Seat:

@@ -36,6 +36,9 @@ COALESCE_PER_NODE_S = 0.0005
 STAGGER_S = (0.1, 0.4)
 """Whose write made a decision due takes it at once; the others after so long, if still due."""
 
+LATE_S = 1.0
+"""A sidecar that wakes later than planned by more was stopped, or starved, itself."""
+
 SEE_OWN_WRITE_S = 5.0
 """Longest wait for the watch to show a write of our own before an answer is given without."""
 
@@ -336,6 +339,9 @@ class Rendezvous:
                     await self._reach(await self._round_key.decide(due[0], word) or 0)
                 wake_at_s = min(wake_at_s, max(due[1], now + STAGGER_S[0]))
             await self._stirred_by(wake_at_s)
+            if self._agent is not None and self.clock() > wake_at_s + LATE_S:
+                # It was this sidecar that stood still: what the agent asked may still wait.
+                self._agent.seen_s = self.clock()
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _stirred_by(self, wake_at_s: float) -> None:

@@ -42,6 +42,7 @@ class Pod:
     mirror: Mirror
     lease: int
     policy: Policy = POLICY
+    jumped_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.rendezvous = Rendezvous(
@@ -54,7 +55,7 @@ class Pod:
             policy=lambda: self.policy,
             membership=lambda: Membership(frozenset("abcd")),
             lease=lambda: self.lease,
-            clock=monotonic,
+            clock=lambda: monotonic() + self.jumped_s,
             random=Random(self.name),
         )
 
