@@ -231,8 +231,9 @@ class Job:
         self._proxies.append(proxy)
         return self.background.run(proxy.__aenter__())
 
-    def start_launcher(self, node: Node) -> None:
+    def start_launcher(self, node: Node, *, max_restarts: int | None = None) -> None:
         """Start torchrun with what the sidecar has delivered, or start it again."""
+        restarts = self.max_restarts if max_restarts is None else max_restarts
         self.tell(f"{node.name}: torchrun starts")
         delivered = dict(
             line.split("=", 1) for line in (node.run_dir / "env").read_text().splitlines()
@@ -241,7 +242,7 @@ class Job:
             node,
             [
                 *(self.python, "-m", "torch.distributed.run"),
-                *(f"--nproc-per-node={self.slots}", f"--max-restarts={self.max_restarts}"),
+                *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}"),
                 str(STEP_LOOP),
             ],
             "torchrun.log",

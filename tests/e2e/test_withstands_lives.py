@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real torchrun jobs that end, and are created again under the same name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.e2e.job import Job
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+RunJob = Callable[..., AbstractContextManager[Job]]
+
+
+def generation(job: Job) -> int:
+    record = job.witness.sight.membership.job
+    assert record is not None
+    return record.generation
+
+
+def all_launchers_end(job: Job) -> list[int]:
+    """Wait until every torchrun has ended; returns their statuses."""
+    launchers = [node.launcher for node in job.nodes.values() if node.launcher is not None]
+    job.until(lambda: all(p.poll() is not None for p in launchers), 60, "every torchrun ends")
+    return [p.wait() for p in launchers]
+
+
+def test_closed_by_failure_it_comes_back_and_closed_by_success_it_stays_closed(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, slots=2, least=2, most=2, max_restarts=0) as job:
+        job.add(2)
+        job.world_of(job.nodes.values())
+        job.fail_training()
+        assert 0 not in all_launchers_end(job)
+        assert job.round.closed == "failure"
+        assert generation(job) == 1
+
+        job.train_again()
+        for node in job.nodes.values():
+            job.start_launcher(node)
+        world = job.world_of(job.nodes.values())
+        assert generation(job) == 2
+        job.stop_training()
+        assert all_launchers_end(job) == [0, 0]
+        assert str(job.round.closed) == "success"
+
+        job.train_again()
+        again = next(iter(job.nodes.values()))
+        job.start_launcher(again)
+        assert again.launcher is not None
+        again.launcher.wait(30)
+        assert "RendezvousClosedError" in again.launcher_log()
+        assert job.steps.worlds()[-1] is world
+        assert generation(job) == 2
+        job.never_two_worlds()
+
+
+def test_created_again_with_another_uid_it_starts_anew(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=2) as job:
+        first = job.add(2, uid="first")
+        world = job.world_of(job.nodes.values())
+        job.stop_training()
+        assert all_launchers_end(job) == [0, 0]
+        job.train_again()
+
+        # The pods of the former life are still there; they must not get in the way.
+        second = job.add(2, uid="second")
+        again = job.world_of(second, not_=world)
+        assert generation(job) == 2
+        assert set(job.witness.sight.membership.members) == {node.name for node in second}
+        for node in first:
+            assert "created again with UID second" in node.sidecar_log()
+            assert node.sidecar is not None
+            assert node.sidecar.poll() is None
+        job.goes_on(again)
+
+
+def test_created_again_without_a_uid_after_everybody_left(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=1, most=2) as job:
+        job.add(2)
+        job.world_of(job.nodes.values())
+        job.stop_training()
+        assert all_launchers_end(job) == [0, 0]
+        for node in tuple(job.nodes.values()):
+            job.stop_node(node)
+        job.train_again()
+        began_s = time.monotonic()
+        job.add(2)
+        assert time.monotonic() - began_s < 3 * job.lease_s
+        job.world_of(job.nodes.values())
+        assert generation(job) == 2
+
+
+def test_an_agent_without_restarts_does_not_end_a_job_that_lost_a_node(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    # Natively, the first agent whose workers failed with the lost node closes the rendezvous.
+    with run_job(embedded, least=2, most=3) as job:
+        first, second, third = job.add(3, launch=False)
+        job.start_launcher(first)
+        job.start_launcher(second, max_restarts=0)
+        job.start_launcher(third)
+        job.world_of(job.nodes.values())
+        job.kill_node(third)
+        assert second.launcher is not None
+        assert second.launcher.wait(30) == 1
+        assert job.round.closed == ""
+        job.start_launcher(second)
+        job.world_of([first, second])
+
+
+def test_two_jobs_in_one_store_take_no_notice_of_each_other(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    settings = {"least": 1, "most": 2}
+    with run_job(embedded, **settings) as one, run_job(embedded, **settings) as other:
+        for job in (one, other):
+            job.add(2)
+        world = one.world_of(one.nodes.values())
+        since_s = time.monotonic()
+        loser = other.world_of(other.nodes.values())
+        other.kill_node(other.nodes[loser.workers[0].node])
+        other.world_of(other.nodes.values())
+        other.stop_training()
+        assert all_launchers_end(other) == [0]
+        one.undisturbed(world, since_s)
+        assert set(one.witness.sight.membership.members) == set(one.nodes)

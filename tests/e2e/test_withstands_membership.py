@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real torchrun job while its nodes come, go and die, in any part.
+
+One job goes through all of it, with one and with two processes a node. Each test first brings it
+back to three nodes that step in one world, so each can run alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.e2e.job import Job, Node, marked
+from tests.e2e.step_log import World
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+
+both = pytest.mark.parametrize("job", [1, 2], indirect=True, scope="module")
+one_process = pytest.mark.parametrize("job", [1], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def job(
+    request: pytest.FixtureRequest,
+    run_job: Callable[..., AbstractContextManager[Job]],
+    embedded: list[str],
+) -> Iterator[Job]:
+    with run_job(embedded, slots=request.param, least=2, most=4) as job:
+        yield job
+
+
+@pytest.fixture(autouse=True)
+def _one_world_at_a_time(job: Job) -> Iterator[None]:
+    yield
+    job.never_two_worlds()
+
+
+def three_nodes(job: Job) -> World:
+    """Bring the job to three nodes in one world, whatever an earlier test has left."""
+    for node in tuple(job.nodes.values()):
+        if node.launcher is None or node.sidecar is None or node.sidecar.poll() is not None:
+            job.kill_node(node)
+    while len(job.nodes) > 3:
+        job.stop_node(job.nodes[max(job.nodes)])
+    for node in job.nodes.values():
+        assert node.launcher is not None
+        if node.launcher.poll() is not None:
+            job.start_launcher(node)
+    if len(job.nodes) < 3:
+        job.add(3 - len(job.nodes))
+    return job.world_of(job.nodes.values())
+
+
+def node_of_rank(job: Job, world: World, rank: int) -> Node:
+    return job.nodes[world.workers[rank].node]
+
+
+def restarts_burnt(world: World, before: World) -> int:
+    """Most restarts that torch has counted on one node between two worlds.
+
+    A node that joins costs none. One that dies makes the others' workers fail, which torch counts
+    once, as it always does.
+    """
+    then = {worker.node: worker.restarts for worker in before.workers.values()}
+    return max(
+        worker.restarts - then[worker.node]
+        for worker in world.workers.values()
+        if worker.node in then
+    )
+
+
+@both
+def test_a_node_joins(job: Job) -> None:
+    world = three_nodes(job)
+    job.add()
+    grown = job.world_of(job.nodes.values())
+    assert restarts_burnt(grown, world) == 0
+    assert len(job.witness.sight.membership.members) == 4
+
+
+@both
+def test_kill_9_of_the_rank_0_node(job: Job) -> None:
+    world = three_nodes(job)
+    job.kill_node(node_of_rank(job, world, 0))
+    killed_s = time.monotonic()
+    smaller = job.world_of(job.nodes.values())
+    assert restarts_burnt(smaller, world) <= 1
+    assert smaller.began_s - killed_s < job.lease_s + 20
+
+
+@one_process
+def test_kill_9_of_another_node(job: Job) -> None:
+    world = three_nodes(job)
+    job.kill_node(node_of_rank(job, world, 2))
+    assert restarts_burnt(job.world_of(job.nodes.values()), world) <= 1
+
+
+@one_process
+def test_a_node_is_terminated(job: Job) -> None:
+    world = three_nodes(job)
+    job.stop_node(node_of_rank(job, world, 1))
+    assert restarts_burnt(job.world_of(job.nodes.values()), world) <= 1
+
+
+@both
+def test_kill_9_of_an_agent_with_its_workers_and_its_restart(job: Job) -> None:
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 0)
+    job.kill_agent_with_workers(victim)
+    survivors = [node for node in job.nodes.values() if node is not victim]
+    smaller = job.world_of(survivors)
+    assert restarts_burnt(smaller, world) <= 1
+    job.start_launcher(victim)
+    assert restarts_burnt(job.world_of(job.nodes.values()), smaller) <= 1
+
+
+@both
+def test_kill_9_of_an_agent_alone_ends_its_orphans(job: Job) -> None:
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 1)
+    orphans = job.kill_agent_only(victim)
+    assert len(orphans) >= job.slots
+    job.until(lambda: not orphans & marked(job.token, victim.name), 5, "the orphans end")
+    job.world_of([node for node in job.nodes.values() if node is not victim])
+
+
+@one_process
+def test_kill_9_of_the_launcher_and_its_restart_at_once(job: Job) -> None:
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 0)
+    job.kill_agent_with_workers(victim)
+    job.start_launcher(victim)
+    again = job.world_of(job.nodes.values(), not_=world)
+    assert restarts_burnt(again, world) <= 1
+
+
+@one_process
+def test_below_min_nobody_trains_and_at_min_it_goes_on(job: Job) -> None:
+    world = three_nodes(job)
+    first, second, third = job.nodes.values()
+    job.kill_node(second)
+    job.kill_node(third)
+    ended_s = time.monotonic()
+    assert first.launcher is not None
+    job.until(lambda: not job.round.complete, 30, "the round is over")
+    job.until(lambda: time.monotonic() - ended_s > 15, 20, "some time has passed")
+    assert job.steps.worlds()[-1] is world
+    assert world.ended_s < ended_s + 1
+    assert first.launcher.poll() is None
+    job.add()
+    assert restarts_burnt(job.world_of(job.nodes.values()), world) <= 1
+
+
+@one_process
+def test_beyond_max_a_spare_stands_by_and_takes_over(job: Job) -> None:
+    three_nodes(job)
+    job.add()
+    full = job.world_of(job.nodes.values())
+    spare = job.add()[0]
+    spared_s = time.monotonic()
+    job.until(lambda: spare.name in job.witness.sight.nodes, 20, "the spare's torchrun asks")
+    job.goes_on(full, steps=100, timeout_s=20)
+    job.undisturbed(full, spared_s)
+    assert spare.launcher is not None
+    assert spare.launcher.poll() is None
+    job.kill_node(node_of_rank(job, full, 0))
+    taken = job.world_of(job.nodes.values())
+    assert spare.name in taken.nodes
+    assert restarts_burnt(taken, full) <= 1
+
+
+@both
+def test_a_node_frozen_beyond_its_lease_is_left_out_and_comes_back(job: Job) -> None:
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 1)
+    job.freeze(victim)
+    frozen_s = time.monotonic()
+    smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
+    assert time.monotonic() - frozen_s > job.lease_s / 2
+    job.goes_on(smaller)
+    job.resume(victim)
+    job.world_of(job.nodes.values())
+
+
+@one_process
+def test_kill_9_of_a_sidecar_ends_its_torchrun_and_nothing_else(job: Job) -> None:
+    # Without muster-run in between, torch's client sees its connection end, and never reconnects.
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 0)
+    job.kill_sidecar(victim)
+    assert victim.launcher is not None
+    assert victim.launcher.wait(20) == 1
+    smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
+    job.start_sidecar(victim)
+    job.until(victim.ready, 20, "the sidecar is ready again")
+    job.start_launcher(victim)
+    again = job.world_of(job.nodes.values())
+    assert restarts_burnt(again, smaller) <= 1
+
+
+@both
+def test_i1_no_two_rounds_are_ever_live(job: Job) -> None:
+    world = three_nodes(job)
+    job.goes_on(world)
+    assert len(job.steps.worlds()) > 1 or len(job.witness.rounds) >= 2
+    job.never_two_worlds()
