@@ -233,12 +233,14 @@ class Node:
 
     async def stop(self) -> None:
         """Freeze every process of the node."""
-        self._state_before_stop, self.state = self.state, "stopped"
+        if self.state != "stopped":
+            self._state_before_stop, self.state = self.state, "stopped"
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGSTOP)
 
     async def cont(self) -> None:
         """Let a frozen node go on."""
-        self.state = self._state_before_stop
+        if self.state == "stopped":
+            self.state = self._state_before_stop
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
 
     def _processes(self) -> set[int]:

@@ -174,7 +174,7 @@ async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) ->
     assert await drill.run("2", "0", events=("stop:node-1@1s",)) == 0
     assert drill.happened("done") == [("done", "node-0")]
     assert await asyncio.to_thread(marked, RUN) == set()
-    events = ("stop:node-1@1s", "cont:node-1@3s")
+    events = ("cont:node-1@0.5s", "stop:node-1@1s", "stop:node-1@1.1s", "cont:node-1@3s")
     assert await drill.run("2", "0", events=events) == 0
     assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
 
