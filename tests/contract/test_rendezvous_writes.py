@@ -288,6 +288,20 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
         await until(lambda: a.rendezvous.round.finishing)
 
 
+async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        a.policy = replace(POLICY, hung_s=2.0)
+        await Client(a.rendezvous.connect()).join()
+        began = monotonic()
+        a.jumped_s = 100.0
+        await MemoryStore(engine).txn([], [Put(RUN.node("b"), b"")])
+        await until(lambda: a.node is not None and a.node.state == "left")
+        assert a.node is not None
+        assert a.node.left_reason == "hung"
+        assert monotonic() - began > 1.9
+
+
 async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a:
