@@ -166,7 +166,7 @@ class Store(Protocol):
         Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it
         takes. Raises ``Compacted`` if that revision is gone, or if the store is no longer the one
         that had it (emptied, or restored from a copy); ``StoreRefused`` without rights.
-        Close it with ``aclose()``.
+        Close it with ``aclose()``; cancelling the wait for a batch closes it too.
         """
         ...
 
