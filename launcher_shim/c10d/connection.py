@@ -50,8 +50,8 @@ class Session(Protocol):
         Never called for Validate, Ping and CancelWait, nor while an earlier request of the same
         connection is under way, save a Wait or Barrier. What is under way is cancelled when the
         client gives its Wait or Barrier up, or when nobody is left to read the answer. To raise
-        is to close the connection: a MusterError with that sentence in the log, anything else
-        with a traceback.
+        is to close the connection: a MusterError or FrameError with that sentence in the log,
+        anything else with a traceback.
         """
         ...
 
@@ -263,7 +263,7 @@ class Connection(asyncio.Protocol):
 
     def _answer_alone(self, request: wire.Request | wire.FrameError) -> bytes:
         if isinstance(request, wire.FrameError):
-            raise WireError(str(request))
+            raise request
         if isinstance(request, wire.Ping):
             return wire.pong(request.nonce)
         if isinstance(request, wire.CancelWait):
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
             future.cancel()
 
     def _fail_request(self, request: object, error: BaseException) -> None:
-        if isinstance(error, MusterError):
+        if isinstance(error, (MusterError, wire.FrameError)):
             self.fail(str(error))
             return
         _logger.error(

@@ -20,6 +20,8 @@ KEYS_MAX = 128 * 1024
 """Most keys in one request, as in torch's own server."""
 REQUEST_MAX = 32 * 1024 * 1024
 """Longest request in bytes. torch's own server has no such limit: it would hold 1 TiB."""
+ANSWER_MAX = 64 * 1024 * 1024
+"""Longest answer in bytes: one MultiGet can name a large value very often."""
 
 HANDSHAKE = b"\x00\xce\xf7\x85\x3c"
 """What a client of torch 2.2 or later sends first: VALIDATE and the protocol's magic number."""
@@ -36,7 +38,7 @@ _LAST_LEGACY_OPCODE = 11
 
 
 class FrameError(ValueError):
-    """Bytes that are no request, or one beyond the limits; the message is one sentence.
+    """Bytes that are no request, or one or its answer beyond the limits: one sentence why.
 
     ``before`` holds the requests that were complete before the faulty one.
     """
@@ -394,7 +396,12 @@ def i64(number: int) -> bytes:
 
 
 def multi_get(values: Sequence[bytes]) -> bytes:
-    """Answer to MultiGet: a value for each key, in the request's order."""
+    """Answer to MultiGet: a value for each key, in the request's order.
+
+    Raises FrameError if that is longer than ANSWER_MAX.
+    """
+    if sum(map(len, values)) > ANSWER_MAX:
+        raise FrameError(f"an answer of more than {ANSWER_MAX} bytes to one request")
     return b"".join(map(vec, values))
 
 

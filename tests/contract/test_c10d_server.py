@@ -362,17 +362,37 @@ async def test_i8_answers_that_nobody_reads_are_not_made() -> None:
 
 
 async def test_i8_a_flood_of_requests_leaves_others_their_turn() -> None:
+    handled = 0
+    handled_at_turn: list[int] = []
+
+    class CountingSession(MemorySession):
+        def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+            nonlocal handled
+            if not handled:
+                loop = asyncio.get_running_loop()
+                loop.call_soon(lambda: handled_at_turn.append(handled))
+            handled += 1
+            return super().handle(request)
+
     store = MemoryStore()
-    async with (
-        serving(lambda peer: MemorySession(store)) as (_, port),
-        connected(port) as client,
-        connected(port) as other,
-    ):
-        client.send(*[wire.Add(b"/flood", 1)] * 50_000)
-        other.send(wire.Get(b"/flood"))
-        size = struct.unpack("<Q", await other.take(8))[0]
-        assert int(await other.take(size) or 0) < 50_000
-        await client.take(8 * 50_000)
+    async with serving(lambda peer: CountingSession(store)) as (_, port), connected(port) as client:
+        client.send(*[wire.Add(b"/flood", 1)] * 5_000)
+        assert await client.take(8 * 5_000)
+    assert handled == 5_000
+    assert handled_at_turn[0] < 1_000
+
+
+async def test_i8_an_answer_beyond_all_bounds_closes_its_client(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    store.values[b"/big"] = b"v" * 1_000_000
+    async with serving(lambda peer: MemorySession(store)) as (_, port), connected(port) as client:
+        client.send(wire.MultiGet((b"/big",) * wire.KEYS_MAX))
+        assert await client.ended() == b""
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "an answer of more than" in record.getMessage()
+    assert record.exc_info is None
 
 
 async def test_i8_too_many_waits_of_one_client_close_it() -> None:
