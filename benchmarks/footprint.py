@@ -18,6 +18,7 @@ from statistics import median
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
+from benchmarks.processor_time import cpu_s
 from console.local import child
 
 STARTS = 7
@@ -87,9 +88,9 @@ async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, 
                 await asyncio.sleep(0.1)
         await asyncio.sleep(SETTLE_S)
         assert sidecar.process is not None
-        before_s = _cpu_s(sidecar.process.pid)
+        before_s = cpu_s(sidecar.process.pid)
         await asyncio.sleep(rest_s)
-        used_s = _cpu_s(sidecar.process.pid) - before_s
+        used_s = cpu_s(sidecar.process.pid) - before_s
         if torchrun.ended:
             raise RuntimeError(f"the torchrun ended:\n{torchrun.last_words()}")
         return _rss_mib(sidecar.process.pid), 100 * used_s / rest_s
@@ -97,14 +98,6 @@ async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, 
         if torchrun is not None:
             await torchrun.kill()
         await sidecar.kill()
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time of all its threads, to the nanosecond where the kernel tells it."""
-    return sum(
-        int(task.joinpath("schedstat").read_text().split()[0]) / 1e9
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    )
 
 
 def _rss_mib(pid: int) -> float:

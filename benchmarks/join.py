@@ -58,18 +58,39 @@ async def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> list[Fi
         for size in sizes:
             ours: list[Joined] = []
             native: list[Joined] = []
+            cpu_ms: list[float] = []
             for turn in range(rounds):
                 native.append(await _native(handlers, size, f"native-{size}-{turn}"))
                 _say(f"native, {size} nodes", native[-1])
                 async with _job(sidecars, endpoint, size, f"join-{size}-{turn}") as ports:
+                    before_s = await _cpu_s(sidecars)
                     ours.append(await _join(handlers, ports, f"join-{size}-{turn}"))
-                _say(f"muster, {size} nodes", ours[-1])
-            figures += _figures(size, ours, native)
+                    cpu_ms.append((await _cpu_s(sidecars) - before_s) / size * 1e3)
+                _say(f"muster, {size} nodes, {cpu_ms[-1]:.0f} ms of CPU a sidecar", ours[-1])
+            figures += _figures(size, ours, native, cpu_ms)
     return figures
 
 
-def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure]:
+def _figures(
+    size: int, ours: list[Joined], native: list[Joined], cpu_ms: list[float]
+) -> list[Figure]:
     return [
+        of_medians(
+            f"join/{size}/all in one round",
+            "1",
+            Bar("value", "==", 1),
+            [float(joined.together) for joined in ours],
+            [float(joined.together) for joined in native],
+            "native c10d",
+        ),
+        of_medians(
+            f"join/{size}/compare-and-sets a handler",
+            "1",
+            Bar("value", "==", 1),
+            [joined.compare_sets / size for joined in ours],
+            [joined.compare_sets / size for joined in native],
+            "native c10d",
+        ),
         of_medians(
             f"join/{size}/seconds",
             "s",
@@ -78,22 +99,7 @@ def _figures(size: int, ours: list[Joined], native: list[Joined]) -> list[Figure
             [joined.seconds for joined in native],
             "native c10d",
         ),
-        of_medians(
-            f"join/{size}/compare-and-sets per handler",
-            "1",
-            Bar("value", "==", 1),
-            [joined.compare_sets / size for joined in ours],
-            [joined.compare_sets / size for joined in native],
-            "native c10d",
-        ),
-        of_medians(
-            f"join/{size}/all in one round",
-            "1",
-            Bar("value", "==", 1),
-            [float(all(joined.together for joined in ours))],
-            [sum(joined.together for joined in native) / len(native)],
-            "native c10d",
-        ),
+        of_medians(f"join/{size}/CPU of one sidecar", "ms", None, cpu_ms, [], ""),
     ]
 
 
@@ -108,7 +114,7 @@ async def _job(
 ) -> AsyncIterator[list[int]]:
     """Have ``size`` sidecars registered; gives their ports."""
     members = [f"node-{number}" for number in range(size)]
-    began_s, cpu_s = time.monotonic(), await _cpu_s(sidecars)
+    began_s = time.monotonic()
     ports = await asyncio.gather(
         *(
             one.ask(
@@ -125,19 +131,10 @@ async def _job(
         )
     )
     registered_s = time.monotonic() - began_s
-    registering_cpu_s = await _cpu_s(sidecars) - cpu_s
-    print(
-        f"  {size} sidecars registered in {registered_s:.1f} s ({registering_cpu_s:.1f} s of CPU)",
-        file=sys.stderr,
-    )
-    cpu_s = await _cpu_s(sidecars)
+    print(f"  {size} sidecars registered in {registered_s:.1f} s", file=sys.stderr)
     try:
         yield [port for share in ports for port in share]
     finally:
-        print(
-            f"  the join took {await _cpu_s(sidecars) - cpu_s:.1f} s of the sidecars' CPU",
-            file=sys.stderr,
-        )
         await asyncio.gather(*(one.ask("stop") for one in sidecars))
 
 
@@ -176,16 +173,17 @@ async def _join(handlers: Sequence[Worker], ports: Sequence[int], run_id: str) -
         for answer in part
     ]
     await asyncio.gather(*(one.ask("stop") for one in handlers))
-    joined = [answer for answer in answers if len(answer) > 1]
+    joined = [answer for answer in answers if len(answer) == 5]
     ranks = {rank for _, rank, _, _, _ in joined}
     worlds = {(number, world_size) for number, _, world_size, _, _ in joined}
-    failures = [str(answer[0]) for answer in answers if len(answer) == 1]
+    failed = [answer for answer in answers if len(answer) == 2]
+    failures = [str(reason) for reason, _ in failed]
     if worlds == {(0, size)} and ranks != set(range(size)):
         failures.append("ranks are missing or given twice")
     return Joined(
         # Who did not get there in its time counts with all of it.
         seconds=JOIN_TIMEOUT_S if failures else max(seconds for *_, seconds in joined),
-        compare_sets=sum(compare_sets for *_, compare_sets, _ in joined),
+        compare_sets=sum(joins for *_, joins, _ in joined) + sum(joins for _, joins in failed),
         worlds=len(worlds),
         failures=tuple(failures),
     )

@@ -70,7 +70,7 @@ class Joiner:
         try:
             info = self._handler.next_rendezvous()
         except Exception as error:
-            self._answer = [f"{type(error).__name__}: {error}"]
+            self._answer = [f"{type(error).__name__}: {error}", self._store.compare_sets]
             return
         # next_rendezvous ends with keys that rank 0 publishes; a heartbeat may come in between.
         seconds = time.monotonic() - self._at_s
