@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from launcher_shim.c10d.nodes import Node, Round
@@ -12,9 +12,8 @@ from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys, JobKeys
 from rdzv.listing import Listing, decide
-from rdzv.membership import snapshot_of
 from rdzv.model import Job, Member, Snapshot
-from rdzv.store import KeyValue, RangeResult
+from rdzv.store import KeyValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +67,9 @@ class JobView:
         return [(host, member) for host, member in pairs if host is not None]
 
 
-def view_of(keys: JobKeys, kvs: Sequence[KeyValue], revision: int) -> JobView:
-    """Read a job's keys; a record that cannot be read is left out, and named as corrupt."""
-    snapshot = snapshot_of(keys, RangeResult(revision, tuple(kvs)))
+def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobView:
+    """Look at a job's membership and its other keys; a record that cannot be read is left out."""
+    kvs = tuple(kvs)
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
     return JobView(
         keys.namespace,

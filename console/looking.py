@@ -12,6 +12,7 @@ from agent.config import JobConfig
 from console.job_view import JobView, view_of
 from rdzv.errors import ConfigError, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
+from rdzv.membership import Membership, snapshot_of
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
 
@@ -36,7 +37,7 @@ async def look(config: JobConfig) -> JobView:
             f"the store has no job {config.job} in namespace {config.namespace}: check --job"
             " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE), or wait for it with --watch"
         )
-    return view_of(keys, read.kvs, read.revision)
+    return view_of(keys, snapshot_of(keys, read), read.kvs)
 
 
 @asynccontextmanager
@@ -64,9 +65,10 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
 
 
 async def _views(keys: JobKeys, mirror: Mirror) -> AsyncIterator[JobView]:
+    membership = Membership(keys, mirror)
     while True:
         sequence = mirror.sequence
-        yield view_of(keys, tuple(mirror.kvs.values()), mirror.revision)
+        yield view_of(keys, membership.snapshot(), mirror.kvs.values())
         await mirror.changed_after(sequence)
 
 
