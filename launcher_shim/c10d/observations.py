@@ -34,7 +34,8 @@ class Observations:
     ``healthy_since_s``: since when the watch has worked without a gap. ``return_until_s``: until
     when others that were cut off with this sidecar may be on their way back. ``missing_s``: since
     when the key of a frozen node is away. ``met_min_s``: since when this round has had ``min``
-    nodes asking. ``deaths``: when a member's torchrun ended without having been asked to.
+    nodes asking. ``left_s``: since when a node has left, and has not asked again. ``deaths``: when
+    a member's torchrun ended without having been asked to.
     """
 
     healthy_since_s: float = math.inf
@@ -42,6 +43,7 @@ class Observations:
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
     round_number: int = -1
     met_min_s: float | None = None
+    left_s: Mapping[Seat, float] = field(default_factory=dict)
     alive: Mapping[str, Seat] = field(default_factory=dict)
     deaths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
@@ -85,6 +87,11 @@ def observe(
         missing_s=missing,
         round_number=snapshot.round.number,
         met_min_s=met_min,
+        left_s={
+            node.seat: previous.left_s.get(node.seat, now)
+            for node in snapshot.nodes.values()
+            if node.state == "left"
+        },
         alive={n.member: n.seat for n in snapshot.nodes.values() if n.state != "left"},
         deaths=_deaths(now, previous, snapshot),
     )

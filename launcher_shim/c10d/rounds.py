@@ -116,6 +116,8 @@ def _awaited(
             continue
         # A torchrun that was here before comes back within moments or not at all; one that has
         # never connected may still be pulling its image or importing torch.
-        patience_s = policy.first_call_s if node is None else policy.last_call_s
-        awaited[member] = met_min_s + patience_s
+        if node is None:
+            awaited[member] = met_min_s + policy.first_call_s
+        else:
+            awaited[member] = observations.left_s.get(node.seat, met_min_s) + policy.last_call_s
     return awaited

@@ -14,15 +14,15 @@ class Policy:
     """The job's size and the times that rounds are formed by (seconds).
 
     ``desired``: complete no smaller world while somebody may still be coming.
-    ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before,
-    or for ``desired``. ``first_call_s``: how long it waits for a listed member whose torchrun has
-    never connected; generous, because a small world at job start only has to be formed again.
-    ``confirm_s``: how long a key must stay away before its node counts as dead (a reconnect and a
-    renewal fit in). ``return_s``: the same after this sidecar itself was cut off: the others may
-    be on their way back as well. ``orphan_hold_s``: how long a world whose keys all vanished at
-    once is kept for its return. ``hung_s``: how long an agent may be silent (its keep-alive
-    thread asks every 5 s). ``hold_s``: how long an answer may be held back for news; torch would
-    sleep for a second before it asks again.
+    ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before
+    (from when it left), or for ``desired``. ``first_call_s``: how long it waits for a listed
+    member whose torchrun has never connected; generous, because a small world at job start only
+    has to be formed again. ``confirm_s``: how long a key must stay away before its node counts as
+    dead (a reconnect and a renewal fit in). ``return_s``: the same after this sidecar itself was
+    cut off: the others may be on their way back as well. ``orphan_hold_s``: how long a world
+    whose keys all vanished at once is kept for its return. ``hung_s``: how long an agent may be
+    silent (its keep-alive thread asks every 5 s). ``hold_s``: how long an answer may be held back
+    for news; torch would sleep for a second before it asks again.
     """
 
     min_nodes: int

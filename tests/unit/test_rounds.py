@@ -138,6 +138,15 @@ def test_who_is_listed_is_waited_for_but_not_for_ever(other: Node | None, waits_
     assert "the last call is over" in late.reason
 
 
+def test_who_left_is_waited_for_from_when_it_left() -> None:
+    gone = node("c", "left", left="closed")
+    seen = replace(WATCHED, round_number=0, met_min_s=NOW, left_s={gone.seat: NOW - 1.5})
+    snapshot = run([*map(node, "ab"), gone], listed="abc")
+    assert decide(NOW, snapshot, seen, POLICY).wake_at_s == NOW + 0.5
+    assert look(look(WATCHED, snapshot), snapshot, now=NOW + 9).left_s == {gone.seat: NOW}
+    assert look(look(WATCHED, snapshot), run(map(node, "abc"))).left_s == {}
+
+
 def test_who_died_three_times_in_ten_minutes_is_not_waited_for() -> None:
     snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], listed="abc")
     often = replace(WATCHED, deaths={"c": (NOW - 300, NOW - 200, NOW - 100)})
