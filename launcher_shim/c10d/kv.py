@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
+from launcher_shim.c10d.waiters import Waiters
 from rdzv.errors import StoreError, WireError
 from rdzv.keys import RunKeys
 from rdzv.store import (
@@ -56,14 +57,6 @@ class Operator:
         return b"%d" % self.sequence
 
 
-@dataclass(eq=False, slots=True)
-class _Waiter:
-    """``done`` when every key in ``missing`` has been created or updated."""
-
-    missing: set[bytes]
-    done: asyncio.Future[None]
-
-
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[T]):
     """What one operation does to a cell, and what it answers if nobody came in between."""
@@ -83,9 +76,9 @@ class Kv:
         self._mirror = mirror
         self._store = store
         self._lease_id = lease_id
-        self._waiters: dict[bytes, list[_Waiter]] = {}
+        self._waiters = Waiters()
         self._seen_revision = mirror.revision
-        self.cells = Cells(keys, self._present)
+        self.cells = Cells(keys, self._waiters.present)
         self.cells.learn(mirror.under(keys.prefix))
         self.close = mirror.subscribe(self._apply)
 
@@ -93,7 +86,7 @@ class Kv:
         revision = self._mirror.revision
         if revision < self._seen_revision:
             # The store was restored or emptied: revisions start anew, and so does what is known.
-            self.cells = Cells(self.keys, self._present)
+            self.cells = Cells(self.keys, self._waiters.present)
             self.cells.learn(self._mirror.under(self.keys.prefix))
         self._seen_revision = revision
         self.cells.apply(events, revision)
@@ -116,23 +109,17 @@ class Kv:
         missing = {key for key in keys if not self.cells.exists(key)}
         if not missing:
             return
-        waiter = self._waiter(missing)
-        try:
+        with self._waiters.waiting(missing) as done:
             for key in tuple(missing):
                 if (await self._read(key)).exists():
-                    self._present(key)
-            await waiter.done
-        finally:
-            self._drop(waiter)
+                    self._waiters.present(key)
+            await done
 
     async def count_reached(self, key: bytes, count: int) -> None:
         """Wait until the counter at ``key`` has reached ``count``."""
         while read_number(self.cells.value(key) or b"0") < count:
-            updated = self._waiter({key})
-            try:
-                await updated.done
-            finally:
-                self._drop(updated)
+            with self._waiters.waiting({key}) as updated:
+                await updated
 
     async def queue_length(self, key: bytes) -> int:
         """Count a queue's elements, linearizably."""
@@ -143,8 +130,8 @@ class Kv:
     async def put(self, items: Sequence[tuple[bytes, bytes]]) -> None:
         """Set all ``items``, in as few transactions as etcd's limits allow.
 
-        Repeating it after an unknown outcome is harmless: it can always be ordered before
-        whatever came in between.
+        A SET whose outcome is unknown is repeated without a compare: torch's clients set a key
+        once, so nobody's newer value can be lost by it.
         """
         items = tuple(dict(items).items())
         for key, value in items:
@@ -416,25 +403,6 @@ class Kv:
         names += [self.keys.element(key, element) for element in cell.elements]
         for name in names:
             self.cells.learn_absent(name, revision)
-
-    def _waiter(self, missing: set[bytes]) -> _Waiter:
-        waiter = _Waiter(missing, asyncio.get_running_loop().create_future())
-        for key in missing:
-            self._waiters.setdefault(key, []).append(waiter)
-        return waiter
-
-    def _drop(self, waiter: _Waiter) -> None:
-        for key in waiter.missing:
-            self._waiters[key].remove(waiter)
-            if not self._waiters[key]:
-                del self._waiters[key]
-
-    def _present(self, key: bytes) -> None:
-        """Tell the waiters that ``key`` was created or updated."""
-        for waiter in self._waiters.pop(key, ()):
-            waiter.missing.discard(key)
-            if not waiter.missing and not waiter.done.done():
-                waiter.done.set_result(None)
 
 
 def _revision(value: bytes | None, cell: Cell) -> int:
