@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -92,8 +93,8 @@ def of_medians(
 
 def percentile(values: list[float], share: float) -> float:
     """Give the smallest value that at least ``share`` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
+    # Rounded, because 0.07 times 100 is a little more than 7.
+    return sorted(values)[max(0, math.ceil(round(len(values) * share, 6)) - 1)]
 
 
 def _short(number: float | None) -> float | None:

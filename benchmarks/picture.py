@@ -93,7 +93,8 @@ def _limit(figure: Figure) -> float | None:
 
 
 def _verdict(figure: Figure) -> str:
-    words = f"{figure.value:.3g} {figure.unit}"
+    digits = ".3g" if figure.value < 1000 else ",.0f"
+    words = f"{figure.value:{digits}} {figure.unit}"
     if figure.ratio is not None:
         words += f", {figure.ratio:.3g} × the baseline"
     if figure.bar is not None:
