@@ -188,6 +188,8 @@ class Agent:
         rendezvous = self._rendezvous
         if wanted.change == "join":
             granted = await rendezvous.join(self)
+            # It was on no list: what it was shown before does not count.
+            self.parked = False
         else:
             granted = await rendezvous.leave_written(self)
         if granted:

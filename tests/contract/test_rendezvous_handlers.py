@@ -141,6 +141,7 @@ async def test_one_more_than_the_maximum_is_parked_and_outlives_its_join_time_ou
         await one.world("a", "c")
 
 
+@pytest.mark.long
 async def test_a_launcher_with_another_maximum_does_not_spin() -> None:
     async with job(replace(QUICK, max_nodes=2)) as one:
         await all_of(one, "ab")
@@ -345,6 +346,7 @@ async def test_everyone_dies_and_all_begin_anew() -> None:
         assert await one.world("a", "b", "c") == 1
 
 
+@pytest.mark.long
 async def test_a_newer_torchrun_of_a_pod_replaces_the_older_one() -> None:
     async with job(QUICK) as one:
         await all_of(one, "ab")
