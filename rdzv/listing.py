@@ -30,7 +30,7 @@ def decide(snapshot: Snapshot) -> Listing:
         return Listing(snapshot.revision)
     excluded: dict[str, str] = {}
     able: list[Member] = []
-    for member in sorted(snapshot.members.values(), key=lambda m: (m.incarnation, m.name)):
+    for member in sorted(snapshot.members.values(), key=lambda m: m.age_order):
         reason = _reason_against(member, snapshot)
         if reason is None:
             able.append(member)

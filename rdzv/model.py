@@ -100,7 +100,8 @@ class Job:
 class Member:
     """One sidecar, hence one pod.
 
-    ``incarnation`` grows each time the same member registers again. ``slots`` is the number of
+    ``incarnation`` grows each time the same member registers again; ``since`` is the first one of
+    this pod, and orders members by age (0: this is the first). ``slots`` is the number of
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
     when they came; ``lease`` is the lease the record hangs on.
     """
@@ -114,9 +115,15 @@ class Member:
     slots: int
     min_workers: int
     max_workers: int
+    since: int = 0
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
+
+    @property
+    def age_order(self) -> tuple[int, str]:
+        """Sorts the oldest first. A pod keeps its place when it registers again after a cut."""
+        return (self.since or self.incarnation, self.name)
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -131,6 +138,7 @@ class Member:
                 "slots": self.slots,
                 "min": self.min_workers,
                 "max": self.max_workers,
+                "since": self.since,
             }
         )
 
@@ -151,6 +159,7 @@ class Member:
             slots=take(kv.key, fields, "slots", int),
             min_workers=take(kv.key, fields, "min", int),
             max_workers=take(kv.key, fields, "max", int),
+            since=take(kv.key, fields, "since", int),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,
@@ -159,16 +168,27 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Who holds a member's name: the last incarnation given out, and to which pod."""
+    """Who holds a member's name: the last incarnation given out, and to which pod.
+
+    ``since`` is the first incarnation that this pod had (0: this one).
+    """
 
     member: str
     number: int
     pod_uid: str
+    since: int = 0
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        return dump_record({"member": self.member, "number": self.number, "pod_uid": self.pod_uid})
+        return dump_record(
+            {
+                "member": self.member,
+                "number": self.number,
+                "pod_uid": self.pod_uid,
+                "since": self.since,
+            }
+        )
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
@@ -178,6 +198,7 @@ class Incarnation:
             member=take(kv.key, fields, "member", str),
             number=take(kv.key, fields, "number", int),
             pod_uid=take(kv.key, fields, "pod_uid", str),
+            since=take(kv.key, fields, "since", int),
             mod_revision=kv.mod_revision,
         )
 

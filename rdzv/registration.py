@@ -90,6 +90,9 @@ def plan(
     job, reason = chosen
     known = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(known + 1, snapshot.revision)
+    since = number
+    if holder is not None and holder.pod_uid == identity.pod_uid:
+        since = holder.since or holder.number
     member = Member(
         name=identity.member,
         pod_uid=identity.pod_uid,
@@ -100,6 +103,7 @@ def plan(
         slots=identity.slots,
         min_workers=identity.min_workers,
         max_workers=identity.max_workers,
+        since=since,
     )
     if (mismatch := job_mismatch(job, member)) is not None:
         return Refuse(False, f"{identity.member} cannot register: {mismatch}")
@@ -111,6 +115,7 @@ def plan(
             identity.member,
             number,
             identity.pod_uid,
+            since,
             holder.mod_revision if holder else snapshot.unreadable_incarnations.get(member.name, 0),
         ),
         member=member,

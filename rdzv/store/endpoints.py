@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 
 import grpc
@@ -96,15 +97,10 @@ class Endpoint:
     def __init__(self, endpoint: str) -> None:
         self.target = target_of(endpoint)
         keep_grpc_running()
-        self._channel = grpc.aio.insecure_channel(self.target, options=CHANNEL_OPTIONS)
         self._closed = False
-        self._senders: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
-        self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(
-            WATCH.path,
-            request_serializer=WATCH.request.SerializeToString,
-            response_deserializer=WATCH.response.FromString,
-        )
+        self._retiring: set[asyncio.Task[None]] = set()
         self._on_kick: set[Callable[[str], None]] = set()
+        self._open(CHANNEL_OPTIONS)
 
     async def call(self, method: Method, request: Any, timeout_s: float) -> Any:
         """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
@@ -140,11 +136,35 @@ class Endpoint:
         for on_kick in tuple(self._on_kick):
             on_kick(reason)
 
+    def reconnect(self, grace_s: float) -> None:
+        """Make later calls on a new connection; those under way have ``grace_s`` to end.
+
+        A single endpoint is often one name or address for several members: a new connection may
+        reach another one, where the old one would hang until its ping fails.
+        """
+        old = self._channel
+        # grpc shares connections between channels of equal options, so these must differ.
+        self._open((*CHANNEL_OPTIONS, ("muster.connection", next(_connections))))
+        retiring = asyncio.create_task(old.close(grace=grace_s), name="retiring connection")
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+
     async def close(self) -> None:
         """Close the channel; calls that wait on it are cancelled."""
         self._closed = True
         self.kick("the store client is closed")
         await self._channel.close()
+        if self._retiring:
+            await asyncio.wait(self._retiring)
+
+    def _open(self, options: Sequence[tuple[str, int]]) -> None:
+        self._channel = grpc.aio.insecure_channel(self.target, options=options)
+        self._senders: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
+        self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(
+            WATCH.path,
+            request_serializer=WATCH.request.SerializeToString,
+            response_deserializer=WATCH.response.FromString,
+        )
 
     def _sender(self, method: Method) -> grpc.aio.UnaryUnaryMultiCallable:
         sender = self._senders.get(method.path)
@@ -177,6 +197,7 @@ class Endpoint:
         return max(deadline_s - loop.time(), 0.001)
 
 
+_connections = count(1)
 _CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 

@@ -275,6 +275,8 @@ class EtcdStore:
             self._rotation.leave(endpoint)
             if timed_out and left_s >= ATTEMPT_S:
                 endpoint.kick(str(failed))
+                if len(self._rotation) == 1 and failed.outcome is Outcome.AMBIGUOUS:
+                    endpoint.reconnect(ATTEMPT_S)
         raise failed
 
     async def _same_life(

@@ -31,6 +31,13 @@ def test_the_oldest_come_first_and_what_is_beyond_max_stands_by() -> None:
     assert "2 on standby" in listing.reason
 
 
+def test_who_came_back_after_a_cut_keeps_its_place_before_a_spare() -> None:
+    members = [member("w-0", 90, since=1), member("w-1", 91, since=2), member("w-2", 92, since=3)]
+    listing = decide(snapshot(*members, member("spare", 89, since=4)))
+    assert names(listing.listed) == ["w-0", "w-1", "w-2"]
+    assert names(listing.standby) == ["spare"]
+
+
 def test_each_excluded_member_has_its_reason() -> None:
     listing = decide(
         snapshot(

@@ -91,6 +91,15 @@ def test_i6_a_new_incarnation_is_above_every_one_given_out_before() -> None:
     assert registered(decide(replace(snapshot, revision=99))).incarnation.number == 99
 
 
+def test_a_pod_that_registers_again_keeps_its_place_and_a_new_pod_goes_to_the_end() -> None:
+    holder = Incarnation("w-0", 40, "uid-0", since=2, mod_revision=17)
+    snapshot = Snapshot(60, JOB, {"w-1": OTHER}, {"w-0": holder})
+    again = registered(decide(snapshot, held=Held(5, 40)))
+    assert again.member.since == again.incarnation.since == 2
+    replaced = registered(decide(snapshot, replace(ME, pod_uid="new-pod")))
+    assert replaced.member.since == replaced.member.incarnation == 60
+
+
 def test_only_a_fresh_boot_takes_a_name_over() -> None:
     holder = Incarnation("w-0", 7, "another-pod", mod_revision=17)
     snapshot = Snapshot(20, JOB, {"w-1": OTHER}, {"w-0": holder})
