@@ -112,6 +112,7 @@ class Connection(asyncio.Protocol):
         """Close the connection: what is on its way is sent, what waits is dropped."""
         self._closing = True
         self._pending.clear()
+        self._parser = wire.RequestParser()  # what it held is free now
         self._flush()
         self._transport.close()
         if self._transport.get_write_buffer_size():

@@ -1,7 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the store's contract."""
+"""Fixtures of the store's contract; the c10d server is tested on both event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+import uvloop
 
 from tests.chaos.etcd_cluster import etcd_cluster
 from tests.contract.store_backend import _backing, backend, store
 
-__all__ = ["_backing", "backend", "etcd_cluster", "store"]
+__all__ = ["_backing", "backend", "etcd_cluster", "pytest_asyncio_loop_factories", "store"]
+
+LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:
+    """Choose the loops: the sidecar runs on uvloop, its parts must run on either."""
+    if item.path.name == "test_c10d_server.py":
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
