@@ -146,10 +146,8 @@ class Connection(asyncio.Protocol):
         except wire.FrameError as error:
             self._fail_after(error)
             return
-        if self._session is None:
-            if not parser.greeted:
-                return
-            self._open()
+        if self._session is None and not (parser.greeted and self._open()):
+            return
         if len(requests) == 1 and self._is_idle():  # what torch's own client does
             self._send(self._answer(requests[0]))
             return
@@ -192,13 +190,13 @@ class Connection(asyncio.Protocol):
             return
         self._transport.pause_reading()
         self._reading_paused = True
-        if self._session is None:
-            self._open()
+        if self._session is None and not self._open():
+            return
         self._pending.extend(error.before)
         self._pending.append(error)
         self._advance()
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
         if self._handshake is not None:
             self._handshake.cancel()
         try:
@@ -206,6 +204,8 @@ class Connection(asyncio.Protocol):
         except Exception:
             _logger.exception("Closed the c10d connection of %s: defect at its start", self._peer)
             self.shut()
+            return False
+        return True
 
     def _advance(self) -> None:
         """Handle requests until one has to wait, or it is the turn of other connections."""

@@ -246,6 +246,29 @@ async def test_i8_a_defect_closes_one_connection_and_is_logged(
     assert record.exc_info[0] is ZeroDivisionError
 
 
+async def test_i8_a_defect_in_opening_a_session_closes_one_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    opened: list[str] = []
+
+    def open_session(peer: str) -> MemorySession:
+        opened.append(peer)
+        if len(opened) == 1:
+            raise ZeroDivisionError
+        return MemorySession(store)
+
+    async with serving(open_session) as (_, port):
+        async with connected(port, HELLO + wire.encode(wire.Set(b"/a", b"")) + b"\xff") as victim:
+            assert await victim.ended() == b""
+        async with connected(port) as other:
+            other.send(wire.NumKeys())
+            assert await other.take(8) == wire.i64(0)
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
 async def test_a_refusal_closes_the_connection_with_one_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
