@@ -102,6 +102,9 @@ class Node:
         sidecar = asyncio.create_task(self._keep_sidecar(endpoints), name=f"sidecar {self.name}")
         try:
             if (status := await self._until_ready(sidecar)) is not None:
+                next_, reason = after_exit(self.name, status, 0, self._closing())
+                if next_ == "spare":
+                    return self._end("spare", status, reason)
                 said = await asyncio.to_thread(_last_message, self.sidecar_log)
                 return self._end("failed", status, f"its sidecar ended with {status}: {said}")
             self.state = "ready"
