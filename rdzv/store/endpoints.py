@@ -98,7 +98,7 @@ class Endpoint:
         self.target = target_of(endpoint)
         keep_grpc_running()
         self._closed = False
-        self._retiring: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_kick: set[Callable[[str], None]] = set()
         self._open(CHANNEL_OPTIONS)
 
@@ -146,14 +146,15 @@ class Endpoint:
         # grpc shares connections between channels of equal options, so these must differ.
         self._open((*CHANNEL_OPTIONS, ("muster.connection", next(_connections))))
         retiring = asyncio.create_task(old.close(grace=grace_s), name="retiring connection")
-        self._retiring.add(retiring)
-        retiring.add_done_callback(self._retiring.discard)
+        self._retiring[retiring] = old
+        retiring.add_done_callback(self._retiring.pop)
 
     async def close(self) -> None:
         """Close the channel; calls that wait on it are cancelled."""
         self._closed = True
         self.kick("the store client is closed")
-        await self._channel.close()
+        for channel in (self._channel, *self._retiring.values()):
+            await channel.close()
         if self._retiring:
             await asyncio.wait(self._retiring)
 

@@ -50,6 +50,14 @@ class TcpProxy:
         if down:
             self._down.clear()
 
+    def strand(self, target: str) -> None:
+        """Hold what is connected for good, and lead new connections to another target."""
+        self.hold()
+        self._up, self._down = asyncio.Event(), asyncio.Event()
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self.mend()
+
     def mend(self) -> None:
         """Let everything through; what was held arrives now, as TCP would have it."""
         self._refusing = False

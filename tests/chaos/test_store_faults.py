@@ -163,6 +163,17 @@ async def test_black_hole_to_one_endpoint(cluster: EtcdCluster) -> None:
         assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
 
 
+async def test_one_name_for_all_members_when_one_of_them_freezes(cluster: EtcdCluster) -> None:
+    async with TcpProxy(cluster.endpoints[0]) as service:
+        async with load(cluster, endpoints=[service.endpoint]) as job:
+            service.strand(cluster.endpoints[1])
+            await pass_time(job, 3)
+        job.assert_exact()
+        assert job.leases_lost == []
+        assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
+        assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
+
+
 async def test_black_hole_to_every_endpoint(cluster: EtcdCluster) -> None:
     async with AsyncExitStack() as stack:
         proxies = [

@@ -189,6 +189,17 @@ async def test_close_ends_calls_that_wait(broken: Broken) -> None:
 
 
 @over_a_network
+async def test_close_does_not_wait_for_connections_given_up(broken: Broken) -> None:
+    store = EtcdStore([broken.proxies[0].endpoint])
+    await store.range(broken.prefix)
+    broken.proxies[0].hold()
+    with pytest.raises(StoreUnavailable):
+        await store.range(broken.prefix, timeout_s=ATTEMPT_S + 0.05)
+    async with asyncio.timeout(0.5):
+        await store.close()
+
+
+@over_a_network
 async def test_close_ends_a_call_that_was_not_sent_yet(broken: Broken) -> None:
     for proxy in broken.proxies:
         proxy.hold()
