@@ -10,7 +10,7 @@ its own bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from struct import Struct, error
 from typing import Final, NamedTuple
@@ -91,13 +91,9 @@ def _make_timezone(arguments: tuple[object, ...]) -> timezone:
 
 
 def _make_datetime(arguments: tuple[object, ...]) -> datetime:
-    match arguments:
-        case (bytes(packed),):
-            zone = None
-        case (bytes(packed), timezone() as zone):
-            pass
-        case _:
-            raise StateError("a time is neither naive nor in a fixed time zone")
+    packed, zone = arguments if len(arguments) == 2 else (*arguments, None)
+    if not (isinstance(packed, bytes) and isinstance(zone, timezone | None)):
+        raise StateError("a time is neither naive nor in a fixed time zone")
     if len(packed) != 10:
         raise StateError(f"a time of {len(packed)} bytes")
     # CPython's own constructor from bytes would check nothing but the month.
@@ -125,28 +121,22 @@ _NAMES = {
 
 
 class _Interpreter:
-    """Runs one pickle. Every operation either makes a value of ours or raises StateError."""
+    """Runs one pickle. Every operation either makes a value of ours or raises StateError.
+
+    An operation takes the place of its argument, and returns the place of the next operation.
+    """
 
     def __init__(self, program: bytes) -> None:
         self._program = program
-        self._at = 0
         self._stack: list[object] = []
         self._memo: list[object] = []
 
     def run(self) -> dict[object, object]:
         """Return the attributes of the state that the pickle describes."""
-        stack, operations = self._stack, _OPERATIONS
         try:
-            while True:
-                code = self._program[self._at]
-                self._at += 1
-                if code == _STOP:
-                    break
-                operations[code](self)
-                if len(stack) > _STACK_MAX:
-                    raise StateError("the state's pickle piles up more than torch ever does")
-        except KeyError:
-            raise StateError(f"pickle operation {code:#04x} occurs in no state of torch") from None
+            self._run()
+        except KeyError as code:
+            raise StateError(f"pickle operation {code} occurs in no state of torch") from None
         except (IndexError, error):
             raise StateError(
                 "the state's pickle is cut short or asks for what is not there"
@@ -155,26 +145,36 @@ class _Interpreter:
             raise StateError(
                 f"the state's pickle holds an impossible value: {problem}"
             ) from problem
-        match stack:
+        match self._stack:
             case [_Built(attributes=attributes)]:
                 return attributes
         raise StateError("the pickle is not one rendezvous state")
 
-    def _take(self, size: int) -> bytes:
-        taken = self._program[self._at : self._at + size]
+    def _run(self) -> None:
+        program, stack, memo = self._program, self._stack, self._memo
+        at = 0
+        while (code := program[at]) != _STOP:
+            # Half of all operations are these two.
+            if code == _MEMOIZE:
+                top = stack[-1]
+                if type(top) is _Unbuilt:
+                    top.memo_at = len(memo)
+                memo.append(top)
+                at += 1
+                continue
+            if code == _BINGET:
+                stack.append(memo[program[at + 1]])
+                at += 2
+            else:
+                at = _OPERATIONS[code](self, at + 1)
+            if len(stack) > _STACK_MAX:
+                raise StateError("the state's pickle piles up more than torch ever does")
+
+    def _take(self, at: int, size: int) -> bytes:
+        taken = self._program[at : at + size]
         if len(taken) < size:
             raise StateError("the state's pickle is cut short")
-        self._at += size
         return taken
-
-    def _number(self, layout: Struct) -> int:
-        (number,) = layout.unpack_from(self._program, self._at)
-        self._at += layout.size
-        return int(number)
-
-    def _byte(self) -> int:
-        self._at += 1
-        return self._program[self._at - 1]
 
     def _items(self) -> list[object]:
         """Take everything since the last mark off the stack."""
@@ -186,68 +186,78 @@ class _Interpreter:
                 return items
         raise StateError("the state's pickle ends a batch that never began")
 
-    def _protocol(self) -> None:
-        if (protocol := self._byte()) not in (4, 5):
+    def _protocol(self, at: int) -> int:
+        if (protocol := self._program[at]) not in (4, 5):
             raise StateError(f"the state is pickled with protocol {protocol}, not 4 or 5")
+        return at + 1
 
-    def _frame(self) -> None:
-        self._take(8)
+    def _frame(self, at: int) -> int:
+        return at + 8
 
-    def _memoize(self) -> None:
-        top = self._stack[-1]
-        if isinstance(top, _Unbuilt):
-            top.memo_at = len(self._memo)
-        self._memo.append(top)
+    def _long_binget(self, at: int) -> int:
+        self._stack.append(self._memo[_U32.unpack_from(self._program, at)[0]])
+        return at + 4
 
-    def _binget(self) -> None:
-        self._stack.append(self._memo[self._byte()])
-
-    def _long_binget(self) -> None:
-        self._stack.append(self._memo[self._number(_U32)])
-
-    def _pop(self) -> None:
+    def _pop(self, at: int) -> int:
         self._stack.pop()
+        return at
 
-    def _mark(self) -> None:
+    def _mark(self, at: int) -> int:
         self._stack.append(_Mark)
+        return at
 
-    def _none(self) -> None:
+    def _none(self, at: int) -> int:
         self._stack.append(None)
+        return at
 
-    def _true(self) -> None:
+    def _true(self, at: int) -> int:
         self._stack.append(True)
+        return at
 
-    def _false(self) -> None:
+    def _false(self, at: int) -> int:
         self._stack.append(False)
+        return at
 
-    def _int8(self) -> None:
-        self._stack.append(self._byte())
+    def _int8(self, at: int) -> int:
+        self._stack.append(self._program[at])
+        return at + 1
 
-    def _int16(self) -> None:
-        self._stack.append(self._number(_U16))
+    def _int16(self, at: int) -> int:
+        self._stack += _U16.unpack_from(self._program, at)
+        return at + 2
 
-    def _int32(self) -> None:
-        self._stack.append(self._number(_I32))
+    def _int32(self, at: int) -> int:
+        self._stack += _I32.unpack_from(self._program, at)
+        return at + 4
 
-    def _long(self) -> None:
-        size = self._byte()
+    def _long(self, at: int) -> int:
+        size = self._program[at]
         if size > 8:
             raise StateError(f"a number of {size} bytes")
-        self._stack.append(int.from_bytes(self._take(size), "little", signed=True))
+        number = int.from_bytes(self._take(at + 1, size), "little", signed=True)
+        self._stack.append(number)
+        return at + 1 + size
 
-    def _float(self) -> None:
-        self._stack.append(_F64.unpack(self._take(8))[0])
+    def _float(self, at: int) -> int:
+        self._stack += _F64.unpack_from(self._program, at)
+        return at + 8
 
-    def _short_text(self) -> None:
-        self._stack.append(self._take(self._byte()).decode())
+    def _short_text(self, at: int) -> int:
+        size = self._program[at]
+        self._stack.append(self._take(at + 1, size).decode())
+        return at + 1 + size
 
-    def _text(self) -> None:
-        self._stack.append(self._take(self._number(_U32)).decode())
+    def _text(self, at: int) -> int:
+        (size,) = _U32.unpack_from(self._program, at)
+        self._stack.append(self._take(at + 4, size).decode())
+        return int(at + 4 + size)
 
-    def _short_bytes(self) -> None:
-        self._stack.append(self._take(self._byte()))
+    def _short_bytes(self, at: int) -> int:
+        size = self._program[at]
+        self._stack.append(self._take(at + 1, size))
+        return at + 1 + size
 
-    def _name(self) -> None:
+    def _name(self, at: int) -> int:
         stack = self._stack
         name, module = stack.pop(), stack.pop()
         if not (isinstance(module, str) and isinstance(name, str)):
@@ -256,22 +266,25 @@ class _Interpreter:
         if found is None:
             raise StateError(f"the state's pickle names {f'{module}.{name}'[:120]!r}")
         stack.append(found)
+        return at
 
-    def _new(self) -> None:
+    def _new(self, at: int) -> int:
         stack = self._stack
         arguments, name = stack.pop(), stack.pop()
         if not (isinstance(name, _Name) and name.make is None and arguments == ()):
             raise StateError("the state's pickle makes an object as torch never does")
         stack.append(_Unbuilt(name))
+        return at
 
-    def _reduce(self) -> None:
+    def _reduce(self, at: int) -> int:
         stack = self._stack
         arguments, name = stack.pop(), stack.pop()
         if not (isinstance(name, _Name) and name.make and isinstance(arguments, tuple)):
             raise StateError("the state's pickle calls something that is no time")
         stack.append(name.make(arguments))
+        return at
 
-    def _build(self) -> None:
+    def _build(self, at: int) -> int:
         stack = self._stack
         attributes, unbuilt = stack.pop(), stack.pop()
         if not (isinstance(unbuilt, _Unbuilt) and isinstance(attributes, dict)):
@@ -280,39 +293,52 @@ class _Interpreter:
         stack.append(built)
         if unbuilt.memo_at is not None:
             self._memo[unbuilt.memo_at] = built
+        return at
 
-    def _empty_tuple(self) -> None:
+    def _empty_tuple(self, at: int) -> int:
         self._stack.append(())
+        return at
 
     def _tuple(self, items: Sequence[object]) -> None:
         self._stack.append(tuple(_only(_ARGUMENT, items)))
 
-    def _tuple_1(self) -> None:
+    def _tuple_1(self, at: int) -> int:
         self._tuple([self._stack.pop()])
+        return at
 
-    def _tuple_2(self) -> None:
-        self._tuple([self._stack.pop(), self._stack.pop()][::-1])
+    def _tuple_2(self, at: int) -> int:
+        second, first = self._stack.pop(), self._stack.pop()
+        self._tuple((first, second))
+        return at
 
-    def _tuple_3(self) -> None:
-        self._tuple([self._stack.pop(), self._stack.pop(), self._stack.pop()][::-1])
+    def _tuple_3(self, at: int) -> int:
+        third, second, first = self._stack.pop(), self._stack.pop(), self._stack.pop()
+        self._tuple((first, second, third))
+        return at
 
-    def _tuple_of_batch(self) -> None:
+    def _tuple_of_batch(self, at: int) -> int:
         self._tuple(self._items())
+        return at
 
-    def _empty_list(self) -> None:
+    def _empty_list(self, at: int) -> int:
         self._stack.append([])
+        return at
 
-    def _empty_dict(self) -> None:
+    def _empty_dict(self, at: int) -> int:
         self._stack.append({})
+        return at
 
-    def _empty_set(self) -> None:
+    def _empty_set(self, at: int) -> int:
         self._stack.append(set())
+        return at
 
-    def _append(self) -> None:
+    def _append(self, at: int) -> int:
         self._extend([self._stack.pop()])
+        return at
 
-    def _appends(self) -> None:
+    def _appends(self, at: int) -> int:
         self._extend(self._items())
+        return at
 
     def _extend(self, items: list[object]) -> None:
         target = self._stack[-1]
@@ -320,19 +346,22 @@ class _Interpreter:
             raise StateError("the state's pickle appends to what is no list")
         target.extend(_only(PLAIN, items))
 
-    def _add_items(self) -> None:
+    def _add_items(self, at: int) -> int:
         items = self._items()
         target = self._stack[-1]
         if not isinstance(target, set):
             raise StateError("the state's pickle adds to what is no set")
         target.update(_only(PLAIN, items))
+        return at
 
-    def _set_item(self) -> None:
+    def _set_item(self, at: int) -> int:
         value, key = self._stack.pop(), self._stack.pop()
         self._update([key, value])
+        return at
 
-    def _set_items(self) -> None:
+    def _set_items(self, at: int) -> int:
         self._update(self._items())
+        return at
 
     def _update(self, items: list[object]) -> None:
         target = self._stack[-1]
@@ -343,11 +372,11 @@ class _Interpreter:
 
 
 _STOP = ord(".")
-_OPERATIONS: dict[int, Callable[[_Interpreter], None]] = {
+_MEMOIZE = 0x94
+_BINGET = ord("h")
+_OPERATIONS: dict[int, Callable[[_Interpreter, int], int]] = {
     0x80: _Interpreter._protocol,
     0x95: _Interpreter._frame,
-    0x94: _Interpreter._memoize,
-    ord("h"): _Interpreter._binget,
     ord("j"): _Interpreter._long_binget,
     ord("0"): _Interpreter._pop,
     ord("("): _Interpreter._mark,
@@ -382,19 +411,15 @@ _OPERATIONS: dict[int, Callable[[_Interpreter], None]] = {
 }
 
 
-def _only(kinds: Collection[type], items: Sequence[object]) -> Sequence[object]:
-    for item in items:
-        if type(item) not in kinds:
-            raise StateError(
-                f"the state's pickle holds a {type(item).__name__} where torch never does"
-            )
+def _only(kinds: frozenset[type], items: Sequence[object]) -> Sequence[object]:
+    if not kinds.issuperset(map(type, items)):
+        names = sorted({type(item).__name__ for item in items} - {kind.__name__ for kind in kinds})
+        raise StateError(f"the state's pickle holds {', '.join(names)} where torch never does")
     return items
 
 
 def _node(attributes: dict[object, object]) -> NodeDesc:
-    match attributes:
-        case {"addr": str(addr), "pid": int(pid), "local_id": int(local_id)} if len(
-            attributes
-        ) == 3 and bool not in (type(pid), type(local_id)):
-            return NodeDesc(addr, pid, local_id)
+    addr, pid, local_id = map(attributes.get, ("addr", "pid", "local_id"))
+    if type(addr) is str and type(pid) is int and type(local_id) is int and len(attributes) == 3:
+        return NodeDesc(addr, pid, local_id)
     raise StateError("a node in the state has other attributes than torch's")
