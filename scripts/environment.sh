@@ -53,7 +53,7 @@ ensure() {
 
 ensure_runtime() {
     ensure muster "20 MB" "half a minute" \
-        click grpcio prometheus-client protobuf rich
+        click grpcio prometheus-client protobuf rich uvloop
     ensure torch "2.6 GB (5.4 GB on disk)" "2-10 minutes" torch numpy scikit-learn
 }
 
