@@ -37,8 +37,9 @@ ensure() {
     key=$({ "$python" --version; cat "$REPOSITORY/scripts/constraints.txt"; } | sha256sum | cut -c1-12)
     venv=$MUSTER_CACHE/python-$key
     PYTHON=$venv/bin/python
+    layer=$layer-$(printf '%s ' "$@" | sha256sum | cut -c1-6)
     [ -e "$venv/.$layer-complete" ] && return
-    say "Setting up $layer in $venv: downloads about $size, takes about $time (once)."
+    say "Setting up ${layer%-*} in $venv: downloads about $size, takes about $time (once)."
     mkdir -p "$MUSTER_CACHE"
     (
         flock 9
@@ -47,8 +48,8 @@ ensure() {
             "$PYTHON" -m pip install --quiet --disable-pip-version-check \
                 --constraint "$REPOSITORY/scripts/constraints.txt" "$@" >&2 &&
             touch "$venv/.$layer-complete"
-    ) 9>"$MUSTER_CACHE/python.lock" || fail "Setting up $layer failed; its last lines are above."
-    say "$layer is ready."
+    ) 9>"$MUSTER_CACHE/python.lock" || fail "Setting up ${layer%-*} failed; its last lines are above."
+    say "${layer%-*} is ready."
 }
 
 ensure_runtime() {
