@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -169,8 +170,11 @@ class Load:
 
 
 def _compile(directory: Path) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise SystemExit("No C compiler was found: install one that is called as cc.")
     generator = directory / "c10d_load"
-    subprocess.run(["cc", "-O2", "-o", generator, SOURCE], check=True)
+    subprocess.run([compiler, "-O2", "-o", generator, SOURCE], check=True)
     return generator
 
 
