@@ -84,7 +84,7 @@ class C10dServer:
         Every user of the pod may connect: sidecar and launcher may run as different ones, and
         the pod is one trust domain. Raises ConfigError if the path is too long for a socket.
         """
-        nascent = f"{path}.new"
+        nascent = f"{path}.{os.getpid()}"  # event loops unlink the name they bound, at close
         if len(os.fsencode(nascent)) > _UNIX_PATH_MAX:
             raise ConfigError(
                 f"the socket path {path!r} is too long for unix; choose a shorter run directory"
