@@ -12,17 +12,8 @@ from grpc import StatusCode
 from grpc.aio import ServicerContext
 
 from rdzv.errors import Compacted, LeaseLost, StoreError
-from rdzv.store.engine import (
-    Action,
-    Condition,
-    Erase,
-    MemoryEngine,
-    Operator,
-    Read,
-    Reply,
-    Target,
-    Write,
-)
+from rdzv.store.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
+from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import KeyValue
 from rdzv.store.intervals import Interval, key_bytes
 from rdzv.store.memory import VERSION

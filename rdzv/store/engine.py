@@ -10,59 +10,13 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from rdzv.errors import Compacted, StoreRefused
+from rdzv.store.actions import Action, Condition, Read, Reply, Write, check, holds
 from rdzv.store.interface import KeyValue, WatchEvent
 from rdzv.store.intervals import Interval, key_text
 from rdzv.store.leases import Lease, LeaseTable
-
-MAX_OPERATIONS = 128
-"""In one branch of a transaction; etcd's default of ``--max-txn-ops``."""
-
-Target = Literal["create", "mod", "version", "lease", "value"]
-Operator = Literal["=", "!=", "<", ">"]
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One compare of a transaction, over an interval."""
-
-    interval: Interval
-    target: Target
-    op: Operator
-    operand: int | bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Put one key."""
-
-    key: bytes
-    value: bytes
-    lease: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Erase:
-    """Delete an interval."""
-
-    interval: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read an interval."""
-
-    interval: Interval
-
-
-Action = Write | Erase | Read
-Reply = tuple[KeyValue, ...]
-"""What a read found, an erase deleted, or a write replaced."""
-
-_MISSING = KeyValue("", b"", 0, 0, 0, 0)
+from rdzv.store.watcher import Watcher
 
 
 class MemoryEngine:
@@ -98,7 +52,7 @@ class MemoryEngine:
 
     def read(self, interval: Interval) -> Reply:
         """Read what is there now, in key order; raises ``StoreRefused`` without a key."""
-        _check([Read(interval)])
+        check([Read(interval)])
         self.expire_leases()
         return self._read(interval)
 
@@ -113,17 +67,19 @@ class MemoryEngine:
         Raises ``LeaseLost`` and ``StoreRefused``, and then has changed nothing.
         """
         self.expire_leases()
-        _check(then)
-        _check(otherwise)
-        holds = all(self._holds(condition) for condition in conditions)
-        actions = then if holds else otherwise
+        check(then)
+        check(otherwise)
+        succeeded = all(
+            holds(condition, self._read(condition.interval)) for condition in conditions
+        )
+        actions = then if succeeded else otherwise
         for action in actions:
             if isinstance(action, Write) and action.lease:
                 self.leases[action.lease]
         events: list[tuple[bytes, WatchEvent]] = []
         replies = [self._apply(action, events) for action in actions]
         self._commit(events)
-        return holds, replies
+        return succeeded, replies
 
     def grant(self, lease_id: int, ttl_s: int) -> bool:
         """Start a lease; False if it exists already."""
@@ -204,12 +160,6 @@ class MemoryEngine:
         low, high = self._bounds(interval)
         return tuple(self._kvs[key] for key in self._keys[low:high])
 
-    def _holds(self, condition: Condition) -> bool:
-        found = self._read(condition.interval)
-        if not found and condition.target == "value":
-            return False
-        return all(_compare(condition, kv) for kv in found or (_MISSING,))
-
     def _apply(self, action: Action, events: list[tuple[bytes, WatchEvent]]) -> Reply:
         if isinstance(action, Read):
             return self._read(action.interval)
@@ -267,100 +217,5 @@ class MemoryEngine:
             self.compact(self._history[len(self._history) // 2][0])
 
 
-class Watcher:
-    """One reader's place in the history.
-
-    News is kept for it while it keeps up; one that is slow reads the history again, so that
-    what waits for it stays bounded, and may find it compacted.
-    """
-
-    PENDING_LIMIT = 4096
-
-    def __init__(
-        self, engine: MemoryEngine, interval: Interval, revision: int, wake: Callable[[], None]
-    ) -> None:
-        self.interval = interval
-        self.next_revision = revision
-        self._engine = engine
-        self._wake = wake
-        self._pending: list[WatchEvent] = []
-        self._behind = True
-
-    def offer(self, events: Sequence[tuple[bytes, WatchEvent]]) -> None:
-        """Take the events of one revision from the engine."""
-        news = [event for key, event in events if self.interval.holds(key)]
-        if not news:
-            return
-        if not self._behind:
-            self._pending += news
-            if len(self._pending) > self.PENDING_LIMIT:
-                self._pending.clear()
-                self._behind = True
-        self._wake()
-
-    def take(self) -> tuple[int, tuple[WatchEvent, ...]]:
-        """Give all news, in order, and the revision up to which it reaches.
-
-        Raises ``Compacted`` for a watcher that was behind.
-        """
-        engine = self._engine
-        engine.expire_leases()
-        if self._behind:
-            news = tuple(engine.events(self.interval, self.next_revision))
-            self._behind = self.next_revision > engine.revision + 1
-        else:
-            news = tuple(self._pending)
-            self._pending.clear()
-        self.next_revision = max(self.next_revision, engine.revision + 1)
-        return engine.revision, news
-
-    def close(self) -> None:
-        """Stop following."""
-        self._engine.unwatch(self)
-
-
 def _size(key: bytes, kv: KeyValue) -> int:
     return len(key) + len(kv.value)
-
-
-def _check(actions: Sequence[Action]) -> None:
-    """Refuse what etcd refuses, whichever branch will run."""
-    if len(actions) > MAX_OPERATIONS:
-        raise StoreRefused(f"{len(actions)} operations in a branch, at most {MAX_OPERATIONS}")
-    erased = [action.interval for action in actions if isinstance(action, Erase)]
-    written: set[bytes] = set()
-    for action in actions:
-        key = action.key if isinstance(action, Write) else action.interval.start
-        if not key:
-            raise StoreRefused("an operation without a key")
-        if isinstance(action, Write):
-            if key in written or any(interval.holds(key) for interval in erased):
-                raise StoreRefused(f"key {key_text(key)} is written twice in one transaction")
-            written.add(key)
-
-
-def _compare(condition: Condition, kv: KeyValue) -> bool:
-    actual: int | bytes
-    match condition.target:
-        case "create":
-            actual = kv.create_revision
-        case "mod":
-            actual = kv.mod_revision
-        case "version":
-            actual = kv.version
-        case "lease":
-            actual = kv.lease
-        case "value":
-            actual = kv.value
-    operand = condition.operand
-    if isinstance(actual, bytes) != isinstance(operand, bytes):
-        raise StoreRefused(f"cannot compare {condition.target} with {operand!r}")
-    match condition.op:
-        case "=":
-            return actual == operand
-        case "!=":
-            return actual != operand
-        case "<":
-            return actual < operand  # type: ignore[operator]
-        case ">":
-            return actual > operand  # type: ignore[operator]

@@ -11,16 +11,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreUnavailable
-from rdzv.store.engine import (
-    Action,
-    Condition,
-    Erase,
-    MemoryEngine,
-    Read,
-    Reply,
-    Watcher,
-    Write,
-)
+from rdzv.store.actions import Action, Condition, Erase, Read, Reply, Write
+from rdzv.store.engine import MemoryEngine
 from rdzv.store.faults import Faults
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
@@ -36,6 +28,7 @@ from rdzv.store.interface import (
     WatchBatch,
 )
 from rdzv.store.intervals import Interval, key_bytes
+from rdzv.store.watcher import Watcher
 
 __all__ = ["MemoryEngine", "MemoryStore"]
 
