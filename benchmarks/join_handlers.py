@@ -49,8 +49,11 @@ class Joiner:
             local_addr=f"10.0.{number // 256}.{number % 256}",
             timeout=RendezvousTimeout(join=timedelta(seconds=timeout_s)),
         )
-        # The one before now put the sentinel there; it is no join.
+        # The one before now put the sentinel there, and those after the join are heartbeats.
         self._store.compare_sets = 0
+        self._joined_with: int | None = None
+        self._start_heartbeats = self._handler._start_heartbeats
+        self._handler._start_heartbeats = self._note_joined
         self._answer: list[Any] = []
         self._thread = threading.Thread(target=self._join, daemon=True)
 
@@ -65,6 +68,10 @@ class Joiner:
     def stop(self) -> None:
         self._handler._stop_heartbeats()
 
+    def _note_joined(self) -> None:
+        self._joined_with = self._store.compare_sets
+        self._start_heartbeats()
+
     def _join(self) -> None:
         time.sleep(max(0.0, self._at_s - time.monotonic()))
         try:
@@ -72,10 +79,9 @@ class Joiner:
         except Exception as error:
             self._answer = [f"{type(error).__name__}: {error}", self._store.compare_sets]
             return
-        # next_rendezvous ends with keys that rank 0 publishes; a heartbeat may come in between.
         seconds = time.monotonic() - self._at_s
         number = self._handler._state_holder.state.round
-        self._answer = [number, info.rank, info.world_size, self._store.compare_sets, seconds]
+        self._answer = [number, info.rank, info.world_size, self._joined_with, seconds]
 
 
 def main() -> None:

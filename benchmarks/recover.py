@@ -23,7 +23,7 @@ from benchmarks.etcd_server import etcd_server, free_port
 from benchmarks.figures import Bar, Figure
 from benchmarks.node_processes import Sidecar, Torchrun
 
-ROUNDS = 5
+ROUNDS = 3
 NODES = 3
 SIZE = (2, 3)
 LEASE_TTL_S = 10.0
