@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
+from collections.abc import Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
 
@@ -41,7 +43,7 @@ def main() -> int:
     ok = True
     for name in names:
         print(f"{name}: {BENCHMARKS[name]}", file=sys.stderr)
-        figures: list[Figure] = asyncio.run(import_module(f"benchmarks.{name}").measure())
+        figures = asyncio.run(_measure(import_module(f"benchmarks.{name}").measure))
         for figure in figures:
             print(figure.line(), flush=True)
             ok = ok and figure.ok
@@ -51,6 +53,13 @@ def main() -> int:
             picture.write_text(draw_figures(f"{name}: {BENCHMARKS[name]}", figures))
             print(f"picture: {picture}", file=sys.stderr)
     return 0 if ok else 1
+
+
+async def _measure(measure: Callable[[], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
+    """Measure; a SIGTERM ends it as Ctrl-C does, and no process of it is left."""
+    measuring = asyncio.ensure_future(measure())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, measuring.cancel)
+    return await measuring
 
 
 if __name__ == "__main__":

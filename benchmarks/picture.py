@@ -70,7 +70,8 @@ def _draw(figure: Figure, top: float) -> Iterator[str]:
     for tick in axis.ticks():
         yield _line("grid", axis.at(tick), top + 16, axis.at(tick), bottom)
         yield _text(axis.at(tick), bottom + 16, f"{tick:g}", "quiet", "middle")
-    yield _text(_LEFT - 14, bottom + 16, figure.unit, "quiet", "end")
+    if figure.unit != "1":
+        yield _text(_RIGHT, bottom + 32, figure.unit, "quiet", "end")
     yield _text(_LEFT - 14, first + 4, "muster", "", "end")
     yield from _dots("own", figure.runs, axis, first)
     yield _line("own-value", axis.at(figure.value), first - 10, axis.at(figure.value), first + 10)
