@@ -97,6 +97,7 @@ class Endpoint:
     def __init__(self, endpoint: str) -> None:
         self.target = target_of(endpoint)
         keep_grpc_running()
+        self.connection = 0
         self._closed = False
         self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_kick: set[Callable[[str], None]] = set()
@@ -142,9 +143,12 @@ class Endpoint:
         A single endpoint is often one name or address for several members: a new connection may
         reach another one, where the old one would hang until its ping fails.
         """
+        if self._closed:
+            return
         old = self._channel
         # grpc shares connections between channels of equal options, so these must differ.
-        self._open((*CHANNEL_OPTIONS, ("muster.connection", next(_connections))))
+        self.connection = next(_connections)
+        self._open((*CHANNEL_OPTIONS, ("muster.connection", self.connection)))
         retiring = asyncio.create_task(old.close(grace=grace_s), name="retiring connection")
         self._retiring[retiring] = old
         retiring.add_done_callback(self._retiring.pop)

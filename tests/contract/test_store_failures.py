@@ -18,7 +18,8 @@ from rdzv.errors import (
 )
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.etcd import ATTEMPT_S, EtcdStore
+from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd_calls import ATTEMPT_S
 from tests.chaos.etcd_cluster import free_ports
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.contract.store_backend import Backend, following
