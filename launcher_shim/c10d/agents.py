@@ -118,7 +118,7 @@ class Agent:
         if node is None or self.finished_round == node.round:
             return
         self.finished_round = node.round
-        await self._rendezvous.edit_round(node, "an agent stands in the exit barrier", _finishing)
+        await self._rendezvous.edit_round(node, _finishing)
 
     def filler(self, key: bytes) -> bytes | None:
         """Make a value for an unset key of a round that is over or doomed; else None."""
@@ -221,7 +221,6 @@ class Agent:
             return False
         await rendezvous.edit_round(
             node,
-            f"the agent closed the run by {closed}",
             lambda current: None if current.closed else replace(current, closed=closed),
         )
         return True

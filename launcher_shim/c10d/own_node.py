@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
+from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.nodes import Node
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
@@ -52,6 +53,7 @@ class OwnNode:
         self._store = store
         self._lease = lease
         self._random = random
+        self._diary = Diary(log)
         self._node: Node | None = None
         self._value = b""
         self._was_written = False
@@ -114,9 +116,9 @@ class OwnNode:
                 await self._reread()
                 continue
             except LeaseLost:
-                log.info("the lease is gone: the node is put back once the member is registered")
+                self._diary.say("the lease is gone: the node waits until its member is registered")
             except StoreError as error:
-                log.info("the node's record waits for the store: %s", error)
+                self._diary.say(f"the node's record waits for the store: {error}")
                 await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
                 continue
             try:
@@ -165,6 +167,7 @@ class OwnNode:
             if proposal is not None and self._node is now:
                 self._become(wanted)
             self._was_written = True
+            self._diary.say(f"the node is {wanted.state} in the store")
             self._know(kv, result.revision)
             return True
         response = result.responses[0]
@@ -176,7 +179,7 @@ class OwnNode:
         try:
             result = await self._store.range(self._key)
         except StoreError as error:
-            log.info("whether the node's record was written is not known yet: %s", error)
+            self._diary.say(f"whether the node's record was written is not known yet: {error}")
             await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
             return
         self._know(result.kvs[0] if result.kvs else None, result.revision)

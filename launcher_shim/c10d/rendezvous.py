@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.mirrored_run import MirroredRun
 from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.own_node import Handing, OwnNode
 from launcher_shim.c10d.round_key import RoundKey
-from launcher_shim.c10d.rounds import Decision, decide
+from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.views import View, hand, must_form_again, view
 from rdzv.keys import RunKeys
@@ -98,7 +99,7 @@ class Rendezvous:
         self._agent: Agent | None = None
         self._restored = False
         self._observations = Observations()
-        self._reason = ""
+        self._diary = Diary(log)
         self._stirred = asyncio.Event()
         self._news = asyncio.Event()
         self._scene: Scene | None = None
@@ -142,7 +143,7 @@ class Rendezvous:
     @property
     def reason(self) -> str:
         """The newest decision, in one sentence."""
-        return self._reason
+        return self._diary.last
 
     def snapshot(self) -> RunSnapshot:
         """The run as the store's word has it."""
@@ -238,7 +239,7 @@ class Rendezvous:
             snapshot, standings, self.policy()
         )
 
-    async def edit_round(self, node: Node, why: str, edit: Callable[[Round], Round | None]) -> None:
+    async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
         """Change the round that ``node`` is in, for as long as it is the live one."""
 
         def edit_live(current: Round) -> Round | None:
@@ -247,7 +248,6 @@ class Rendezvous:
 
         revision = await self._round_key.edit(self._run.round, edit_live)
         if revision is not None:
-            log.info("round %d: %s", node.round, why)
             await self._reach(revision)
 
     async def news(self) -> None:
@@ -327,7 +327,7 @@ class Rendezvous:
                 self._tell()
             decision = decide(now, word, self._observations, self.policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
-            self._say(decision)
+            self._diary.say(decision.reason)
             wake_at_s = min(decision.wake_at_s, self._bury_hung(now))
             if wanted is None:
                 due = None
@@ -351,11 +351,6 @@ class Rendezvous:
                 await self._stirred.wait()
         except TimeoutError:
             return
-
-    def _say(self, decision: Decision) -> None:
-        if decision.reason != self._reason:
-            self._reason = decision.reason
-            log.info("%s", decision.reason)
 
     def _stagger(self) -> float:
         """For how long to leave a decision to whoever made it due by its own write."""

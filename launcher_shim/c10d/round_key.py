@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from random import Random
 
+from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.runs import RunSnapshot
 from rdzv.errors import RecordError, StoreAmbiguous, StoreError
@@ -33,6 +34,7 @@ class RoundKey:
         self._store = store
         self._registered = registered
         self._random = random
+        self._diary = Diary(log)
 
     async def decide(self, wanted: Round, word: RunSnapshot) -> int | None:
         """Write ``wanted``, provided that nothing it rests on has changed since ``word``.
@@ -52,9 +54,11 @@ class RoundKey:
             )
         except StoreError as error:
             # What became of it, the watch will tell; the compares make a repetition harmless.
-            log.info("the round waits for the store: %s", error)
+            self._diary.say(f"the round waits for the store: {error}")
             await self._pause()
             return None
+        if result.succeeded:
+            self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
         return result.revision
 
     async def edit(self, current: Round, edit: Callable[[Round], Round | None]) -> int | None:
@@ -73,10 +77,11 @@ class RoundKey:
                 current = await self._reread(current)
                 continue
             except StoreError as error:
-                log.info("the round waits for the store: %s", error)
+                self._diary.say(f"the round waits for the store: {error}")
                 await self._pause()
                 continue
             if result.succeeded:
+                self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
                 return result.revision
             found = _parse(result.responses[0])
             if found is None or found.mod_revision == current.mod_revision:
@@ -92,13 +97,21 @@ class RoundKey:
         try:
             result = await self._store.range(self._keys.round)
         except StoreError as error:
-            log.info("whether the round was written is not known yet: %s", error)
+            self._diary.say(f"whether the round was written is not known yet: {error}")
             await self._pause()
             return known
         return _parse(result.kvs) or known
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))
+
+
+def _stage(current: Round) -> str:
+    if current.closed:
+        return f"closed by {current.closed}"
+    if current.finishing:
+        return "finishing"
+    return "complete" if current.complete else "open"
 
 
 def _parse(kvs: tuple[KeyValue, ...] | int | None) -> Round | None:

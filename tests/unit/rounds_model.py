@@ -609,6 +609,8 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
         return None
     if rules.range_compare and any(_mod(n) > mirror.revision for n in state.nodes):
         return None
+    if state.round.closed:
+        raise Broken(f"round {decided.number} after the run was closed")
     asked: list[Seat | None] = [None] * rules.nodes
     if decided.complete:
         _check_frozen(rules, state, decided)
