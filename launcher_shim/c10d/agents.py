@@ -170,7 +170,9 @@ class Agent:
     def _introduce(self, first: TorchState, flavour: Flavour) -> None:
         me = first_name(first)
         if me is None or flavour.aware is None:
-            log.warning("a first state names no node, or no time: its sender stays unknown")
+            log.warning(
+                "a first state names no node that could be, or no time: its sender is ignored"
+            )
             return
         self._me, self._flavour = me, flavour
         self._drawn = None

@@ -11,7 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from launcher_shim.c10d.nodes import INT64_MAX
 from launcher_shim.c10d.state import NodeDesc, TorchState
+
+ADDRESS_MAX = 255
+"""Longest host name or address that is taken for one, in characters."""
 
 Change = Literal["", "join", "leave", "step_off"]
 """``step_off``: off the redundancy list, which torch does before it looks for a place again."""
@@ -43,7 +47,10 @@ def wish(expected: TorchState, desired: TorchState, me: NodeDesc) -> Wish:
 def first_name(desired: TorchState) -> NodeDesc | None:
     """Tell who sent a state that it made from nothing: the one node it names; else None."""
     named = {*desired.participants, *desired.wait_list, *desired.redundancy_list}
-    return named.pop() if len(named) == 1 else None
+    me = named.pop() if len(named) == 1 else None
+    if me is None or len(me.addr) > ADDRESS_MAX:
+        return None
+    return me if min(me.pid, me.local_id) >= 0 and max(me.pid, me.local_id) <= INT64_MAX else None
 
 
 def foreign_size(desired: TorchState, min_nodes: int, max_nodes: int) -> bool:

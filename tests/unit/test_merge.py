@@ -70,6 +70,9 @@ def test_closed_is_read_once() -> None:
         (TorchState(), None),
         (TorchState(closed=True), None),
         (INSIDE, None),
+        (TorchState(participants={NodeDesc("a" * 256, 1, 0): 0}), None),
+        (TorchState(participants={NodeDesc("a", -1, 0): 0}), None),
+        (TorchState(participants={NodeDesc("a", 1, 2**70): 0}), None),
     ],
 )
 def test_a_first_state_names_its_sender(state: TorchState, name: NodeDesc | None) -> None:
