@@ -38,7 +38,7 @@ _PEER_CREDENTIALS = Struct("3i")
 
 _PATIENT = (wire.Wait, wire.Barrier)
 _SILENT = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
-_NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait, wire.FrameError})
+_NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 
 
 class Session(Protocol):
@@ -83,6 +83,7 @@ class Connection(asyncio.Protocol):
         self._parser = wire.RequestParser()
         self._transport: asyncio.Transport
         self._session: Session | None = None
+        self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
         self._peer = ""
         self._handshake: asyncio.TimerHandle | None = None
         self._pending: deque[wire.Request | wire.FrameError] = deque()
@@ -148,8 +149,11 @@ class Connection(asyncio.Protocol):
             return
         if self._session is None and not (parser.greeted and self._open()):
             return
-        if len(requests) == 1 and self._is_idle():  # what torch's own client does
-            self._send(self._answer(requests[0]))
+        if len(requests) == 1 and not (
+            self._pending or self._under_way or self._answers_unread or self._closing
+        ):  # what torch's own client does
+            if answer := self._answer(requests[0]):
+                self._send(answer)
             return
         self._pending.extend(requests)
         self._backlog += len(data)
@@ -180,9 +184,6 @@ class Connection(asyncio.Protocol):
 
     # --- the order of requests ---
 
-    def _is_idle(self) -> bool:
-        return not (self._pending or self._under_way or self._answers_unread or self._closing)
-
     def _fail_after(self, error: wire.FrameError) -> None:
         """Close the connection once the requests before the faulty one are handled."""
         if not self._parser.greeted:
@@ -201,6 +202,7 @@ class Connection(asyncio.Protocol):
             self._handshake.cancel()
         try:
             self._session = self._host.open_session(self._peer)
+            self._handle = self._session.handle
         except Exception:
             _logger.exception("Closed the c10d connection of %s: defect at its start", self._peer)
             self.shut()
@@ -249,10 +251,9 @@ class Connection(asyncio.Protocol):
     def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
         """Return what to send now; ``b""`` if that is nothing, or comes later."""
         try:
-            if type(request) in _NOT_FOR_SESSIONS:
+            if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
                 return self._answer_alone(request)
-            request = cast(wire.Request, request)
-            answer = cast(Session, self._session).handle(request)
+            answer = self._handle(request)
             if self._parked:
                 self._release_parked()
             if isinstance(answer, bytes):
@@ -316,7 +317,9 @@ class Connection(asyncio.Protocol):
         return b""
 
     def _send(self, answer: bytes) -> None:
-        if answer:
+        if answer and not self._answers and not self._lost:
+            self._transport.write(answer)
+        elif answer:
             self._answers.append(answer)
             self._flush()
 

@@ -146,8 +146,9 @@ class LauncherSession:
         return value
 
     def _known(self, keys: Sequence[bytes]) -> bool:
-        cells = self._keys.cells
-        return all(cells.exists(key) or self._value(key) is not None for key in keys)
+        exists = self._keys.cells.exists
+        missing = [key for key in keys if not exists(key) and self._value(key) is None]
+        return not missing
 
     def _get(self, request: wire.Get) -> Answer:
         value = self._value(request.key)

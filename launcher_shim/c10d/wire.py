@@ -34,6 +34,7 @@ WAIT_CANCELED = b"\x01"
 _U32 = Struct("<I")
 _U64 = Struct("<Q")
 _I64 = Struct("<q")
+_COUNT_LENGTH = Struct("<QQ")
 _LAST_LEGACY_OPCODE = 11
 
 
@@ -218,6 +219,7 @@ _SHAPES = (
     _Shape(Barrier, _KEY, _I64),
 )
 _OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(_SHAPES)}
+_GET, _CHECK, _WAIT = _OPCODES[Get], _OPCODES[Check], _OPCODES[Wait]
 _WITHOUT_FIELDS: Dict[Type[Request], Request] = {
     NumKeys: NumKeys(),
     CancelWait: CancelWait(),
@@ -257,6 +259,8 @@ class RequestParser:
 
         Raises FrameError if the bytes are no request within the protocol's limits.
         """
+        if self._need == 1 and (alone := _read_alone(data)) is not None:
+            return [alone]
         if self._buffer or len(data) < self._need:
             self._buffer += data
             if len(self._buffer) < self._need:
@@ -336,8 +340,27 @@ class RequestParser:
             shape = None
         if at < end:
             self._buffer += data[at:]
-        self._shape, self._fields, self._need = shape, fields, need
-        self._strings_left, self._size = left, size if shape is not None else 0
+        self._shape, self._need = shape, need
+        if shape is None:
+            self._size = 0
+        else:
+            self._fields, self._strings_left, self._size = fields, left, size
+
+
+def _read_alone(data: bytes) -> Optional[Request]:
+    """Read what torch's client sends most, one whole Get, Check or Wait of one key; else None."""
+    size = len(data)
+    if size > 16:
+        code = data[0]
+        if code == _GET:
+            if size - 9 == _U64.unpack_from(data, 1)[0] <= KEY_MAX:
+                return tuple.__new__(Get, (data[9:],))
+        elif code in (_CHECK, _WAIT):
+            count, length = _COUNT_LENGTH.unpack_from(data, 1)
+            if count == 1 and size - 17 == length <= KEY_MAX:
+                kind: Type[Request] = Check if code == _CHECK else Wait
+                return tuple.__new__(kind, ((data[17:],),))
+    return None
 
 
 def _expect_handshake(data: bytes) -> None:
