@@ -141,6 +141,23 @@ async def test_one_more_than_the_maximum_is_parked_and_outlives_its_join_time_ou
         await one.world("a", "c")
 
 
+async def test_one_that_was_parked_for_long_has_all_its_time_to_join_again() -> None:
+    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        spare = await one.node("c", join_s=3)
+        await one.passed(3.5)
+        asked = spare.compare_sets()
+        for name in "ab":
+            one.torchruns[name].kill()
+        await one.stop_sidecar("b")
+        await one.until(lambda: spare.compare_sets() > asked)
+        await one.passed(1.5)
+        assert spare.failure is None
+        one.torchrun("a")
+        await one.world("a", "c")
+
+
 @pytest.mark.long
 async def test_a_launcher_with_another_maximum_does_not_spin() -> None:
     async with job(replace(QUICK, max_nodes=2)) as one:
