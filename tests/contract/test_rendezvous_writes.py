@@ -162,6 +162,30 @@ async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: in
         await until(lambda: bool(clients[1].get().wait_list))
 
 
+async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
+    class Lagging(Faults):
+        sent = 0
+
+        async def before(self, call: str) -> None:
+            self.sent += call == "txn"
+
+        async def delivering(self) -> None:
+            await asyncio.sleep(0.7)
+
+    engine, lags = MemoryEngine(), [Lagging() for _ in range(3)]
+    async with (
+        pod(engine, "a", lags[0]) as a,
+        pod(engine, "b", lags[1]) as b,
+        pod(engine, "c", lags[2]) as c,
+    ):
+        clients = [Client(one.rendezvous.connect()) for one in (a, b, c)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)), 20)
+        clients[0].agent.closed()
+        await until(lambda: all(bool(client.get().wait_list) for client in clients[1:]), 20)
+        assert max(lag.sent for lag in lags) <= 8
+
+
 async def test_i6_a_stale_incarnation_changes_nothing() -> None:
     engine = MemoryEngine()
     cut = Cut()
