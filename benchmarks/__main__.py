@@ -43,14 +43,19 @@ def main() -> int:
     ok = True
     for name in names:
         print(f"{name}: {BENCHMARKS[name]}", file=sys.stderr)
-        figures = asyncio.run(_measure(import_module(f"benchmarks.{name}").measure))
+        try:
+            figures = asyncio.run(_measure(import_module(f"benchmarks.{name}").measure))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            print(f"{name}: ended by a signal", file=sys.stderr)
+            return 130
         for figure in figures:
             print(figure.line(), flush=True)
             ok = ok and figure.ok
         if arguments.report is not None:
             arguments.report.mkdir(parents=True, exist_ok=True)
             picture = arguments.report / f"{name}.svg"
-            picture.write_text(draw_figures(f"{name}: {BENCHMARKS[name]}", figures))
+            what, _, _ = BENCHMARKS[name].rpartition(", ")
+            picture.write_text(draw_figures(f"{name}: {what}", figures))
             print(f"picture: {picture}", file=sys.stderr)
     return 0 if ok else 1
 

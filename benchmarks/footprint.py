@@ -46,7 +46,7 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             Bar("value", "<=", 1.5),
             started,
             bare,
-            "an empty Python process",
+            "an empty Python",
         ),
         Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 60), (rss_mib,)),
         Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.3), (cpu_percent,)),

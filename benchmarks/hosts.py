@@ -82,7 +82,7 @@ async def measure(changes: int = CHANGES) -> list[Figure]:
             Bar("value", "<=", 250),
             tuple(latency * 1e3 for latency in latencies),
             percentile(writes, 0.99) * 1e3,
-            "the store's transaction, p99",
+            "one transaction",
             tuple(write * 1e3 for write in writes),
         )
     ]

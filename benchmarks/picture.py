@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -43,6 +42,24 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 """
 
 
+class Scale:
+    """An axis whose ticks may be fractions."""
+
+    def __init__(self, largest: float) -> None:
+        self._factor = 1.0
+        while 0 < largest * self._factor < 8:
+            self._factor *= 10
+        self._axis = Axis(largest * self._factor, _LEFT, _RIGHT, 8)
+
+    def at(self, value: float) -> float:
+        """The pixel of ``value``."""
+        return self._axis.at(value * self._factor)
+
+    def ticks(self) -> Iterator[float]:
+        """The round numbers from 0 on."""
+        return (tick / self._factor for tick in self._axis.ticks())
+
+
 def draw_figures(title: str, figures: Sequence[Figure]) -> str:
     """Draw the figures below each other, each on a scale of its own."""
     height = _TOP + _ROW_HEIGHT * len(figures)
@@ -62,7 +79,7 @@ def _draw(figure: Figure, top: float) -> Iterator[str]:
     limit = _limit(figure)
     shown = [figure.value, *figure.runs, *figure.baseline_runs]
     shown += [number for number in (figure.baseline, limit) if number is not None]
-    axis = Axis(max(filter(math.isfinite, shown)) * 1.04, _LEFT, _RIGHT, 8)
+    axis = Scale(max(shown) * 1.04)
     first, second = top + 36, top + 36 + _LINE_HEIGHT
     bottom = second + 24
     yield _text(20, top + 6, figure.name, "name")
@@ -95,7 +112,7 @@ def _limit(figure: Figure) -> float | None:
 
 def _verdict(figure: Figure) -> str:
     digits = ".3g" if figure.value < 1000 else ",.0f"
-    words = f"{figure.value:{digits}} {figure.unit}"
+    words = f"{figure.value:{digits}}" + ("" if figure.unit == "1" else f" {figure.unit}")
     if figure.ratio is not None:
         words += f", {figure.ratio:.3g} × the baseline"
     if figure.bar is not None:
@@ -103,9 +120,9 @@ def _verdict(figure: Figure) -> str:
     return words
 
 
-def _dots(style: str, values: Sequence[float], axis: Axis, y: float) -> Iterator[str]:
+def _dots(style: str, values: Sequence[float], axis: Scale, y: float) -> Iterator[str]:
     radius = 4.5 if len(values) < 50 else 2.5
-    for value in filter(math.isfinite, values):
+    for value in values:
         yield f'<circle class="{style}" cx="{axis.at(value):.1f}" cy="{y:.1f}" r="{radius}"/>'
 
 
