@@ -170,7 +170,7 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
             self.sent += call == "txn"
 
         async def delivering(self) -> None:
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(1.2)
 
     engine, lags = MemoryEngine(), [Lagging() for _ in range(3)]
     async with (
@@ -183,7 +183,7 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
         await until(lambda: all(map(complete, clients)), 20)
         clients[0].agent.closed()
         await until(lambda: all(bool(client.get().wait_list) for client in clients[1:]), 20)
-        assert max(lag.sent for lag in lags) <= 8
+        assert max(lag.sent for lag in lags) <= 5
 
 
 async def test_i6_a_stale_incarnation_changes_nothing() -> None:
