@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``c10d``: a real sidecar's endpoint beside torch's own server, and beside raw etcd transactions.
 
-Reads are compared by what one second of the server's processor time serves: that is what a server
-serves whose core the load generator keeps busy, and it holds on a machine with other work, too.
-The share of a core that each server really had goes to stderr. Writes reach etcd, so they are
-compared by latency with one transaction of the same driver on the same etcd.
+Where the load generator keeps the server's core busy, reads are compared by what one second of the
+server's processor time serves, which holds on a machine with other work, too. One operation at a
+time keeps no server busy: there they are compared by operations per second. The share of a core
+that each server really had goes to stderr. Writes reach etcd, so they are compared by latency with
+one transaction of the same driver on the same etcd.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Server:
 class Run:
     """One run of the load generator. ``per_cpu_s``: operations per second of server CPU."""
 
+    per_s: float
     per_cpu_s: float
     busy: float
     p50_us: float
@@ -105,12 +107,17 @@ class Load:
                 f"{label}, {name}: core {busy:.0%} busy, p50 {p50:.0f} µs, p99 {p99:.0f} µs",
                 file=sys.stderr,
             )
+        fills_core = connections * depth > 1
+        served = {
+            name: [run.per_cpu_s if fills_core else run.per_s for run in those]
+            for name, those in runs.items()
+        }
         return of_medians(
             label,
-            "operations per second of server CPU",
+            "operations per second of server CPU" if fills_core else "operations per second",
             READ_BAR,
-            [run.per_cpu_s for run in runs[ours.name]],
-            [run.per_cpu_s for run in runs[native.name]],
+            served[ours.name],
+            served[native.name],
             "torch's own server",
         )
 
@@ -162,6 +169,7 @@ class Load:
             raise RuntimeError(f"the load generator failed on {server.name}: {operation}")
         result = json.loads(output)
         return Run(
+            per_s=result["operations"] / result["seconds"],
             per_cpu_s=result["operations"] / used_s,
             busy=used_s / result["seconds"],
             p50_us=result["p50_us"],
