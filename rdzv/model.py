@@ -159,7 +159,7 @@ class Member:
             slots=take(kv.key, fields, "slots", int),
             min_workers=take(kv.key, fields, "min", int),
             max_workers=take(kv.key, fields, "max", int),
-            since=take(kv.key, fields, "since", int),
+            since=take(kv.key, {"since": 0, **fields}, "since", int),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,
@@ -198,7 +198,7 @@ class Incarnation:
             member=take(kv.key, fields, "member", str),
             number=take(kv.key, fields, "number", int),
             pod_uid=take(kv.key, fields, "pod_uid", str),
-            since=take(kv.key, fields, "since", int),
+            since=take(kv.key, {"since": 0, **fields}, "since", int),
             mod_revision=kv.mod_revision,
         )
 
