@@ -22,7 +22,8 @@ class Policy:
     cut off: the others may be on their way back as well. ``orphan_hold_s``: how long a world
     whose keys all vanished at once is kept for its return. ``hung_s``: how long an agent may be
     silent (its keep-alive thread asks every 5 s). ``hold_s``: how long an answer may be held back
-    for news; torch would sleep for a second before it asks again.
+    for news, where torch would sleep for a second and ask again. It covers the last call; a
+    signal to the agent is handled when the answer has come.
     """
 
     min_nodes: int
@@ -34,7 +35,7 @@ class Policy:
     return_s: float = 15.0
     orphan_hold_s: float = 60.0
     hung_s: float = 30.0
-    hold_s: float = 1.0
+    hold_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
