@@ -137,6 +137,17 @@ class Agent:
 
     # --- what the rendezvous calls ---
 
+    @property
+    def named(self) -> bool:
+        """Whether its torchrun has named itself."""
+        return self._me is not None
+
+    def move(self, rendezvous: Rendezvous) -> None:
+        """Go on in the run of the job's next life."""
+        self._rendezvous = rendezvous
+        self._drawn = None
+        self.finished_round = -1
+
     def record(self, ask: int) -> Node:
         """Make the record of this agent asking for the ``ask``-th time."""
         assert self._me is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from time import time
 
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 CLEAN_UP_S = 10.0
 
 
+Attached = dict[str, tuple[Agent, Callable[[Kv], None]]]
+"""By connection: the agent behind it, and how to hand its session other keys."""
+
+
 @dataclass
 class _Run:
     """One rendezvous and its keys, in one generation."""
@@ -39,6 +43,7 @@ class _Run:
     kv: Kv
     rendezvous: Rendezvous
     task: asyncio.Task[None]
+    attached: Attached = field(default_factory=dict)
     forgotten_round: int = -1
     noted: tuple[int, str] = (-1, "")
 
@@ -121,19 +126,24 @@ class Endpoint:
             await self._entered.wait()
         return self._shared
 
-    async def attached(self, run_id: str, operator: Operator) -> tuple[Kv, Agent]:
+    async def attached(
+        self, run_id: str, operator: Operator, move: Callable[[Kv], None]
+    ) -> tuple[Kv, Agent]:
         """Join a rendezvous: wait until it is known, and connect to it.
 
-        A run that was closed by failure, and that everybody has left since, belongs to a former
-        life of the job: the first torchrun that comes back to it begins the next one.
+        ``move`` is called with other keys when the job begins its next life. A run that was closed
+        by failure, and that everybody has left since, belongs to a former life of the job: the
+        first torchrun that comes back to it begins the next one.
         """
         while True:
-            run = self._run(run_id)
             await self._registrar.registered.wait()
+            run = self._run(run_id)
             reason = _ended_by_failure(run.rendezvous)
             job = self._membership.snapshot().job
             if reason is None or job is None or job.generation != self._generation:
-                return run.kv, run.rendezvous.connect()
+                agent = run.rendezvous.connect()
+                run.attached[operator.name] = (agent, move)
+                return run.kv, agent
             log.info("the job begins its next life: %s", reason)
             try:
                 await self._registrar.next_generation(job, reason)
@@ -143,6 +153,8 @@ class Endpoint:
 
     def forget(self, kv: Kv, operator: Operator) -> None:
         """Clean up after a closed connection, without waiting for it."""
+        for run in self._runs.values():
+            run.attached.pop(operator.name, None)
         if not self._closing:
             self._tasks.create_task(self._forget(kv, operator), name=f"forget {operator.name}")
 
@@ -160,11 +172,13 @@ class Endpoint:
             await self._registrar.registered.wait()
             generation = self._registrar.generation
             if generation is not None and generation != self._generation:
-                self._leave_generation()
+                former = self._leave_generation()
                 self._generation = generation
                 self._shared = self._kv(SHARED_RUN)
                 for run_id in self._known_runs():
                     self._run(run_id)
+                for run_id, attached in former.items():
+                    self._move(run_id, attached)
                 entered, self._entered = self._entered, asyncio.Event()
                 entered.set()
             for run_id, run in self._runs.items():
@@ -172,13 +186,30 @@ class Endpoint:
                 self._forget_old_round(run_id, run)
             await self._mirror.changed_after(self._mirror.sequence)
 
-    def _leave_generation(self) -> None:
+    def _leave_generation(self) -> dict[str, Attached]:
+        """End every run; returns who is still connected to which."""
+        former = {run_id: run.attached for run_id, run in self._runs.items() if run.attached}
         for run in self._runs.values():
             run.task.cancel()
+            run.rendezvous.end()
             run.kv.close()
         self._runs.clear()
         if self._shared is not None:
             self._shared.close()
+        return former
+
+    def _move(self, run_id: str, attached: Attached) -> None:
+        """Let torchruns of a former life go on in this one: their world there is over.
+
+        Happens without a job UID, when others have begun the next life behind a cut. Left in the
+        old one, two worlds would train side by side for ever.
+        """
+        run = self._run(run_id)
+        run.attached.update(attached)
+        for agent, move in attached.values():
+            log.info("a torchrun of %s goes on in generation %s", run_id, self._generation)
+            move(run.kv)
+            run.rendezvous.adopt(agent)
 
     async def _generation_after(self, generation: int) -> None:
         try:

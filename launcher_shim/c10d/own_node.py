@@ -98,6 +98,11 @@ class OwnNode:
         """The store was restored or emptied: its revisions start anew."""
         self._known_at = 0
 
+    def retire(self) -> None:
+        """Want no record any more: the run is of a former life. Who waits for one is let go."""
+        self._node = None
+        self._settle()
+
     async def written(self, node: Node) -> int:
         """Wait until the store holds ``node``, or no longer should; return the revision."""
         while self._node is node and not self._holds():

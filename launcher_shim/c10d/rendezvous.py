@@ -98,6 +98,7 @@ class Rendezvous:
         self._run = MirroredRun(keys)
         self._agent: Agent | None = None
         self._restored = False
+        self._ended = False
         self._observations = Observations()
         self._diary = Diary(log)
         self._stirred = asyncio.Event()
@@ -129,6 +130,20 @@ class Rendezvous:
             self._agent = agent
             self._own.aim(node)
         return agent
+
+    def end(self) -> None:
+        """The job has begun its next life: nothing here is written any more, nobody waits."""
+        self._ended = True
+        self._own.retire()
+        self._tell()
+
+    def adopt(self, agent: Agent) -> None:
+        """Take over an agent from a former life: its world is none here, so it asks again."""
+        agent.move(self)
+        if agent.named:
+            self._agent = agent
+            self._own.aim(replace(agent.record(0), state="left", left_reason="hung"))
+            self._moved()
 
     @property
     def closed(self) -> ClosedWhy:
@@ -244,7 +259,7 @@ class Rendezvous:
 
         def edit_live(current: Round) -> Round | None:
             live = current.complete and current.number == node.round
-            return edit(current) if live else None
+            return edit(current) if live and not self._ended else None
 
         revision = await self._round_key.edit(self._run.round, edit_live)
         if revision is not None:

@@ -34,8 +34,13 @@ class Runs(Protocol):
         """Keys of clients that belong to no rendezvous; None until the member is registered."""
         ...
 
-    async def attached(self, run_id: str, operator: Operator) -> tuple[Kv, Agent]:
-        """Join a rendezvous: wait until it is known, and connect to it."""
+    async def attached(
+        self, run_id: str, operator: Operator, move: Callable[[Kv], None]
+    ) -> tuple[Kv, Agent]:
+        """Join a rendezvous: wait until it is known, and connect to it.
+
+        ``move`` is called with other keys when the job begins its next life.
+        """
         ...
 
     async def ready(self) -> Kv:
@@ -126,9 +131,13 @@ class LauncherSession:
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
         run_id = _run_id(request.key)
-        self._kv, agent = await self._runs.attached(run_id, self._operator)
+        self._kv, agent = await self._runs.attached(run_id, self._operator, self._move)
         self._agent, self._state_key = agent, request.key
         return wire.vec(await agent.compare_set(request.expected, request.desired))
+
+    def _move(self, kv: Kv) -> None:
+        """Go on with the keys of the job's next life."""
+        self._kv = kv
 
     @staticmethod
     async def _vec(value: Awaitable[bytes]) -> bytes:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -81,3 +82,44 @@ async def test_one_whose_first_rank_died_before_it_spoke_comes_back_to_form_agai
         assert rank == 1
         assert port == 1
         assert waited_s < 10
+
+
+async def test_i1_torchruns_of_a_former_life_leave_its_world_and_form_one_in_the_next() -> None:
+    engine = MemoryEngine()
+    moved = threading.Event()
+    async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:
+
+        def train(port: int, address: str) -> tuple[int, int]:
+            handler, _ = handler_at(port, address)
+            handler.next_rendezvous()
+            assert moved.wait(20)
+            deadline = time.monotonic() + 15
+            while handler.num_nodes_waiting() == 0:
+                assert time.monotonic() < deadline, "it still believes in its former world"
+                time.sleep(0.1)
+            info = handler.next_rendezvous()
+            handler._stop_heartbeats()
+            return info.rank, info.world_size
+
+        async def begin_next_life() -> None:
+            async with asyncio.timeout(20):
+                while True:
+                    run = one.endpoint.rendezvous().get(RUN_ID)
+                    if run is not None and run.round.complete:
+                        break
+                    await one.client.mirror.changed_after(one.client.mirror.sequence)
+                job = one.client.membership.snapshot().job
+                assert job is not None
+                await one.registrar.next_generation(job, "somebody began it behind a cut")
+                while {one.registrar.generation, two.registrar.generation} != {2}:
+                    await one.client.mirror.changed_after(one.client.mirror.sequence)
+            moved.set()
+
+        async with asyncio.timeout(50):
+            first, second, _ = await asyncio.gather(
+                asyncio.to_thread(train, one.port, "10.0.0.1"),
+                asyncio.to_thread(train, two.port, "10.0.0.2"),
+                begin_next_life(),
+            )
+        assert (first, second) == ((0, 2), (1, 2))
+        assert one.registrar.generation == 2
