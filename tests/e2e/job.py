@@ -287,7 +287,8 @@ class Job:
         self._fail.unlink(missing_ok=True)
 
     def end(self) -> None:
-        """End everything."""
+        """End everything; the timeline stays in the job's directory."""
+        (self.directory / "timeline.txt").write_text(self.timeline())
         end_all(self.token)
         for node in self.nodes.values():
             self._reap(node)
@@ -352,6 +353,12 @@ class Job:
         """SIGSTOP everything of the node."""
         self.tell(f"{node.name}: frozen")
         send(marked(self.token, node.name), signal.SIGSTOP)
+
+    def freeze_sidecar(self, node: Node) -> None:
+        """SIGSTOP the sidecar alone; ``resume`` wakes it."""
+        assert node.sidecar is not None
+        self.tell(f"{node.name}: sidecar frozen")
+        node.sidecar.send_signal(signal.SIGSTOP)
 
     def resume(self, node: Node) -> None:
         """SIGCONT everything of the node."""

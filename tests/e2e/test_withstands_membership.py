@@ -186,6 +186,21 @@ def test_a_node_frozen_beyond_its_lease_is_left_out_and_comes_back(job: Job) -> 
 
 
 @one_process
+def test_a_sidecar_frozen_beyond_its_lease_is_stale_and_comes_back(job: Job) -> None:
+    world = three_nodes(job)
+    victim = node_of_rank(job, world, 0)
+    job.freeze_sidecar(victim)
+    smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
+    before = job.witness.sight.membership.incarnations[victim.name]
+    job.goes_on(smaller)
+    job.resume(victim)
+    job.world_of(job.nodes.values())
+    assert job.witness.sight.membership.incarnations[victim.name].number > before.number
+    assert victim.launcher is not None
+    assert victim.launcher.poll() is None
+
+
+@one_process
 def test_kill_9_of_a_sidecar_ends_its_torchrun_and_nothing_else(job: Job) -> None:
     # Without muster-run in between, torch's client sees its connection end, and never reconnects.
     world = three_nodes(job)

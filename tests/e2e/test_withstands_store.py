@@ -46,11 +46,13 @@ def job(
 
 
 @pytest.fixture(autouse=True)
-def _one_world_at_a_time(job: Job, cluster: EtcdCluster) -> Iterator[None]:
+def _mended_afterwards(request: pytest.FixtureRequest, cluster: EtcdCluster) -> Iterator[None]:
+    job: Job | None = request.getfixturevalue("job") if "job" in request.fixturenames else None
     yield
-    job.mend_store()
     cluster.restore()
-    job.never_two_worlds()
+    if job is not None:
+        job.mend_store()
+        job.never_two_worlds()
 
 
 def all_together(job: Job) -> World:
@@ -196,3 +198,46 @@ def test_i5_a_node_that_dies_during_an_outage_is_missed_after_it(
     job.add()
     job.world_of(job.nodes.values())
     job.until(job.in_agreement, 20, "everybody agrees")
+
+
+def test_i1_newcomers_form_no_second_world_while_all_others_are_cut_off(
+    run_job: Callable[..., AbstractContextManager[Job]], cluster: EtcdCluster
+) -> None:
+    with run_job(cluster.endpoints, least=2, most=4, proxied=True) as job:
+        old = job.add(2, uid="the-job")
+        world = all_together(job)
+        since_s = time.monotonic()
+        job.cut_store(old)
+        job.until(lambda: not job.witness.sight.membership.members, 20, "their leases end")
+        new = job.add(2, uid="the-job")
+        names = {node.name for node in new}
+        job.until(
+            lambda: (
+                {n for n, it in job.witness.sight.nodes.items() if it.state == "asking"} == names
+            ),
+            30,
+            "the newcomers ask",
+        )
+        time_passes(job, world, 3 * job.lease_s)
+        job.undisturbed(world, since_s)
+        assert job.steps.worlds() == [world]
+        job.mend_store()
+        job.world_of(job.nodes.values())
+        job.never_two_worlds()
+
+
+def test_a_job_without_a_uid_comes_together_after_a_cut_that_began_its_next_life(
+    run_job: Callable[..., AbstractContextManager[Job]], cluster: EtcdCluster
+) -> None:
+    # Newcomers that have watched an empty job for three lease times cannot know that somebody
+    # still trains behind the cut: without a UID they begin the job's next life.
+    with run_job(cluster.endpoints, least=2, most=4, proxied=True) as job:
+        old = job.add(2)
+        all_together(job)
+        job.cut_store(old)
+        job.until(lambda: not job.witness.sight.membership.members, 20, "their leases end")
+        new = job.add(2)
+        job.world_of(new)
+        job.mend_store()
+        job.world_of(job.nodes.values())
+        job.until(job.in_agreement, 20, "everybody agrees")
