@@ -80,7 +80,7 @@ async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, 
     torchrun: Torchrun | None = None
     try:
         await sidecar.ready()
-        directory = run_dir.with_suffix(".torchrun")
+        directory = run_dir.with_name(f"{run_dir.name}.torchrun")
         torchrun = Torchrun(directory, sidecar.torch_environment())
         await torchrun.start()
         async with asyncio.timeout(TRAINS_WITHIN_S):

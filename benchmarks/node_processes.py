@@ -109,7 +109,7 @@ class Sidecar:
         self.http_port = free_port()
         run_dir.parent.mkdir(exist_ok=True)
         self._run_dir = run_dir
-        self._log = run_dir.with_suffix(".log")
+        self._log = run_dir.with_name(f"{run_dir.name}.log")
         self._environment = {
             **os.environ,
             "MUSTER_NAMESPACE": "bench",
