@@ -74,6 +74,8 @@ class Sidecar:
                 1,
                 policy.min_nodes,
                 policy.max_nodes,
+                # With a UID the job has one life, even if all of its pods are gone for a while.
+                job_uid="uid-digits",
             ),
             lease_ttl_s=ttl_s,
             clock=time.monotonic,
@@ -140,6 +142,16 @@ class Wire:
     def exit_barrier(self) -> None:
         self._call("add", self._barrier)
 
+    def wait(self, kv: dict[str, bytes], key: str) -> bytes:
+        return self._call("wait", lambda: self._value(kv, key))
+
+    async def _value(self, kv: dict[str, bytes], key: str) -> bytes:
+        while True:
+            value = kv.get(key, self.agent.filler(key.encode()))
+            if value is not None:
+                return value
+            await asyncio.sleep(0.02)
+
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self.agent.closed)
 
@@ -176,6 +188,21 @@ class Wire:
             self._down = True
             for pending in tuple(self._pending):
                 pending.cancel()
+
+
+class RoundStore:
+    """The keys of one round, as far as a handler uses them; unset ones may be filled."""
+
+    def __init__(self, wire: Wire, kv: dict[str, bytes], number: int) -> None:
+        self._wire = wire
+        self._kv = kv
+        self._prefix = f"/torch.rendezvous.{RUN_ID}.{number}/"
+
+    def set(self, key: str, value: bytes) -> None:
+        self._kv[self._prefix + key] = value
+
+    def get(self, key: str) -> bytes:
+        return self._wire.wait(self._kv, self._prefix + key)
 
 
 @dataclass(frozen=True)
@@ -304,7 +331,7 @@ class Job:
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
     everyone: list[Torchrun] = field(default_factory=list)
-    kv: Any = field(default_factory=dist.HashStore)
+    kv: dict[str, bytes] = field(default_factory=dict)
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
@@ -335,12 +362,15 @@ class Job:
         def make() -> DynamicRendezvousHandler:
             handler = DynamicRendezvousHandler.from_backend(
                 RUN_ID,
-                self.kv,
+                dist.HashStore(),
                 C10dRendezvousBackend(wire, RUN_ID),
                 self.policy.min_nodes,
                 max_nodes or self.policy.max_nodes,
                 local_addr=f"10.0.0.{name}",
                 timeout=RendezvousTimeout(join=timedelta(seconds=join_s)),
+            )
+            handler._get_store = lambda: RoundStore(
+                wire, self.kv, handler._state_holder.state.round
             )
             if node is not None:
                 handler._this_node = handler._op_executor._node = _NodeDesc(*node)
