@@ -14,6 +14,7 @@ from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.membership import Membership
+from rdzv.model import Snapshot
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
@@ -52,14 +53,14 @@ class HostDelivery:
         self._list = hosts.parse(former, self._generation)
         delivered = former
         while True:
-            sequence = self._mirror.sequence
-            self._decide()
+            snapshot = self._membership.snapshot()
+            self._decide(snapshot)
             text = self._list.render()
             if text != delivered and await self._deliver(text):
                 delivered = text
             if text == delivered:
                 self.delivered.set()
-            await self._change_after(sequence, retry=text != delivered)
+            await self._change_from(snapshot, retry=text != delivered)
 
     async def _deliver(self, text: str) -> bool:
         """Rename a list into place; False if the disk does not take it: the former one stays."""
@@ -75,8 +76,7 @@ class HostDelivery:
             return False
         return True
 
-    def _decide(self) -> None:
-        snapshot = self._membership.snapshot()
+    def _decide(self, snapshot: Snapshot) -> None:
         listing = decide(snapshot)
         if listing.reason != self.listing.reason:
             log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
@@ -105,13 +105,13 @@ class HostDelivery:
                 return True
         return False
 
-    async def _change_after(self, sequence: int, *, retry: bool) -> None:
+    async def _change_from(self, snapshot: Snapshot, *, retry: bool) -> None:
         check_s = self._list.next_check_s()
         timeout_s = None if check_s is None else max(0.1, check_s - self._clock())
         if retry:
             timeout_s = RETRY_PAUSE_S if timeout_s is None else min(timeout_s, RETRY_PAUSE_S)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._mirror.changed_after(sequence)
+                await self._membership.changed_from(snapshot)
         except TimeoutError:
             return

@@ -47,10 +47,8 @@ class Losses:
         try:
             before = self._membership.snapshot()
             while True:
-                await self._mirror.changed_after(self._mirror.sequence)
+                await self._membership.changed_from(before)
                 after = self._membership.snapshot()
-                if after is before:
-                    continue
                 lost = lost_members(before, after, frozenset(self._goodbyes))
                 self._goodbyes.clear()
                 before = after

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import TypeVar, cast
@@ -30,6 +31,7 @@ class Membership:
         self._corrupt: dict[str, str] = {}
         self._unreadable: dict[type[Record], dict[str, int]] = {}
         self._snapshot: Snapshot | None = None
+        self._changed = asyncio.Event()
         self._job_key = keys.job
         self._incarnations = keys.incarnations
         self._generations = keys.generations
@@ -41,6 +43,11 @@ class Membership:
         if self._snapshot is None:
             self._snapshot = self._build()
         return self._snapshot
+
+    async def changed_from(self, known: Snapshot) -> None:
+        """Wait until the snapshot is another than ``known``; launchers' keys wake nobody here."""
+        while self.snapshot() is known:
+            await self._changed.wait()
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
@@ -65,6 +72,9 @@ class Membership:
                     self._unreadable.setdefault(kind, {})[name] = event.kv.mod_revision
             elif not records:
                 del self._sections[section + "/"]
+        if self._snapshot is None:
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
     def _kind(self, key: str) -> type[Record] | None:
         if key == self._job_key:

@@ -243,11 +243,11 @@ class Registrar:
     async def _until_superseded(self) -> str:
         """Return why the record in the store is no longer this registration."""
         while True:
-            sequence = self._mirror.sequence
-            reason = self._superseded(self._membership.snapshot())
+            snapshot = self._membership.snapshot()
+            reason = self._superseded(snapshot)
             if reason is not None:
                 return reason
-            await self._mirror.changed_after(sequence)
+            await self._membership.changed_from(snapshot)
 
     def _superseded(self, snapshot: Snapshot) -> str | None:
         assert self.held is not None

@@ -78,6 +78,10 @@ class Cell:
             # Only somebody who writes past us can bring this about; the plain value stays.
             return self.base.value
 
+    def is_sum(self) -> bool:
+        """Whether something has been added to the plain value."""
+        return any(part.value is not None for part in self.addends.values())
+
     def queue(self) -> list[tuple[str, Part]]:
         """The elements that are there, oldest first."""
         there = [(name, part) for name, part in self.elements.items() if part.value is not None]

@@ -42,7 +42,7 @@ class _Run:
 
     kv: Kv
     rendezvous: Rendezvous
-    task: asyncio.Task[None]
+    tasks: tuple[asyncio.Task[None], ...] = ()
     attached: Attached = field(default_factory=dict)
     forgotten_round: int = -1
     noted: tuple[int, str] = (-1, "")
@@ -181,16 +181,14 @@ class Endpoint:
                     self._move(run_id, attached)
                 entered, self._entered = self._entered, asyncio.Event()
                 entered.set()
-            for run_id, run in self._runs.items():
-                self._note_round(run_id, run)
-                self._forget_old_round(run_id, run)
-            await self._mirror.changed_after(self._mirror.sequence)
+            await self._membership.changed_from(self._membership.snapshot())
 
     def _leave_generation(self) -> dict[str, Attached]:
         """End every run; returns who is still connected to which."""
         former = {run_id: run.attached for run_id, run in self._runs.items() if run.attached}
         for run in self._runs.values():
-            run.task.cancel()
+            for task in run.tasks:
+                task.cancel()
             run.rendezvous.end()
             run.kv.close()
         self._runs.clear()
@@ -250,8 +248,12 @@ class Endpoint:
             clock=self._clock,
             random=self._random,
         )
-        task = self._tasks.create_task(rendezvous.run(), name=f"rendezvous {run_id}")
-        return _Run(self._kv(run_id), rendezvous, task)
+        run = _Run(self._kv(run_id), rendezvous)
+        run.tasks = (
+            self._tasks.create_task(rendezvous.run(), name=f"rendezvous {run_id}"),
+            self._tasks.create_task(self._follow_rounds(run_id, run), name=f"rounds {run_id}"),
+        )
+        return run
 
     def _kv(self, run_id: str) -> Kv:
         assert self._generation is not None
@@ -284,6 +286,13 @@ class Endpoint:
             )
             known = self._run_membership = (snapshot, self.fenced, made)
         return known[2]
+
+    async def _follow_rounds(self, run_id: str, run: _Run) -> None:
+        """See to what each new round leaves behind, for ever."""
+        while True:
+            self._note_round(run_id, run)
+            self._forget_old_round(run_id, run)
+            await run.rendezvous.news()
 
     def _note_round(self, run_id: str, run: _Run) -> None:
         """Put a round that was formed, or closed, into the history; its first node does it."""

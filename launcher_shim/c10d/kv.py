@@ -186,25 +186,23 @@ class Kv:
         async def attempt() -> int:
             nonlocal cell
             while True:
-                if cell.base.value is not None:
-                    read_number(cell.base.value)
                 own = cell.addends.get(operator.name)
                 if own is not None and (own.value or b"").endswith(b" #" + number):
                     return read_number(cell.value() or b"0")
                 before = read_number(own.value) if own and own.value is not None else 0
                 own_revision = own.mod_revision if own and own.value is not None else 0
                 value = b"%d #%s" % (wrap_int64(before + delta), number)
+                base = read_number(cell.base.value) if cell.base.value is not None else 0
                 result = await self._store.txn(
                     [
                         Compare(self.keys.value(key), "mod", "=", _revision(cell.base.value, cell)),
                         Compare(own_key, "mod", "=", own_revision),
                     ],
-                    [Put(own_key, value), *self._ranges(key)],
-                    self._ranges(key),
+                    [Put(own_key, value), Range(self.keys.addends(key), prefix=True)],
                 )
-                cell = self._learn_cell(key, result, result.responses[-3:])
                 if result.succeeded:
-                    return read_number(cell.value() or b"0")
+                    return wrap_int64(base + self._learn_addends(key, result))
+                cell = await self._reread(key)
 
         return await self._until_settled(attempt)
 
@@ -297,10 +295,9 @@ class Kv:
             if new is None:
                 return Plan((), answer)
             value = new
-            operations = (
-                Put(self.keys.value(key), value),
-                Delete(self.keys.addends(key), prefix=True),
-            )
+            operations: tuple[Operation, ...] = (Put(self.keys.value(key), value),)
+            if cell.is_sum():
+                operations += (Delete(self.keys.addends(key), prefix=True),)
             return Plan(operations, answer, lambda rev: self._learn_base(key, value, rev))
 
         return await self._change(key, plan, operator)
@@ -321,13 +318,13 @@ class Kv:
                 then: list[Operation] = [*current.operations]
                 if then:
                     then.append(Put(op_key, number, self._lease_id() or 0))
-                result = await self._store.txn(compares, then, [*self._ranges(key), Range(op_key)])
+                result = await self._store.txn(compares, then)
                 if result.succeeded:
                     current.learn(result.revision)
                     return current.answer
-                if _number_at(result.responses[-1]) == number:
+                if _number_at((await self._store.range(op_key)).kvs) == number:
                     return current.answer
-                self._learn_cell(key, result, result.responses[:3])
+                await self._reread(key)
                 planned = None
 
         return await self._until_settled(attempt)
@@ -348,11 +345,11 @@ class Kv:
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def _read(self, key: bytes) -> Cell:
-        async def attempt() -> Cell:
-            result = await self._store.txn([], self._ranges(key))
-            return self._learn_cell(key, result, result.responses)
+        return await self._until_settled(lambda: self._reread(key))
 
-        return await self._until_settled(attempt)
+    async def _reread(self, key: bytes) -> Cell:
+        result = await self._store.txn([], self._ranges(key))
+        return self._learn_cell(key, result, result.responses)
 
     def _ranges(self, key: bytes) -> list[Operation]:
         return [
@@ -390,6 +387,17 @@ class Kv:
             if name not in there:
                 self.cells.learn_absent(name, result.revision)
         return self.cells.cell(key)
+
+    def _learn_addends(self, key: bytes, result: TxnResult) -> int:
+        """Take in a counter's addends as the last operation of ``result`` read them; their sum."""
+        response = result.responses[-1]
+        found = response if isinstance(response, tuple) else ()
+        self.cells.learn(found)
+        there = {kv.key for kv in found}
+        for adder in tuple(self.cells.cell(key).addends):
+            if (name := self.keys.addend(key, adder)) not in there:
+                self.cells.learn_absent(name, result.revision)
+        return sum(read_number(kv.value) for kv in found)
 
     def _learn_base(self, key: bytes, value: bytes, revision: int) -> None:
         for adder in tuple(self.cells.cell(key).addends):

@@ -104,6 +104,7 @@ class Rendezvous:
         self._stirred = asyncio.Event()
         self._news = asyncio.Event()
         self._scene: Scene | None = None
+        self._seen_membership: Membership | None = None
         self._unsubscribe = mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.under(keys.prefix)])
 
@@ -277,16 +278,20 @@ class Rendezvous:
             log.warning("the store was restored or emptied: what this sidecar knows is put back")
             self._restored = True
             self._own.forget()
-        news = False
+        news, looks = False, self._restored or self._membership() is not self._seen_membership
         for event in events:
             touched = self._run.apply(event)
+            looks = looks or bool(touched) or event.kv.key == self._member_key
             if event.kv.key == self._own_key:
                 self._own.see(event)
             if touched == "round" or event.kv.key in (self._own_key, self._member_key):
                 self._own.stir()
                 news = True
-        self._scene = None
-        self._stirred.set()
+        if looks:
+            # Launchers' own keys change all the time and mean nothing here.
+            self._scene = None
+            self._seen_membership = self._membership()
+            self._stirred.set()
         if news:
             self._tell()
 
