@@ -19,7 +19,7 @@ from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
 
 log = logging.getLogger(__name__)
 
-HEALTHY_S = 3 * WATCH_PROGRESS_S
+HEALTHY_S = 2.5 * WATCH_PROGRESS_S
 """A stream that has been silent for longer than this proves nothing about absent keys."""
 
 RELIST_PAUSE_S = 0.5

@@ -113,7 +113,7 @@ class WatchBatch:
     events: tuple[WatchEvent, ...]
 
 
-WATCH_PROGRESS_S = 1.0
+WATCH_PROGRESS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
