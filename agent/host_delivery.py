@@ -26,7 +26,8 @@ RETRY_PAUSE_S = 5.0
 class HostDelivery:
     """Renders the host list at each change and renames it into place.
 
-    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list.
+    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` gives
+    the generation that the member is in: the hosts of another life are not for its launcher.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class HostDelivery:
         membership: Membership,
         generation: int,
         clock: Callable[[], float],
+        held: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.delivered = asyncio.Event()
         self.listing = Listing(0)
@@ -46,6 +48,7 @@ class HostDelivery:
         self._clock = clock
         self._list = hosts.HostList(generation=generation)
         self._generation = generation
+        self._held = held
 
     async def run(self) -> None:
         """Deliver for ever; begins with what the run directory had before."""
@@ -54,13 +57,18 @@ class HostDelivery:
         delivered = former
         while True:
             snapshot = self._membership.snapshot()
-            self._decide(snapshot)
+            foreign = snapshot.job is not None and self._held() not in (
+                None,
+                snapshot.job.generation,
+            )
+            if not foreign:
+                self._decide(snapshot)
             text = self._list.render()
             if text != delivered and await self._deliver(text):
                 delivered = text
             if text == delivered:
                 self.delivered.set()
-            await self._change_from(snapshot, retry=text != delivered)
+            await self._change_from(snapshot, retry=foreign or text != delivered)
 
     async def _deliver(self, text: str) -> bool:
         """Rename a list into place; False if the disk does not take it: the former one stays."""

@@ -74,6 +74,7 @@ class Sidecar:
             membership,
             state.held.generation if state.held else 0,
             monotonic,
+            lambda: self._registrar.held.generation if self._registrar.held else None,
         )
         self._endpoint = Endpoint(
             registrar=self._registrar,

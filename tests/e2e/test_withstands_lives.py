@@ -79,6 +79,7 @@ def test_created_again_with_another_uid_it_starts_anew(
             assert "created again with UID second" in node.sidecar_log()
             assert node.sidecar is not None
             assert node.sidecar.poll() is None
+            assert node.hosts() == sorted(other.name for other in first)
         job.goes_on(again)
 
 
