@@ -40,7 +40,8 @@ def test_nodes_join_and_the_job_scales_up(job: Job) -> None:
     world = job.world_of(job.nodes.values(), 120)
     job.add()
     grown = job.world_of(job.nodes.values(), 120)
-    assert grown.restarts == world.restarts == 0
+    assert world.restarts == 0
+    assert grown.restarts <= 1
 
 
 def test_one_agent_is_terminated_and_the_others_go_on(job: Job) -> None:

@@ -2,7 +2,7 @@
 """A real torchrun job while its nodes come, go and die, in any part.
 
 One job goes through all of it, with one and with two processes a node. Each test first brings it
-back to three nodes that step in one world, so each can run alone.
+back to three nodes (two of two processes) that step in one world, so each can run alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def job(
     run_job: Callable[..., AbstractContextManager[Job]],
     embedded: list[str],
 ) -> Iterator[Job]:
-    with run_job(embedded, slots=request.param, least=2, most=4) as job:
+    slots = request.param
+    with run_job(embedded, slots=slots, least=3 - slots, most=4) as job:
         yield job
 
 
@@ -38,19 +39,20 @@ def _one_world_at_a_time(job: Job) -> Iterator[None]:
     job.never_two_worlds()
 
 
-def three_nodes(job: Job) -> World:
-    """Bring the job to three nodes in one world, whatever an earlier test has left."""
+def together(job: Job) -> World:
+    """Bring the job back to where each test begins, whatever an earlier one has left."""
+    size = 3 if job.slots == 1 else 2
     for node in tuple(job.nodes.values()):
         if node.launcher is None or node.sidecar is None or node.sidecar.poll() is not None:
             job.kill_node(node)
-    while len(job.nodes) > 3:
+    while len(job.nodes) > size:
         job.stop_node(job.nodes[max(job.nodes)])
     for node in job.nodes.values():
         assert node.launcher is not None
         if node.launcher.poll() is not None:
             job.start_launcher(node)
-    if len(job.nodes) < 3:
-        job.add(3 - len(job.nodes))
+    if len(job.nodes) < size:
+        job.add(size - len(job.nodes))
     return job.world_of(job.nodes.values())
 
 
@@ -61,8 +63,9 @@ def node_of_rank(job: Job, world: World, rank: int) -> Node:
 def restarts_burnt(world: World, before: World) -> int:
     """Most restarts that torch has counted on one node between two worlds.
 
-    A node that joins costs none. One that dies makes the others' workers fail, which torch counts
-    once, as it always does.
+    One that dies makes the others' workers fail, which torch counts once, as it always does. One
+    that joins mostly costs none; but an agent looks for waiters once a second, and where another
+    has looked before it and stopped its workers, its own fail first.
     """
     then = {worker.node: worker.restarts for worker in before.workers.values()}
     return max(
@@ -74,16 +77,16 @@ def restarts_burnt(world: World, before: World) -> int:
 
 @both
 def test_a_node_joins(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     job.add()
     grown = job.world_of(job.nodes.values())
-    assert restarts_burnt(grown, world) == 0
-    assert len(job.witness.sight.membership.members) == 4
+    assert restarts_burnt(grown, world) <= 1
+    assert set(job.witness.sight.membership.members) == set(job.nodes)
 
 
 @both
 def test_kill_9_of_the_rank_0_node(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     job.kill_node(node_of_rank(job, world, 0))
     killed_s = time.monotonic()
     smaller = job.world_of(job.nodes.values())
@@ -93,21 +96,21 @@ def test_kill_9_of_the_rank_0_node(job: Job) -> None:
 
 @one_process
 def test_kill_9_of_another_node(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     job.kill_node(node_of_rank(job, world, 2))
     assert restarts_burnt(job.world_of(job.nodes.values()), world) <= 1
 
 
 @one_process
 def test_a_node_is_terminated(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     job.stop_node(node_of_rank(job, world, 1))
     assert restarts_burnt(job.world_of(job.nodes.values()), world) <= 1
 
 
 @both
 def test_kill_9_of_an_agent_with_its_workers_and_its_restart(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 0)
     job.kill_agent_with_workers(victim)
     survivors = [node for node in job.nodes.values() if node is not victim]
@@ -119,7 +122,7 @@ def test_kill_9_of_an_agent_with_its_workers_and_its_restart(job: Job) -> None:
 
 @both
 def test_kill_9_of_an_agent_alone_ends_its_orphans(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 1)
     orphans = job.kill_agent_only(victim)
     assert len(orphans) >= job.slots
@@ -129,7 +132,7 @@ def test_kill_9_of_an_agent_alone_ends_its_orphans(job: Job) -> None:
 
 @one_process
 def test_kill_9_of_the_launcher_and_its_restart_at_once(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 0)
     job.kill_agent_with_workers(victim)
     job.start_launcher(victim)
@@ -139,7 +142,7 @@ def test_kill_9_of_the_launcher_and_its_restart_at_once(job: Job) -> None:
 
 @one_process
 def test_below_min_nobody_trains_and_at_min_it_goes_on(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     first, second, third = job.nodes.values()
     job.kill_node(second)
     job.kill_node(third)
@@ -156,7 +159,7 @@ def test_below_min_nobody_trains_and_at_min_it_goes_on(job: Job) -> None:
 
 @one_process
 def test_beyond_max_a_spare_stands_by_and_takes_over(job: Job) -> None:
-    three_nodes(job)
+    together(job)
     job.add()
     full = job.world_of(job.nodes.values())
     spare = job.add()[0]
@@ -174,7 +177,7 @@ def test_beyond_max_a_spare_stands_by_and_takes_over(job: Job) -> None:
 
 @both
 def test_a_node_frozen_beyond_its_lease_is_left_out_and_comes_back(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 1)
     job.freeze(victim)
     frozen_s = time.monotonic()
@@ -187,7 +190,7 @@ def test_a_node_frozen_beyond_its_lease_is_left_out_and_comes_back(job: Job) -> 
 
 @one_process
 def test_a_sidecar_frozen_beyond_its_lease_is_stale_and_comes_back(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 0)
     job.freeze_sidecar(victim)
     smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
@@ -203,7 +206,7 @@ def test_a_sidecar_frozen_beyond_its_lease_is_stale_and_comes_back(job: Job) -> 
 @one_process
 def test_kill_9_of_a_sidecar_ends_its_torchrun_and_nothing_else(job: Job) -> None:
     # Without muster-run in between, torch's client sees its connection end, and never reconnects.
-    world = three_nodes(job)
+    world = together(job)
     victim = node_of_rank(job, world, 0)
     job.kill_sidecar(victim)
     assert victim.launcher is not None
@@ -218,7 +221,7 @@ def test_kill_9_of_a_sidecar_ends_its_torchrun_and_nothing_else(job: Job) -> Non
 
 @both
 def test_i1_no_two_rounds_are_ever_live(job: Job) -> None:
-    world = three_nodes(job)
+    world = together(job)
     job.goes_on(world)
     assert len(job.steps.worlds()) > 1 or len(job.witness.rounds) >= 2
     job.never_two_worlds()
