@@ -19,8 +19,12 @@ from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
 
 log = logging.getLogger(__name__)
 
-HEALTHY_S = 2.5 * WATCH_PROGRESS_S
-"""A stream that has been silent for longer than this proves nothing about absent keys."""
+HEALTHY_S = 1.75 * WATCH_PROGRESS_S
+"""A stream that has been silent for longer than this proves nothing about absent keys.
+
+Less than the time for which a vanished key must stay away: a stream that hangs just then must not
+count as one that would have shown its return.
+"""
 
 RELIST_PAUSE_S = 0.5
 

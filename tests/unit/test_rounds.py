@@ -15,6 +15,8 @@ from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.rounds import decide, next_round
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from rdzv.store import WATCH_PROGRESS_S
+from rdzv.watching import HEALTHY_S
 
 NOW = 500.0
 POLICY = Policy(min_nodes=2, max_nodes=4)
@@ -351,3 +353,7 @@ def test_decide_is_total_and_freezes_only_who_asked(
 def test_standings_name_every_frozen_node(snapshot: RunSnapshot, later_s: float) -> None:
     standings: Standings = stand(NOW + later_s, snapshot, look(Observations(), snapshot), POLICY)
     assert set(standings.of) == set(snapshot.round.frozen)
+
+
+def test_a_stream_that_hangs_is_no_proof_that_a_node_stayed_away() -> None:
+    assert WATCH_PROGRESS_S < HEALTHY_S < Policy(1, 1).confirm_s
