@@ -28,6 +28,7 @@ class HostDelivery:
 
     ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` gives
     the generation that the member is in: the hosts of another life are not for its launcher.
+    ``nudges`` says that a horovodrun reads the list: it is reminded of what it may have missed.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class HostDelivery:
         generation: int,
         clock: Callable[[], float],
         held: Callable[[], int | None] = lambda: None,
+        *,
+        nudges: bool = False,
     ) -> None:
         self.delivered = asyncio.Event()
         self.listing = Listing(0)
@@ -49,11 +52,12 @@ class HostDelivery:
         self._list = hosts.HostList(generation=generation)
         self._generation = generation
         self._held = held
+        self._nudges = nudges
 
     async def run(self) -> None:
         """Deliver for ever; begins with what the run directory had before."""
         former = await asyncio.to_thread(self._run_dir.hosts)
-        self._list = hosts.parse(former, self._generation)
+        self._list = hosts.parse(former, self._generation, self._clock())
         delivered = former
         while True:
             snapshot = self._membership.snapshot()
@@ -68,7 +72,8 @@ class HostDelivery:
                 delivered = text
             if text == delivered:
                 self.delivered.set()
-            await self._change_from(snapshot, retry=foreign or text != delivered)
+            retry = foreign or text != delivered
+            await self._change_from(snapshot, RETRY_PAUSE_S if retry else self._pause_s())
 
     async def _deliver(self, text: str) -> bool:
         """Rename a list into place; False if the disk does not take it: the former one stays."""
@@ -99,6 +104,8 @@ class HostDelivery:
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
         )
+        if self._nudges:
+            self._list = self._list.nudged(now)
 
     def _left(self, host: hosts.Host) -> bool:
         """Whether the history says that the member left after this host's record was made."""
@@ -113,11 +120,14 @@ class HostDelivery:
                 return True
         return False
 
-    async def _change_from(self, snapshot: Snapshot, *, retry: bool) -> None:
-        check_s = self._list.next_check_s()
-        timeout_s = None if check_s is None else max(0.1, check_s - self._clock())
-        if retry:
-            timeout_s = RETRY_PAUSE_S if timeout_s is None else min(timeout_s, RETRY_PAUSE_S)
+    def _pause_s(self) -> float | None:
+        """For how long the list stands if nothing happens; None: for ever."""
+        checks_s = [self._list.next_nudge_s()] if self._nudges else []
+        if (check_s := self._list.next_check_s()) is not None:
+            checks_s.append(check_s)
+        return max(0.1, min(checks_s) - self._clock()) if checks_s else None
+
+    async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._membership.changed_from(snapshot)

@@ -75,6 +75,7 @@ class Sidecar:
             state.held.generation if state.held else 0,
             monotonic,
             lambda: self._registrar.held.generation if self._registrar.held else None,
+            nudges=config.role == "launcher",
         )
         self._endpoint = Endpoint(
             registrar=self._registrar,

@@ -7,16 +7,20 @@ has a name that no blacklist knows.
 
 A member that leaves, drains or changes its job goes from the list at once. One whose lease ran
 out goes once a healthy watch has missed it for ``CONFIRM_S``, and never as the last one: after a
-cut between everybody and the store, everybody comes back. The last line is a host without slots
-that is renamed with each change: it makes Horovod notice a change that came amid a reset, and
-keeps a newcomer from being waited for in vain.
+cut between everybody and the store, everybody comes back.
+
+The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
+Horovod a host is always added as well as removed: workers that are told of nothing but removals
+skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
+and those that are amid a reset forget it. It does not tell who has followed, so the line is
+renamed again and again, ever more rarely: where nothing is left to be done, that does nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from rdzv.listing import Listing
@@ -24,6 +28,13 @@ from rdzv.model import Member
 
 CONFIRM_S = 4.0
 """A reconnect and a renewal fit in."""
+
+NUDGE_S = 2.0
+"""The least time between two nudges; horovodrun looks about every 1.4 s."""
+
+NUDGE_SHARE = 8
+"""A nudge comes within this part of the time since the change, or ``NUDGE_S``. Horovod never
+forgets a name that it has seen: so, it sees about 90 of them in a week without a change."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\.([0-9a-f]{8}):([1-9][0-9]{0,5})", re.ASCII)
@@ -42,12 +53,18 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class HostList:
-    """The hosts, oldest first. ``missed_since_s`` tells when a lost one's record vanished."""
+    """The hosts, oldest first.
+
+    ``missed_since_s`` tells when a lost one's record vanished, ``changed_s`` when a host changed
+    last, and ``renamed_s`` when the last line did.
+    """
 
     hosts: tuple[Host, ...] = ()
     revision: int = 0
     generation: int = 0
     missed_since_s: Mapping[str, float] = field(default_factory=dict)
+    changed_s: float = 0.0
+    renamed_s: float = 0.0
 
     def render(self) -> str:
         """The file's content."""
@@ -58,6 +75,16 @@ class HostList:
         """When ``follow`` is to be asked again although nothing changes, or None."""
         since = self.missed_since_s.values()
         return min(since) + CONFIRM_S if since else None
+
+    def next_nudge_s(self) -> float:
+        """When the last line is to be renamed although nothing changes."""
+        return self.renamed_s + max(NUDGE_S, (self.renamed_s - self.changed_s) / NUDGE_SHARE)
+
+    def nudged(self, now: float) -> HostList:
+        """The same hosts, and if it is time, another last line; ``now`` is monotonic."""
+        if now < self.next_nudge_s():
+            return self
+        return replace(self, revision=self.revision + 1, renamed_s=now)
 
 
 def host_of(member: Member) -> Host | None:
@@ -77,7 +104,7 @@ def follow(
     now: float,
     healthy_for_s: float,
 ) -> HostList:
-    """The next host list, which is ``previous`` itself if no host changes.
+    """The next host list, with the last line of ``previous`` if no host changes.
 
     ``left`` says whether a member left on purpose after the record of that host; ``now`` is
     monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap.
@@ -103,17 +130,20 @@ def follow(
                 lost.append(host)
     hosts = (*lost, *listed)
     if _lines(hosts) == _lines(previous.hosts) and generation == previous.generation:
-        return HostList(hosts, previous.revision, generation, missed)
+        return replace(previous, hosts=hosts, missed_since_s=missed)
     revision = max(listing.revision, previous.revision + 1)
-    return HostList(hosts, revision, generation, missed)
+    return HostList(hosts, revision, generation, missed, changed_s=now, renamed_s=now)
 
 
 def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:
     return {(host.token, host.slots) for host in hosts}
 
 
-def parse(text: str, generation: int) -> HostList:
-    """Read a delivered list back, for a sidecar that starts again; an unsound one is empty."""
+def parse(text: str, generation: int, now: float) -> HostList:
+    """Read a delivered list back, for a sidecar that starts again; an unsound one is empty.
+
+    When it changed is not known: as far as nudges go, it was ``now``.
+    """
     *lines, last = text.splitlines() or [""]
     revision = _REVISION.fullmatch(last)
     hosts = [_LINE.fullmatch(line) for line in lines]
@@ -127,4 +157,6 @@ def parse(text: str, generation: int) -> HostList:
         ),
         int(revision[1]),
         generation,
+        changed_s=now,
+        renamed_s=now,
     )

@@ -179,6 +179,14 @@ async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
             assert host.startswith("worker.")
             assert host.endswith(":3")
             assert last != alone
+            of_worker = await two.hosts()
+
+            async def nudged() -> bool:
+                now_host, now_last = (await one.hosts()).splitlines()
+                return now_host == host and now_last != last
+
+            await until(nudged)  # horovodrun may have missed it; no other launcher reads the list
+            assert await two.hosts() == of_worker
 
 
 async def test_a_member_that_disagrees_about_min_or_max_says_so_and_ends(

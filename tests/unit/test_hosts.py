@@ -5,12 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.horovod.hosts import CONFIRM_S, Host, HostList, follow, host_of, parse
+from launcher_shim.horovod.hosts import (
+    CONFIRM_S,
+    NUDGE_S,
+    NUDGE_SHARE,
+    Host,
+    HostList,
+    follow,
+    host_of,
+    parse,
+)
 from rdzv.listing import Listing
 from rdzv.model import Member
 
@@ -111,6 +121,49 @@ def test_the_revision_moves_even_if_that_of_the_store_went_back() -> None:
     assert scene.list.revision == 5002
 
 
+def nudges(scene: Scene, for_s: float) -> list[float]:
+    """Let time pass; when the last line was renamed, in seconds from now."""
+    began_s, moments = scene.now, []
+    while scene.list.next_nudge_s() <= began_s + for_s:
+        scene.now = scene.list.next_nudge_s()
+        before, scene.list = scene.list, scene.list.nudged(scene.now)
+        assert scene.list.revision == before.revision + 1
+        assert scene.list.hosts == before.hosts
+        moments.append(scene.now - began_s)
+    return moments
+
+
+def test_after_a_change_the_last_line_is_renamed_again_and_again_but_ever_more_rarely() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.list.nudged(scene.now + NUDGE_S - 0.01) is scene.list
+    moments = nudges(scene, 3600)
+    assert moments[:3] == [NUDGE_S, 2 * NUDGE_S, 3 * NUDGE_S]
+    for before, after in pairwise(moments):
+        assert after - before <= max(NUDGE_S, before / NUDGE_SHARE) + 1e-6
+    assert len(nudges(scene, 7 * 86_400)) < 100 - len(moments)
+
+
+def test_another_change_brings_the_nudges_back_and_none_lets_them_fade() -> None:
+    scene = Scene()
+    scene.see([A])
+    nudges(scene, 10_000)
+    scene.see([A])
+    assert scene.list.next_nudge_s() > scene.now + 100 * NUDGE_S
+    scene.see([A, B])
+    assert nudges(scene, NUDGE_S) == [NUDGE_S]
+
+
+def test_a_sidecar_that_starts_again_does_not_know_what_was_missed_and_nudges() -> None:
+    scene = Scene()
+    scene.see([A])
+    nudges(scene, 10_000)
+    before, scene.list = scene.list, parse(scene.list.render(), 1, scene.now)
+    scene.see([A], after_s=1.0)
+    assert scene.list.revision == before.revision
+    assert nudges(scene, NUDGE_S) == [NUDGE_S - 1.0]
+
+
 def test_who_leaves_or_drains_goes_at_once() -> None:
     scene = Scene()
     scene.see([A, B, C])
@@ -184,7 +237,7 @@ def test_a_new_life_of_the_job_begins_with_its_own_hosts() -> None:
 def test_a_delivered_list_is_read_back() -> None:
     scene = Scene()
     scene.see([A, dataclasses.replace(B, slots=8)])
-    again = parse(scene.list.render(), 1)
+    again = parse(scene.list.render(), 1, scene.now)
     assert again.render() == scene.list.render()
     scene.list = again
     assert scene.see([A]) == ["b", "a"]
@@ -194,12 +247,12 @@ def test_a_delivered_list_is_read_back() -> None:
     "text", ["", "\n", "a:1\n", "rev-1:0\na.00000000:1\n", "a.00000000:0\nrev-1:0", "x y\nrev-1:0"]
 )
 def test_an_unsound_list_is_read_as_none(text: str) -> None:
-    assert parse(text, 3) == HostList()
+    assert parse(text, 3, 100.0) == HostList()
 
 
 @given(st.text(max_size=80))
 def test_any_text_can_be_read(text: str) -> None:
-    assert isinstance(parse(text, 1), HostList)
+    assert isinstance(parse(text, 1, 100.0), HostList)
 
 
 names = st.sampled_from("abcdef")
