@@ -102,6 +102,24 @@ class GenerationKeys:
         return f"{self.drains}{_name(pod_uid)}"
 
     @property
+    def commit(self) -> str:
+        """The commit record: one key for all drains and joins."""
+        return f"{self.prefix}commit"
+
+    @property
+    def votes(self) -> str:
+        """Prefix of the votes of every epoch. The commit record itself lies outside of it."""
+        return f"{self.prefix}commit/"
+
+    def votes_of(self, epoch: int) -> str:
+        """Prefix of the votes of one epoch."""
+        return f"{self.votes}{epoch}/"
+
+    def vote(self, epoch: int, member: str) -> str:
+        """What one member votes, then acknowledges, in one epoch."""
+        return f"{self.votes_of(epoch)}{_name(member)}"
+
+    @property
     def runs(self) -> str:
         """Prefix of every torch run's keys."""
         return f"{self.prefix}c10d/"

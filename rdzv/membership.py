@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
+from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
@@ -17,8 +17,8 @@ from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 
-Record = Job | Member | Incarnation | Drain
-R = TypeVar("R", Job, Member, Incarnation, Drain)
+Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote
+R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote)
 
 
 class Membership:
@@ -31,8 +31,11 @@ class Membership:
         self._corrupt: dict[str, str] = {}
         self._unreadable: dict[type[Record], dict[str, int]] = {}
         self._snapshot: Snapshot | None = None
+        self._votes: Mapping[str, Vote] | None = None
+        self._votes_changed = asyncio.Event()
         self._changed = asyncio.Event()
         self._job_key = keys.job
+        self._last_commit_key = keys.last_commit
         self._incarnations = keys.incarnations
         self._generations = keys.generations
         mirror.subscribe(self._apply)
@@ -49,6 +52,23 @@ class Membership:
         while self.snapshot() is known:
             await self._changed.wait()
 
+    def votes(self) -> Mapping[str, Vote]:
+        """The votes of the present epoch, by member; the same object for as long as none moved."""
+        if self._votes is None:
+            snapshot = self.snapshot()
+            generation = snapshot.job.generation if snapshot.job else 1
+            epoch = snapshot.commit.epoch if snapshot.commit else 0
+            self._votes = self._records(self.keys.in_generation(generation).votes_of(epoch), Vote)
+        return self._votes
+
+    async def votes_changed_from(self, known: Mapping[str, Vote]) -> None:
+        """Wait until the votes are others than ``known``, or those of another epoch.
+
+        A vote wakes those who wait here and nobody else: hundreds vote within moments.
+        """
+        while self.votes() is known:
+            await self._votes_changed.wait()
+
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             key = event.kv.key
@@ -59,7 +79,9 @@ class Membership:
             section, _, encoded = key.rpartition("/")
             name = unquote(encoded)
             records = self._sections.setdefault(section + "/", {})
-            self._snapshot = None
+            self._votes = None
+            if kind is not Vote:
+                self._snapshot = None
             records.pop(name, None)
             self._corrupt.pop(key, None)
             self._unreadable.get(kind, {}).pop(name, None)
@@ -72,6 +94,9 @@ class Membership:
                     self._unreadable.setdefault(kind, {})[name] = event.kv.mod_revision
             elif not records:
                 del self._sections[section + "/"]
+        if self._votes is None:
+            changed, self._votes_changed = self._votes_changed, asyncio.Event()
+            changed.set()
         if self._snapshot is None:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
@@ -79,17 +104,27 @@ class Membership:
     def _kind(self, key: str) -> type[Record] | None:
         if key == self._job_key:
             return Job
+        if key == self._last_commit_key:
+            return LastCommit
         if key.startswith(self._incarnations):
             return Incarnation
         if not key.startswith(self._generations):
             return None
         parts = key[len(self._generations) :].split("/")
-        if len(parts) != 3:
-            return None
-        return {"members": Member, "drains": Drain}.get(parts[1])
+        match parts[1:]:
+            case ["members", _]:
+                return Member
+            case ["drains", _]:
+                return Drain
+            case ["commit"]:
+                return Commit
+            case ["commit", _, _]:
+                return Vote
+        return None
 
     def _build(self) -> Snapshot:
-        job = self._records(self.keys.prefix, Job).get("job")
+        top = self._sections.get(self.keys.prefix, {})
+        job = cast(Job | None, top.get("job"))
         current = self.keys.in_generation(job.generation if job else 1)
         return Snapshot(
             self._mirror.revision,
@@ -100,6 +135,9 @@ class Membership:
             dict(self._corrupt),
             self._unreadable.get(Job, {}).get("job", 0),
             dict(self._unreadable.get(Incarnation, {})),
+            cast(Commit | None, self._sections.get(current.prefix, {}).get("commit")),
+            cast(LastCommit | None, top.get("last_commit")),
+            self._unreadable.get(Commit, {}).get("commit", 0),
         )
 
     def _records(self, section: str, kind: type[R]) -> dict[str, R]:

@@ -11,16 +11,26 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
 
 from rdzv.errors import RecordError
 from rdzv.store import KeyValue
 
+if TYPE_CHECKING:
+    from rdzv.commit import Commit, LastCommit
+
 SCHEMA = 1
+
+MAX_S = 1e9
+"""No duration in a record is longer: some 30 years."""
 
 T = TypeVar("T")
 
 Role = Literal["worker", "launcher"]
+
+Outcome = Literal["", "committed", "uncommitted", "expired"]
+"""How a drain ended: after all had saved, without that, or at its deadline; empty while it goes on.
+"""
 
 
 def dump_record(fields: Mapping[str, object]) -> bytes:
@@ -45,6 +55,14 @@ def take(key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
     return value
+
+
+def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
+    """Take one duration; raises ``RecordError`` if it is missing, negative or not finite."""
+    value = fields.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_S:
+        return float(value)
+    raise RecordError(f"{key}: {name!r} is {value!r}, expected a number of seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +223,25 @@ class Incarnation:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A notice that a pod will go away; who drains is not listed."""
+    """A notice that a pod will go away; who drains is not listed.
+
+    ``source`` says where the notice came from, ``requested_by`` who asked, where that is known.
+    ``seconds_left`` is the time to the pod's deadline when the record was written, None without
+    one; SIGTERM passes ``reserve_s`` before it at the latest. ``step`` is the commit step of an
+    outcome ``committed``; None where nothing was agreed on.
+    """
 
     pod_uid: str
     member: str
     reason: str
     source: str
+    seconds_left: float | None = None
+    reserve_s: float = 0.0
+    requested_by: str = ""
+    outcome: Outcome = ""
+    step: int | None = None
+    created_revision: int = 0
+    mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -220,6 +251,11 @@ class Drain:
                 "member": self.member,
                 "reason": self.reason,
                 "source": self.source,
+                "seconds_left": self.seconds_left,
+                "reserve_s": self.reserve_s,
+                "requested_by": self.requested_by,
+                "outcome": self.outcome,
+                "step": self.step,
             }
         )
 
@@ -227,11 +263,23 @@ class Drain:
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
+        outcome = fields.get("outcome", "")
+        if outcome not in get_args(Outcome):
+            raise RecordError(f"{kv.key}: 'outcome' is {outcome!r}, which no drain ends with")
+        step = fields.get("step")
+        left = fields.get("seconds_left")
         return cls(
             pod_uid=take(kv.key, fields, "pod_uid", str),
             member=take(kv.key, fields, "member", str),
             reason=take(kv.key, fields, "reason", str),
             source=take(kv.key, fields, "source", str),
+            seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),
+            reserve_s=take_seconds(kv.key, {"reserve_s": 0, **fields}, "reserve_s"),
+            requested_by=take(kv.key, {"requested_by": "", **fields}, "requested_by", str),
+            outcome=outcome,
+            step=None if step is None else take(kv.key, fields, "step", int),
+            created_revision=kv.create_revision,
+            mod_revision=kv.mod_revision,
         )
 
 
@@ -239,9 +287,11 @@ class Drain:
 class Snapshot:
     """The whole membership at one store revision; immutable.
 
-    ``job`` is None until the first member made it. ``corrupt`` names keys that could not be
-    read, with the reason. ``unreadable_job`` and ``unreadable_incarnations`` (by member) are the
-    mod revisions of such records, for the compare of whoever writes them anew; 0 for none.
+    ``job`` is None until the first member made it, ``commit`` until the first hold. ``corrupt``
+    names keys that could not be read, with the reason. ``unreadable_job``,
+    ``unreadable_commit`` and ``unreadable_incarnations`` (by member) are the mod revisions of such
+    records, for the compare of whoever writes them anew; 0 for none. Votes are not in it: they
+    matter to nobody but who counts them (``Membership.votes``).
     """
 
     revision: int
@@ -252,3 +302,6 @@ class Snapshot:
     corrupt: Mapping[str, str] = field(default_factory=dict)
     unreadable_job: int = 0
     unreadable_incarnations: Mapping[str, int] = field(default_factory=dict)
+    commit: Commit | None = None
+    last_commit: LastCommit | None = None
+    unreadable_commit: int = 0

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the commit-step agreement: the commit, each member's vote, the last commit.
+
+One commit record serves all drains and joins of a generation. Its epoch grows with each hold, so
+that nothing of an earlier attempt counts for a later one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from rdzv.errors import RecordError
+from rdzv.model import dump_record, load_record, take, take_seconds
+from rdzv.store import KeyValue
+
+Phase = Literal["idle", "hold", "commit", "done", "void"]
+"""``hold``: every rank waits at its next boundary while the sidecars vote. ``commit``: each saves
+at its first boundary from ``step`` on. ``done``: all have. ``void``: this attempt came to nothing.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """How far the ranks of one round are with agreeing on a step and saving it.
+
+    ``step`` is the step agreed on, and from ``done`` on the step saved. ``leaving``, ``saved`` and
+    ``granted`` are pod UIDs: who drains, for whom a commit of this round is on record, who may go.
+    ``joins``: it also serves newcomers; ``admitted``: they were let in. ``refused``: a rank of this
+    round does not take part, so that no other attempt is made. ``failures`` counts attempts in a
+    row that came to nothing, ``took_s`` is how long the last one that succeeded took.
+    """
+
+    epoch: int = 0
+    run: str = ""
+    round: int = 0
+    phase: Phase = "idle"
+    step: int | None = None
+    leaving: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    joins: bool = False
+    admitted: bool = False
+    refused: bool = False
+    failures: int = 0
+    took_s: float = 0.0
+    reason: str = ""
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "epoch": self.epoch,
+                "run": self.run,
+                "round": self.round,
+                "phase": self.phase,
+                "step": self.step,
+                "leaving": self.leaving,
+                "saved": self.saved,
+                "granted": self.granted,
+                "joins": self.joins,
+                "admitted": self.admitted,
+                "refused": self.refused,
+                "failures": self.failures,
+                "took_s": round(self.took_s, 3),
+                "reason": self.reason,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        phase: Any = fields.get("phase")
+        if phase not in get_args(Phase):
+            raise RecordError(f"{kv.key}: 'phase' is {phase!r}, which is no phase of a commit")
+        step = fields.get("step")
+        return cls(
+            epoch=_count(kv.key, fields, "epoch"),
+            run=take(kv.key, fields, "run", str),
+            round=_count(kv.key, fields, "round"),
+            phase=phase,
+            step=None if step is None else take(kv.key, fields, "step", int),
+            leaving=_pods(kv.key, fields, "leaving"),
+            saved=_pods(kv.key, fields, "saved"),
+            granted=_pods(kv.key, fields, "granted"),
+            joins=take(kv.key, fields, "joins", bool),
+            admitted=take(kv.key, fields, "admitted", bool),
+            refused=take(kv.key, fields, "refused", bool),
+            failures=_count(kv.key, fields, "failures"),
+            took_s=take_seconds(kv.key, fields, "took_s"),
+            reason=take(kv.key, fields, "reason", str),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """What one member says in one epoch: its vote, then what became of the save in its pod.
+
+    ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
+    no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not.
+    """
+
+    epoch: int
+    round: int
+    pod_uid: str
+    vote: int | None
+    acked: int | None = None
+    failed: str = ""
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "epoch": self.epoch,
+                "round": self.round,
+                "pod_uid": self.pod_uid,
+                "vote": "no" if self.vote is None else self.vote,
+                "acked": self.acked,
+                "failed": self.failed,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        acked = fields.get("acked")
+        return cls(
+            epoch=_count(kv.key, fields, "epoch"),
+            round=_count(kv.key, fields, "round"),
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            vote=None if fields.get("vote") == "no" else take(kv.key, fields, "vote", int),
+            acked=None if acked is None else take(kv.key, fields, "acked", int),
+            failed=take(kv.key, fields, "failed", str),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LastCommit:
+    """The newest step that all ranks of a round saved and acknowledged."""
+
+    step: int
+    round: int
+    epoch: int
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record({"step": self.step, "round": self.round, "epoch": self.epoch})
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        return cls(
+            step=take(kv.key, fields, "step", int),
+            round=_count(kv.key, fields, "round"),
+            epoch=_count(kv.key, fields, "epoch"),
+            mod_revision=kv.mod_revision,
+        )
+
+
+def _count(key: str, fields: dict[str, Any], name: str) -> int:
+    value = take(key, fields, name, int)
+    if value < 0:
+        raise RecordError(f"{key}: {name!r} is {value!r}, expected a number from 0 on")
+    return value
+
+
+def _pods(key: str, fields: dict[str, Any], name: str) -> tuple[str, ...]:
+    pods = take(key, fields, name, list)
+    if not all(isinstance(pod, str) for pod in pods):
+        raise RecordError(f"{key}: {name!r} is {pods!r}, expected pod UIDs")
+    return tuple(pods)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the drain state machine is a function of: the membership, the round, votes, and time.
+
+A sidecar counts time for itself, from when it saw something first: that is never earlier than
+when it happened, so that no deadline is taken for over too soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rdzv.commit import Commit, Phase, Vote
+from rdzv.listing import Listing
+from rdzv.model import Drain, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRound:
+    """One round of a launcher's run, as the store has it.
+
+    ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
+    it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
+    ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
+    unknown. ``mod_revision`` is that of the round key.
+    """
+
+    run: str
+    number: int
+    complete: bool
+    members: tuple[str, ...] = ()
+    left: frozenset[str] = frozenset()
+    newcomers: bool = False
+    finishing: bool = False
+    closed: bool = False
+    master: str = ""
+    mod_revision: int = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether a world trains in it."""
+        return self.complete and not self.closed
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingSnapshot:
+    """Everything a decision about drains and joins rests on; immutable.
+
+    ``round`` is None where no launcher has a rendezvous. ``votes`` are those of the present epoch,
+    by member. ``pod_uid`` is the pod of the sidecar that decides, ``commands`` how many commands of
+    a Horovod launcher run in it; None where no such launcher uses it.
+    """
+
+    membership: Snapshot
+    listing: Listing
+    round: LiveRound | None
+    votes: Mapping[str, Vote]
+    pod_uid: str
+    commands: int | None = None
+
+    @property
+    def commit(self) -> Commit:
+        """The commit record, or what it is taken for before there is one."""
+        return self.membership.commit or Commit()
+
+    def member_of(self, drain: Drain) -> str | None:
+        """Who of the live round the drained pod is, or None."""
+        if self.round is None or not self.round.live or drain.member not in self.round.members:
+            return None
+        member = self.membership.members.get(drain.member)
+        if member is not None and member.pod_uid != drain.pod_uid:
+            return None  # the name is another pod's by now
+        return drain.member
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Times in seconds, and what may happen below ``min``.
+
+    ``below_min``: ``hold`` keeps a leaver until enough others are listed, or to its deadline;
+    ``commit`` lets it go once all have saved. ``hold_s``: how long ranks may be held for a vote.
+    ``pause_s``: before another hold after one that failed; it doubles, up to ``pause_max_s``.
+    ``done_s``: how long the world stands still after a save for somebody to be let go or in.
+    ``join_s``: how long a save for the sake of a join alone may take.
+    """
+
+    below_min: Literal["hold", "commit"] = "hold"
+    hold_s: float = 10.0
+    pause_s: float = 5.0
+    pause_max_s: float = 300.0
+    done_s: float = 30.0
+    join_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Times are of this sidecar's monotonic clock.
+
+    ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
+    ``due_s``: by pod UID, when SIGTERM reaches it at the latest: its deadline less its reserve.
+    """
+
+    epoch: int = -1
+    phase: Phase = "idle"
+    since_s: float = 0.0
+    epoch_since_s: float = 0.0
+    due_s: Mapping[str, float] = field(default_factory=dict)
+    seconds_left: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def observe(
+    now: float,
+    previous: Observations,
+    snapshot: DrainingSnapshot,
+    known_due_s: Mapping[str, float],
+) -> Observations:
+    """Fold one snapshot in.
+
+    ``known_due_s``: deadlines, less reserve, that this sidecar knows better than from the store:
+    its own pod's, also across a restart.
+    """
+    raise NotImplementedError
