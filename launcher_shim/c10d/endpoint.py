@@ -238,6 +238,7 @@ class Endpoint:
         rendezvous = Rendezvous(
             member=member,
             member_key=generation.member(member),
+            drains=generation.drains,
             keys=generation.run(run_id),
             run_id=run_id,
             mirror=self._mirror,

@@ -58,7 +58,8 @@ class Rendezvous:
     """One run id in one generation. ``membership``, ``policy`` and ``lease`` must be cheap.
 
     ``member_key`` is the key of this sidecar's own member record: every write requires it to hang
-    on ``lease()``, so that a stale incarnation changes nothing.
+    on ``lease()``, so that a stale incarnation changes nothing. ``drains`` is the prefix of the
+    drains.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Rendezvous:
         *,
         member: str,
         member_key: str,
+        drains: str,
         keys: RunKeys,
         run_id: str,
         mirror: Mirror,
@@ -94,7 +96,7 @@ class Rendezvous:
             lease=lease,
             random=random,
         )
-        self._round_key = RoundKey(keys, store, lambda: self._own.registered, random)
+        self._round_key = RoundKey(keys, drains, store, lambda: self._own.registered, random)
         self._run = MirroredRun(keys)
         self._agent: Agent | None = None
         self._restored = False

@@ -21,16 +21,21 @@ PAUSE_S = (0.2, 0.5)
 
 
 class RoundKey:
-    """Writes the round key of one run, while ``registered`` holds."""
+    """Writes the round key of one run, while ``registered`` holds.
+
+    ``drains``: prefix of the drains of the run's generation.
+    """
 
     def __init__(
         self,
         keys: RunKeys,
+        drains: str,
         store: Store,
         registered: Callable[[], Sequence[Compare]],
         random: Random,
     ) -> None:
         self._keys = keys
+        self._drains = drains
         self._store = store
         self._registered = registered
         self._random = random
@@ -48,6 +53,8 @@ class RoundKey:
                     self._is(word.round),
                     # One compare for all nodes: one for each would pass etcd's limit of 128.
                     Compare(self._keys.nodes, "mod", "<", word.revision + 1, prefix=True),
+                    # Whose drain has begun meanwhile must not be frozen.
+                    Compare(self._drains, "mod", "<", word.revision + 1, prefix=True),
                     *self._registered(),
                 ],
                 [Put(self._keys.round, wanted.to_json())],

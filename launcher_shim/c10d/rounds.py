@@ -51,11 +51,11 @@ def _over(
 ) -> Decision:
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
-    granted = snapshot.membership.granted
+    parked = _parked_leavers(snapshot, lost=standings.lost)
     staying = [
         seat
         for seat, standing in standings.of.items()
-        if standing not in GONE and seat.member not in granted
+        if standing not in GONE and seat.member not in parked
     ]
     if not staying:
         return Decision(
@@ -67,6 +67,18 @@ def _over(
         f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
     )
+
+
+def _parked_leavers(snapshot: RunSnapshot, *, lost: bool) -> frozenset[str]:
+    """Members that keep their seat until SIGTERM, though the others form a new world.
+
+    They are shown no waiter, so nobody may wait for them to leave. Who stands in the exit barrier
+    is left in peace: a round that is finishing has no such members.
+    """
+    if snapshot.round.finishing:
+        return frozenset()
+    membership = snapshot.membership
+    return membership.granted | membership.leaving if lost else membership.granted
 
 
 def _complete(
@@ -119,5 +131,9 @@ def _awaited(
         if node is None:
             awaited[member] = met_min_s + policy.first_call_s
         else:
-            awaited[member] = observations.left_s.get(node.seat, met_min_s) + policy.last_call_s
+            since_s = observations.left_s.get(node.seat, met_min_s)
+            if node.left_reason == "exit":
+                # It left the former round to ask for this one, and could not before this one was.
+                since_s = max(since_s, observations.round_since_s)
+            awaited[member] = since_s + policy.last_call_s
     return awaited

@@ -15,15 +15,16 @@ class Policy:
 
     ``desired``: complete no smaller world while somebody may still be coming.
     ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before
-    (from when it left), or for ``desired``. ``first_call_s``: how long it waits for a listed
-    member whose torchrun has never connected; generous, because a small world at job start only
-    has to be formed again. ``confirm_s``: how long a key must stay away before its node counts as
-    dead (a reconnect and a renewal fit in). ``return_s``: the same after this sidecar itself was
-    cut off: the others may be on their way back as well. ``orphan_hold_s``: how long a world
-    whose keys all vanished at once is kept for its return. ``hung_s``: how long an agent may be
-    silent (its keep-alive thread asks every 5 s). ``hold_s``: how long an answer may be held back
-    for news, where torch would sleep for a second and ask again. It covers the last call; a
-    signal to the agent is handled when the answer has come.
+    (from when it left, or from when it may ask again), or for ``desired``. ``first_call_s``: how
+    long it waits for a listed member whose torchrun has never connected; generous, because a small
+    world at job start only has to be formed again. ``confirm_s``: how long a key must stay away
+    before its node counts as dead (a reconnect and a renewal fit in). ``return_s``: the same after
+    this sidecar itself, or the whole world, was cut off: the others may be on their way back as
+    well. ``orphan_hold_s``: how long a world whose keys all vanished at once is kept for its
+    return. ``hung_s``: how long an agent may be silent (its keep-alive thread asks every 5 s).
+    ``hold_s``: how long an answer may be held back for news, where torch would sleep for a second
+    and ask again. It covers the last call; a signal to the agent is handled when the answer has
+    come.
     """
 
     min_nodes: int
@@ -43,15 +44,16 @@ class Membership:
     """The part of the membership that rounds depend on; names of members.
 
     ``listed``: launchers may use them now. ``standby``: healthy, held back. ``leaving``: drained,
-    terminating or fenced; ``granted``: of these, those whose leave was granted. ``committing``:
-    a commit is being agreed or saved, so a newcomer must not cut it short.
+    terminating or fenced; ``granted``: of these, those whose leave was granted. ``joins_wait``:
+    the present world commits before it lets anybody in, or while somebody leaves, so a newcomer
+    must not cut it short.
     """
 
     listed: frozenset[str] = frozenset()
     standby: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
     granted: frozenset[str] = frozenset()
-    committing: bool = False
+    joins_wait: bool = False
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""

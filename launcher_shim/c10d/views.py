@@ -70,8 +70,9 @@ def view(
         return View("apart", number, phantom=not leaving)
     welcome = snapshot.membership.may_join(member)
     frozen = current.complete and node.seat in current.frozen
-    if node.state == "asking" and welcome and (frozen or not current.complete):
-        # One that is frozen is shown the world only once its record says that it was.
+    if node.state == "asking" and (frozen or (welcome and not current.complete)):
+        # One that is frozen is shown the world only once its record says that it was; a drain
+        # that begins in between changes nothing about that.
         return View("promoted" if parked else "asking", number)
     if node.state == "asking":
         return View("parked" if parks else "waiting", number, full=True)
@@ -88,9 +89,12 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
     frozen = {seat.member for seat in current.frozen}
     if not snapshot.membership.granted.isdisjoint(frozen):
         return True
+    # A newcomer is let in by the whole world at once. Who left it for one while others are on their
+    # way back from a cut would meet them only in yet another round.
     return (
         len(frozen) < policy.max_nodes
-        and not snapshot.membership.committing
+        and not standings.uncertain
+        and not snapshot.membership.joins_wait
         and any(node.seat not in current.frozen for node in snapshot.asking())
     )
 

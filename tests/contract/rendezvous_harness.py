@@ -31,6 +31,7 @@ from rdzv.listing import decide as list_members
 from rdzv.membership import Membership as JobMembership
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
+from rdzv.store import Put
 from rdzv.store.faults import Cut
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
@@ -60,6 +61,7 @@ class Sidecar:
         self.job = JobMembership(KEYS, self.mirror)
         self.leaving: frozenset[str] = frozenset()
         self.granted: frozenset[str] = frozenset()
+        self.joins_wait = False
         self.policy = policy
         self.registrar = Registrar(
             self.store,
@@ -86,6 +88,7 @@ class Sidecar:
         self.rendezvous = Rendezvous(
             member=name,
             member_key=keys.member(name),
+            drains=keys.drains,
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
             mirror=self.mirror,
@@ -100,10 +103,11 @@ class Sidecar:
     def _membership(self) -> Membership:
         listing = list_members(self.job.snapshot())
         return Membership(
-            listed=frozenset(member.name for member in listing.listed),
+            listed=frozenset(member.name for member in listing.listed) - self.leaving,
             standby=frozenset(member.name for member in listing.standby),
             leaving=self.leaving,
             granted=self.granted,
+            joins_wait=self.joins_wait,
         )
 
     async def run(self) -> None:
@@ -415,6 +419,16 @@ class Job:
         world = self.torchruns[names[0]].world
         assert world is not None
         return world.round
+
+    async def tell(self, *, leaving: str = "", granted: str = "", joins_wait: bool = False) -> None:
+        """Let every sidecar know who leaves, as a change to the drains in the store would."""
+        for sidecar in self.sidecars.values():
+            sidecar.leaving = frozenset(leaving + granted)
+            sidecar.granted = frozenset(granted)
+            sidecar.joins_wait = joins_wait
+        told = Put(f"{KEYS.in_generation(1).prefix}told", f"{leaving} {granted}".encode())
+        async with asyncio.timeout(10):
+            await MemoryStore(self.engine).txn([], [told])
 
     def story(self) -> str:
         """Where everybody stands, for a failing test."""

@@ -48,6 +48,7 @@ class Pod:
         self.rendezvous = Rendezvous(
             member=self.name,
             member_key=GENERATION.member(self.name),
+            drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
             mirror=self.mirror,

@@ -63,7 +63,7 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         ((B, C), WORLD, Membership(frozenset("abc")), False),
         ((B, C, D), WORLD, Membership(frozenset("abcd")), True),
         ((B, C, D), WORLD, Membership(frozenset("abc"), frozenset("d")), False),
-        ((B, C, D), WORLD, Membership(frozenset("abcd"), committing=True), False),
+        ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True), False),
         ((B, C, D), replace(WORLD, finishing=True), Membership(frozenset("abcd")), False),
         ((B, node("c", "left")), replace(WORLD, finishing=True), Membership(), False),
         ((B, C), WORLD, Membership(frozenset("ab"), leaving=frozenset("c")), False),

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains as torch's own handlers live through them: who leaves, who goes on, who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from launcher_shim.c10d.runs import Policy
+from tests.contract.rendezvous_harness import Job, Torchrun, job
+
+QUICK = Policy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=3.0, confirm_s=0.4)
+PATIENT = replace(QUICK, last_call_s=30.0, first_call_s=30.0)
+"""Whoever waits for somebody who does not come waits for longer than any of these tests."""
+
+GRACEFUL_S = 4.0
+"""torch looks for waiters and asks for the new round once a second."""
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+async def world_of(one: Job, names: str) -> None:
+    """Start these nodes and wait until they are the first world."""
+    for name in names:
+        await one.sidecar(name)
+    for name in names:
+        one.torchrun(name)
+    assert await one.world(*names) == 0
+
+
+async def exit_barrier(torchrun: Torchrun) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, torchrun.wire.exit_barrier)
+
+
+def times_formed_again(one: Job) -> dict[str, int]:
+    return {name: torchrun.restarts for name, torchrun in one.torchruns.items()}
+
+
+async def test_who_drains_trains_on_until_it_is_granted_its_leave() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="b")
+        await one.passed(2)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+        assert one.sidecars["a"].rendezvous.round.number == 0
+
+
+async def test_a_cancelled_drain_leaves_no_trace() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="b")
+        await one.passed(1)
+        await one.tell()
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+        one.torchruns["a"].order("rejoin")
+        await one.until(lambda: len(one.torchruns["b"].worlds) == 2)
+        assert await one.world("a", "b", "c") == 1
+
+
+@pytest.mark.parametrize("leaver", ["a", "b"])
+async def test_the_others_form_again_at_once_when_a_leave_is_granted(leaver: str) -> None:
+    others = "abc".replace(leaver, "")
+    async with job(PATIENT) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving=leaver)
+        began = time.monotonic()
+        await one.tell(granted=leaver)
+        assert await one.world(*others) == 1
+        assert time.monotonic() - began < GRACEFUL_S
+        formed_again = {**dict.fromkeys(others, 1), leaver: 0}
+        assert times_formed_again(one) == formed_again
+
+        one.torchruns[leaver].order("end")
+        await one.until(lambda: one.torchruns[leaver].ended)
+        await one.passed(1.5)
+        assert times_formed_again(one) == formed_again
+        assert one.torchruns[leaver].failure is None
+
+
+async def test_two_leaves_at_once_are_one_new_round() -> None:
+    async with job(PATIENT) as one:
+        await world_of(one, "abcd")
+        await one.tell(leaving="ac")
+        await one.tell(granted="ac")
+        assert await one.world("b", "d") == 1
+        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 0, "d": 1}
+        for name in "ac":
+            one.torchruns[name].order("end")
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 1, "c": 0, "d": 1}
+
+
+async def test_a_second_leave_while_the_others_form_again_keeps_nobody_waiting() -> None:
+    async with job(PATIENT) as one:
+        await world_of(one, "abcd")
+        await one.tell(granted="a")
+        await one.until(lambda: any(t.restarts for t in one.everyone))
+        await one.tell(granted="ab")
+        await one.world("c", "d")
+        assert one.torchruns["a"].restarts == 0
+        assert one.torchruns["b"].restarts <= 1
+        assert one.torchruns["b"].failure is None
+
+
+async def test_everybody_granted_at_once_ends_the_round_and_nobody_restarts() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="abc")
+        await one.tell(granted="abc")
+        rendezvous = one.sidecars["a"].rendezvous
+        await one.until(lambda: rendezvous.round.number == 1)
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+        assert not rendezvous.round.complete
+        for torchrun in one.everyone:
+            torchrun.order("end")
+        await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
+        assert rendezvous.closed == ""
+
+
+async def test_a_loss_during_a_drain_forms_a_world_without_the_leaver() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abcd")
+        await one.tell(leaving="b")
+        one.torchruns["a"].kill()
+        assert await one.world("c", "d") == 1
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 1, "d": 1}
+        await one.tell(granted="b")
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 1, "d": 1}
+
+
+async def test_a_leaver_that_asks_is_parked_until_its_drain_is_cancelled() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        leaver = one.torchruns["b"]
+        await one.tell(leaving="b")
+        began = time.monotonic()
+        leaver.order("rejoin")
+        assert await one.world("a", "c") == 1
+        await one.passed(1.5)
+        assert leaver.compare_sets(began) <= 3
+        assert (len(leaver.worlds), leaver.failure) == (1, None)
+        await one.tell()
+        assert await one.world("a", "b", "c") == 2
+
+
+async def test_a_torchrun_that_comes_to_a_drained_pod_is_parked() -> None:
+    async with job(QUICK) as one:
+        for name in "abc":
+            await one.sidecar(name)
+        await one.tell(leaving="c")
+        for name in "abc":
+            one.torchrun(name)
+        assert await one.world("a", "b") == 0
+        await one.passed(1.5)
+        assert one.torchruns["c"].worlds == []
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+
+
+async def test_a_newcomer_cuts_no_commit_short_and_is_then_let_in_once() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "ab")
+        await one.tell(joins_wait=True)
+        newcomer = await one.node("c")
+        one.sidecars["c"].joins_wait = True
+        await one.until(lambda: newcomer.compare_sets() >= 2)
+        await one.passed(2)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+        await one.tell()
+        assert await one.world("a", "b", "c") == 1
+        assert times_formed_again(one) == {"a": 1, "b": 1, "c": 0}
+
+
+async def test_a_leave_and_a_replacement_are_one_new_round() -> None:
+    async with job(PATIENT) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="b", joins_wait=True)
+        replacement = await one.node("d")
+        one.sidecars["d"].joins_wait = True
+        await one.until(lambda: replacement.compare_sets() >= 2)
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0, "d": 0}
+        await one.tell(granted="b")
+        assert await one.world("a", "c", "d") == 1
+        assert times_formed_again(one) == {"a": 1, "b": 0, "c": 1, "d": 0}
+
+
+async def test_who_is_finishing_is_left_in_peace() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="b")
+        await exit_barrier(one.torchruns["a"])
+        await one.tell(granted="b")
+        await one.passed(1.5)
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+        for name in "bac":
+            one.torchruns[name].order("finish")
+        await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
+        assert [torchrun.failure for torchrun in one.everyone] == [None, None, None]
+        rendezvous = one.sidecars["c"].rendezvous
+        await one.until(lambda: rendezvous.closed == "success")
+        assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
+
+
+async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None:
+    async with job(QUICK) as one:
+        await world_of(one, "ab")
+        await exit_barrier(one.torchruns["a"])
+        await one.tell(granted="ab")
+        await one.passed(1)
+        assert one.sidecars["a"].rendezvous.round.number == 0
+        for torchrun in one.everyone:
+            torchrun.order("finish")
+        await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
+        assert [torchrun.failure for torchrun in one.everyone] == [None, None]
+
+
+@pytest.mark.parametrize("granted", [False, True])
+async def test_a_leaver_that_closes_the_rendezvous_closes_nothing(granted: bool) -> None:
+    """As torch 2.3 to 2.7 does at SIGTERM, and any torch whose workers failed for good."""
+    async with job(QUICK) as one:
+        await world_of(one, "abc")
+        await one.tell(leaving="b")
+        if granted:
+            await one.tell(granted="b")
+            assert await one.world("a", "c") == 1
+        leaver = one.torchruns["b"]
+        leaver.order("fail")
+        await one.until(lambda: leaver.ended)
+        assert await one.world("a", "c") == 1
+        await one.passed(1)
+        assert leaver.failure is None
+        assert one.sidecars["a"].rendezvous.closed == ""
+        assert times_formed_again(one) == {"a": 1, "b": 0, "c": 1}
