@@ -33,15 +33,17 @@ class Observations:
 
     ``healthy_since_s``: since when the watch has worked without a gap. ``return_until_s``: until
     when others that were cut off with this sidecar may be on their way back. ``missing_s``: since
-    when the key of a frozen node is away. ``met_min_s``: since when this round has had ``min``
-    nodes asking. ``left_s``: since when a node has left, and has not asked again. ``deaths``: when
-    a member's torchrun ended without having been asked to.
+    when the key of a frozen node is away. ``round_since_s``: since when this is the round.
+    ``met_min_s``: since when it has had ``min`` nodes asking. ``left_s``: since when a node has
+    left, and has not asked again. ``deaths``: when a member's torchrun ended without having been
+    asked to.
     """
 
     healthy_since_s: float = math.inf
     return_until_s: float = -math.inf
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
     round_number: int = -1
+    round_since_s: float = -math.inf
     met_min_s: float | None = None
     left_s: Mapping[Seat, float] = field(default_factory=dict)
     alive: Mapping[str, Seat] = field(default_factory=dict)
@@ -67,7 +69,8 @@ def observe(
     ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
     ``cut_off``: this sidecar's own key is away, or the store was restored. After that, as after
     a gap in the watch, the others may be cut off in the same way, so nothing is proven until they
-    have had time to return.
+    have had time to return. So it is when the first of a world comes back that had vanished as a
+    whole: the others were cut off with it, and come back one after the other.
     """
     missing = {
         seat: previous.missing_s.get(seat, now)
@@ -75,6 +78,8 @@ def observe(
         if seat.member not in snapshot.nodes
     }
     same_round = snapshot.round.number == previous.round_number
+    world = frozenset(snapshot.round.frozen)
+    all_away = bool(world) and (world == missing.keys() or world <= previous.missing_s.keys())
     met_min = previous.met_min_s if same_round else None
     if snapshot.round.complete or len(snapshot.asking()) < policy.min_nodes:
         met_min = None
@@ -83,9 +88,12 @@ def observe(
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
     return Observations(
         healthy_since_s=healthy_since_s,
-        return_until_s=_return_until(now, previous, policy, healthy_since_s, cut_off=cut_off),
+        return_until_s=_return_until(
+            now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
+        ),
         missing_s=missing,
         round_number=snapshot.round.number,
+        round_since_s=previous.round_since_s if same_round else now,
         met_min_s=met_min,
         left_s={
             node.seat: previous.left_s.get(node.seat, now)
@@ -142,6 +150,11 @@ class Standings:
     def lost(self) -> bool:
         """Whether somebody is gone who was not done: the world has to form again."""
         return any(standing in LOST for standing in self.of.values())
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether somebody is away who may be dead, or may be on the way back."""
+        return "missing" in self.of.values()
 
 
 def stand(

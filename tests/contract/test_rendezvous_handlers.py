@@ -296,6 +296,34 @@ async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -
         assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
 
 
+async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once() -> None:
+    async with job(replace(QUICK, first_call_s=0.5, return_s=15), ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        await one.sidecar("d")
+        for name in "abc":
+            one.sidecars[name].cut.cut()
+        beholder = one.sidecars["d"].rendezvous
+        await one.until(lambda: not beholder.snapshot().nodes)
+        spare = one.torchrun("d")
+        await one.until(lambda: "d" in beholder.snapshot().nodes)
+        # The newcomer has missed the others for longer than a death takes to be confirmed.
+        await one.passed(1)
+
+        async def comes_back(name: str) -> None:
+            one.sidecars[name].cut.mend()
+            await one.until(lambda: name in beholder.snapshot().nodes)
+
+        for name in "ca":
+            await comes_back(name)
+            await one.passed(0.8)
+            assert [t.restarts for t in one.everyone] == [0, 0, 0, 0]
+            assert spare.worlds == []
+        await comes_back("b")
+        assert await one.world("a", "b", "c", "d") == 1
+        assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
+
+
 async def test_i5_everyone_cut_off_without_a_witness_goes_on_undisturbed() -> None:
     async with job(QUICK, ttl_s=1.0) as one:
         await all_of(one, "abc")

@@ -149,6 +149,16 @@ def test_who_left_is_waited_for_from_when_it_left() -> None:
     assert look(look(WATCHED, snapshot), run(map(node, "abc"))).left_s == {}
 
 
+def test_who_left_to_ask_again_is_waited_for_from_when_it_can() -> None:
+    gone = node("c", "left", left="exit")
+    ended = run([gone, node("d", "left")], frozen("cd"))
+    opened = run([*map(node, "ab"), gone], Round(4), listed="abc")
+    seen = look(look(WATCHED, ended), opened, now=NOW + 60)
+    assert decide(NOW + 60, opened, seen, POLICY).wake_at_s == NOW + 60 + POLICY.last_call_s
+    seen = look(seen, opened, now=NOW + 61)
+    assert decide(NOW + 61, opened, seen, POLICY).wake_at_s == NOW + 60 + POLICY.last_call_s
+
+
 def test_who_died_three_times_in_ten_minutes_is_not_waited_for() -> None:
     snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], listed="abc")
     often = replace(WATCHED, deaths={"c": (NOW - 300, NOW - 200, NOW - 100)})
@@ -251,6 +261,18 @@ def test_others_may_return_after_a_cut_that_we_were_in_ourselves() -> None:
     seen = look(WATCHED, snapshot, cut_off=True)
     assert not stand(NOW + 14.9, snapshot, seen, POLICY).lost
     assert stand(NOW + 15.0, snapshot, seen, POLICY).lost
+
+
+def test_others_may_return_after_the_first_of_a_world_that_had_vanished_as_a_whole() -> None:
+    away = run([node("d")], frozen("abc"))
+    one_back = run([*inside("a"), node("d")], frozen("abc"))
+    seen = look(look(WATCHED, away), away, now=NOW + 40, healthy_s=140)
+    seen = look(seen, one_back, now=NOW + 50, healthy_s=150)
+    assert not stand(NOW + 50, one_back, seen, POLICY).lost
+    # That it looks again changes nothing.
+    seen = look(seen, one_back, now=NOW + 60, healthy_s=160)
+    assert not stand(NOW + 64.9, one_back, seen, POLICY).lost
+    assert stand(NOW + 65, one_back, seen, POLICY).lost
 
 
 @pytest.mark.parametrize(

@@ -30,3 +30,8 @@ def test_who_asks_beside_a_world_with_room_makes_it_form_again() -> None:
     a, b, newcomer = node("a", "in"), node("b", "in"), node("c", "asking")
     assert forms_again(a, b, newcomer, frozen=(a, b))
     assert forms_again(a, node("b", "asking", ask=2), frozen=(a, b))
+
+
+def test_a_newcomer_waits_until_it_is_known_who_of_the_world_is_still_there() -> None:
+    a, b, newcomer = node("a", "in"), node("b", "in"), node("c", "asking")
+    assert not forms_again(a, newcomer, frozen=(a, b))
