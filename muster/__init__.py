@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script imports.
+"""What a training script imports: ``docs/training.md`` shows how.
 
-Standard library only, no cost and no effect where no sidecar runs beside the script.
+Standard library only, no cost and no effect where no sidecar runs beside the script. The callbacks
+for other libraries are modules of their own: ``muster.transformers`` and ``muster.lightning``.
 """
 
+from muster.draining import Drain, drain, last_commit
+from muster.learning_rate import scale_lr
 from muster.progress import report_step
 
-__all__ = ["report_step"]
+__all__ = ["Drain", "drain", "last_commit", "report_step", "scale_lr"]

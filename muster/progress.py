@@ -1,103 +1,195 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far this rank is, told to the sidecar through one small file per rank.
 
-The file is ``$MUSTER_RUN_DIR/progress/<local rank>.json``. It is renamed into place, so a reader
-never sees half of one, and it says who wrote it: pid, rank, world size and how often the launcher
-has restarted the workers.
+The file is ``$MUSTER_RUN_DIR/progress/<local rank>.json``: one line of JSON, padded with blanks.
+A process renames its own file into place once and from then on overwrites the line where it is,
+with one ``pwrite``: a few microseconds, and no new space on a disk that has become full. A reader
+that meets half of two writes sees a wrong checksum and reads again.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
+import errno
 import logging
 import os
+import re
 import time
-from typing import Callable, Mapping, Optional
+import zlib
+from typing import Mapping, Optional, Tuple
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
 
-WRITE_INTERVAL_S = 0.05
-"""Steps that follow each other faster are told together, by the newest of them."""
+BLOCK_BYTES = 512
+"""Length of the line. Where a long host name does not fit, it is a multiple of this."""
+
+VARYING_BYTES = 264
+"""Most that the fields after ``master`` can take."""
+
+REASON_CHARACTERS = 80
+"""What is told of a reason why a save failed."""
+
+_NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
+
+
+class Rank:
+    """Who this process is, as its launcher's environment says.
+
+    ``master`` names the round: with a worker store of its own for each round, no two rounds of a
+    job share an address and port. It is empty outside torchrun.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.rank = int(environ.get("RANK", "0"))
+        self.local_rank = int(environ.get("LOCAL_RANK", "0"))
+        self.world_size = int(environ.get("WORLD_SIZE", "1"))
+        self.local_world_size = int(environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.restart = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.of_torchrun = "TORCHELASTIC_RUN_ID" in environ
+        self.master = ""
+        if self.of_torchrun:
+            self.master = "%s:%s" % (environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", ""))
 
 
 class ProgressFile:
-    """Writes one rank's progress file, at most once per ``WRITE_INTERVAL_S``."""
+    """Writes one rank's progress file; made at its first line.
 
-    def __init__(
+    ``of_drain``: ``muster.drain()`` tells the steps now. ``mute``: ``report_step`` has given up.
+    """
+
+    def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
+        self.directory = directory
+        self.rank = rank = Rank(environ)
+        self._path = os.path.join(directory, "%d.json" % rank.local_rank)
+        self._who = (
+            ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
+            '"world_size":%d,"local_world_size":%d,"master":"%s",'
+            % (
+                SCHEMA,
+                os.getpid(),
+                _started(),
+                rank.restart,
+                rank.rank,
+                rank.local_rank,
+                rank.world_size,
+                rank.local_world_size,
+                _NOT_PLAIN.sub("?", rank.master),
+            )
+        )
+        fixed = len('{"crc":"00000000"') + len(self._who) + VARYING_BYTES + len("\n")
+        self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
+        self._descriptor = -1
+        self.of_drain = False
+        self.mute = False
+
+    def write(
         self,
-        directory: str,
-        environ: Mapping[str, str],
-        clock: Callable[[], float] = time.monotonic,
+        step: int,
+        drain: bool = False,
+        held: bool = False,
+        epoch: int = 0,
+        acked: Optional[Tuple[int, int]] = None,
+        failed: Optional[Tuple[int, str]] = None,
     ) -> None:
-        self._directory = directory
-        self._environ = environ
-        self._clock = clock
-        self._next_write_s = float("-inf")
-        self._untold: Optional[int] = None
-        self._made_directory = False
+        """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
+        told = '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s}' % (
+            self._who,
+            step,
+            time.time(),
+            "true" if drain else "false",
+            "true" if held else "false",
+            epoch,
+            "null" if acked is None else "[%d,%d]" % acked,
+            "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
+        )
+        summed = told.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
+        line = b'{"crc":"%08x"%b' % (zlib.crc32(summed), summed)
+        if self._descriptor < 0:
+            self._create(line)
+        elif os.pwrite(self._descriptor, line, 0) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
-    def report(self, step: int) -> None:
-        """Tell ``step`` now, or keep it for the next call or ``flush``."""
-        now = self._clock()
-        self._untold = step
-        if now >= self._next_write_s:
-            self._next_write_s = now + WRITE_INTERVAL_S
-            self.flush()
+    def close(self) -> None:
+        """Write no more; what was told stands until another process's file takes its place."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
-    def flush(self) -> None:
-        """Write what has not been told yet; a directory that cannot be written ends the telling."""
-        if self._untold is None:
-            return
-        step, self._untold = self._untold, None
+    def remove(self) -> None:
+        """Take back everything told: a line that is no longer true must not stand."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            os.unlink(self._path)
+
+    def _create(self, line: bytes) -> None:
+        os.makedirs(self.directory, exist_ok=True)
+        temporary = os.path.join(self.directory, ".%d.%d.tmp" % (self.rank.local_rank, os.getpid()))
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            self._write(step)
-        except OSError as error:
-            # Training goes on without it: a full disk must not stop a job over a progress file.
-            log.warning("progress is no longer told: %s", error)
-            self._next_write_s = float("inf")
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+            os.replace(temporary, self._path)
+        except OSError:
+            os.close(descriptor)
+            os.unlink(temporary)
+            raise
+        self._descriptor = descriptor
 
-    def _write(self, step: int) -> None:
-        local_rank = int(self._environ.get("LOCAL_RANK", "0"))
-        record = {
-            "schema": SCHEMA,
-            "pid": os.getpid(),
-            "restart": int(self._environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-            "rank": int(self._environ.get("RANK", "0")),
-            "local_rank": local_rank,
-            "world_size": int(self._environ.get("WORLD_SIZE", "1")),
-            "step": step,
-            "time": time.time(),
-        }
-        path = os.path.join(self._directory, "%d.json" % local_rank)
-        temporary = os.path.join(self._directory, ".%d.%d.tmp" % (local_rank, os.getpid()))
-        if not self._made_directory:
-            os.makedirs(self._directory, exist_ok=True)
-            self._made_directory = True
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write(json.dumps(record))
-        os.replace(temporary, path)
+
+def plain(reason: str) -> str:
+    """``reason`` as it fits into the line: short, printable ASCII, nothing to be escaped."""
+    return _NOT_PLAIN.sub("?", reason.replace("\n", " ").replace('"', "'"))[:REASON_CHARACTERS]
+
+
+def _started() -> int:
+    """When this process began, in clock ticks since boot: field 22 of proc(5)'s ``stat``."""
+    with open("/proc/self/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 _file: Optional[ProgressFile] = None
-_told_nobody = False
+_looked = False
 
 
-def report_step(step: int) -> None:
+def own_file() -> Optional[ProgressFile]:
+    """This process's file; None without ``MUSTER_RUN_DIR``, that is, where no sidecar runs."""
+    global _file, _looked
+    if not _looked:
+        _looked = True
+        run_dir = os.environ.get("MUSTER_RUN_DIR")
+        if run_dir:
+            _file = ProgressFile(os.path.join(run_dir, "progress"), os.environ)
+    return _file
+
+
+def _be(rank: int, world_size: int) -> None:
+    """Let the file speak for this rank of Horovod's from now on."""
+    global _file
+    file = own_file()
+    if file is not None and (file.rank.rank, file.rank.world_size) != (rank, world_size):
+        local_rank = os.environ.get("HOROVOD_LOCAL_RANK", "0")
+        told = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
+        file.close()
+        _file = ProgressFile(file.directory, {**os.environ, **told})
+
+
+def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int] = None) -> None:
     """Say that this rank is at ``step``; call it at each step boundary.
 
-    Takes a few microseconds. Without ``MUSTER_RUN_DIR`` (no sidecar) it does nothing.
+    Takes a few microseconds. Without ``MUSTER_RUN_DIR`` (no sidecar) it does nothing, nor within
+    ``muster.drain()``, which tells the steps itself. Under Horovod give ``hvd.rank()`` and
+    ``hvd.size()``, which change while a process lives; torchrun tells them by environment.
     """
-    global _file, _told_nobody
-    if _file is None:
-        if _told_nobody:
-            return
-        run_dir = os.environ.get("MUSTER_RUN_DIR")
-        if not run_dir:
-            _told_nobody = True
-            return
-        _file = ProgressFile(os.path.join(run_dir, "progress"), os.environ)
-        atexit.register(_file.flush)
-    _file.report(step)
+    if rank is not None and world_size is not None:
+        _be(rank, world_size)
+    file = own_file()
+    if file is None or file.mute or file.of_drain:
+        return
+    try:
+        file.write(step)
+    except OSError as error:
+        # Training goes on without it: a full disk must not stop a job over a progress file.
+        log.warning("progress is no longer told: %s", error)
+        file.mute = True

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of one node tell of themselves, as ``import muster`` writes it."""
+"""How far the ranks of one node are, as ``import muster`` tells it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_NUMBERS = ("pid", "rank", "world_size", "restart", "step")
+from agent.progress import is_gone, read_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +23,13 @@ class Progress:
 
 
 def read_progress(directory: Path) -> tuple[Progress, ...]:
-    """The ranks whose processes are alive, by rank; a file that is no progress file is left out."""
-    found = []
-    for path in directory.glob("*.json"):
-        try:
-            fields = json.loads(path.read_text())
-            pid, rank, world_size, restart, step = (int(fields[name]) for name in _NUMBERS)
-            at_unix_s = float(fields["time"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # the training script may write what it wants there
-        if Path(f"/proc/{pid}").exists():
-            found.append(Progress(pid, rank, world_size, restart, step, at_unix_s))
-    return tuple(sorted(found, key=lambda progress: progress.rank))
+    """The ranks that are alive and have come to a step boundary, by rank."""
+    ranks = (
+        Progress(line.pid, line.rank, line.world_size, line.restart, line.step, line.at_unix_s)
+        for line in read_lines(directory)
+        if line.step >= 0 and not is_gone(line)
+    )
+    return tuple(sorted(ranks, key=lambda progress: progress.rank))
 
 
 def newest_rank_0(everybody: Iterable[Progress]) -> Progress | None:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the ranks of this pod tell of themselves, as ``import muster`` writes it.
+
+The lines come from the training container: whatever stands there may leave a rank untold, but
+does no more harm.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdzv.gate import RankProgress
+
+MAX_LINE_BYTES = 4096
+READS = 5
+"""How often a line is read that a rank may just be overwriting."""
+
+_SUM_END = len('{"crc":"00000000"')
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressLine:
+    """One rank at one moment.
+
+    ``started`` is in clock ticks since boot, ``at_unix_s`` the rank's wall clock. ``master`` names
+    the rank's round. ``step`` is the boundary it came to last, -1 before the first. ``drain``
+    says that it looks at the gate at each boundary; ``held`` that it waits there. ``acked`` is the
+    epoch and step of its newest acknowledgement, ``failed`` the epoch and reason of a failed save.
+    """
+
+    pid: int
+    started: int
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    restart: int
+    master: str
+    step: int
+    at_unix_s: float
+    drain: bool
+    held: bool
+    epoch: int
+    acked: tuple[int, int] | None
+    failed: tuple[int, str] | None
+
+
+def read_ranks(directory: Path, *, see_processes: bool) -> tuple[RankProgress, ...]:
+    """What the ranks of a pod have published; a file that is no progress file is left out.
+
+    ``see_processes``: their processes can be seen in ``/proc`` under the numbers that they know
+    themselves by, so whether they are alive can be told; without it all are taken to be.
+    """
+    return tuple(
+        RankProgress(
+            local_rank=line.local_rank,
+            local_world_size=line.local_world_size,
+            master=line.master,
+            step=line.step,
+            drain=line.drain,
+            held=line.held,
+            alive=not see_processes or not is_gone(line),
+            acked=line.acked,
+            failed=line.failed,
+        )
+        for line in read_lines(directory)
+    )
+
+
+def read_lines(directory: Path) -> tuple[ProgressLine, ...]:
+    """Every rank's line, by local rank, of whichever round and whether it is alive or not."""
+    lines = (read_line(path) for path in directory.glob("*.json"))
+    return tuple(sorted(filter(None, lines), key=lambda line: line.local_rank))
+
+
+def read_line(path: Path) -> ProgressLine | None:
+    """One rank's line; None where there is none, or none that is whole in ``READS`` reads."""
+    for _ in range(READS):
+        try:
+            with path.open("rb", buffering=0) as file:
+                content = file.read(MAX_LINE_BYTES)
+        except OSError:
+            return None  # the training script may leave there what it wants
+        if is_whole(content):
+            return _parse(content)
+    return None
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether the line is as one write made it."""
+    try:
+        told = int(content[len('{"crc":"') : _SUM_END - 1], 16)
+    except ValueError:
+        return False
+    return content.endswith(b"\n") and told == zlib.crc32(content[_SUM_END:])
+
+
+def is_gone(line: ProgressLine) -> bool:
+    """Whether the process that wrote the line has ended, even if its number lives on."""
+    try:
+        stat = Path(f"/proc/{line.pid}/stat").read_bytes()
+        after_name = stat.rpartition(b")")[2].split()
+        return after_name[0] in (b"Z", b"X") or int(after_name[19]) != line.started
+    except (OSError, ValueError, IndexError):
+        return True
+
+
+def _parse(content: bytes) -> ProgressLine | None:
+    try:
+        fields = json.loads(content)
+        at_unix_s = float(fields["time"])
+        if not math.isfinite(at_unix_s):
+            return None
+        return ProgressLine(
+            **{name: int(fields[name]) for name in _NUMBERS},
+            master=str(fields["master"]),
+            at_unix_s=at_unix_s,
+            drain=fields["drain"] is True,
+            held=fields["held"] is True,
+            acked=_pair(fields, "acked", int),
+            failed=_pair(fields, "failed", str),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+_NUMBERS = (
+    "pid",
+    "started",
+    "rank",
+    "local_rank",
+    "world_size",
+    "local_world_size",
+    "restart",
+    "step",
+    "epoch",
+)
+
+
+def _pair(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
+    if fields[name] is None:
+        return None
+    epoch, what = fields[name]
+    return int(epoch), kind(what)

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``with muster.drain()``: every rank saves the same step before one of them has to go.
+
+At each step boundary a rank tells where it is, *then* reads the gate: in this order no sidecar can
+agree on a step that a rank has already passed. What follows from what it reads is decided in
+``muster.boundary``; here is what it takes to do it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Iterator, Optional, Type
+
+from muster import boundary
+from muster.gate import POLL_S, GateFile, Reading
+from muster.progress import ProgressFile, own_file
+
+log = logging.getLogger(__name__)
+
+ENTERED_STEP = -1
+"""Told on entering: before any boundary that there can be."""
+
+
+class Drain:
+    """What ``with muster.drain() as drain`` gives. Not for use by two threads at once.
+
+    Without a sidecar nothing is ever due, nobody leaves and nothing is written.
+    """
+
+    def __init__(self, file: Optional[ProgressFile], gate: Optional[GateFile]) -> None:
+        self._file = file
+        self._gate = gate
+        self._rank = boundary.Rank(file.rank.master if file else "")
+        self._entered = False
+        self._untold = False
+        self._warned = False
+
+    def __enter__(self) -> Drain:
+        if self._entered:
+            raise RuntimeError("muster.drain() is entered already: make one for each loop")
+        self._entered = True
+        if self._file is not None and self._gate is not None:
+            self._gate.wait_for_own(self._file.rank)
+            self._file.of_drain = True
+            self._rank = self._rank._replace(step=ENTERED_STEP)
+            self._tell(self._rank)
+            atexit.register(self._leave, "the process ended before it was saved")
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        if error is None:
+            self._leave("the loop ended before drain.committed() was called")
+        else:
+            self._leave("%s: %s" % (type(error).__name__, error))
+        self._entered = False
+
+    def commit_due(self, step: int) -> bool:
+        """Come to the boundary after ``step``; True: save now, then call ``committed(step)``.
+
+        Every rank calls it at the same boundaries, where an optimizer step is complete. Takes a few
+        microseconds; while a drain is being agreed on it blocks, as a rule for less than a second,
+        and for a rank that is told to go on at a later step not at all.
+
+        Raises ``RuntimeError`` outside of the ``with`` block and ``ValueError`` for a step that is
+        not above the one before.
+        """
+        if not self._entered:
+            raise RuntimeError(
+                "drain.commit_due() needs the block of `with muster.drain() as drain`"
+            )
+        if self._file is None:
+            return False
+        if step <= self._rank.step:
+            raise ValueError(
+                "drain.commit_due(%d) comes after step %d: steps must grow"
+                % (step, self._rank.step)
+            )
+        if self._rank.saving:
+            why = "the script trained on without calling drain.committed(%d)" % self._rank.step
+            log.error("step %d does not count as saved: %s", self._rank.step, why)
+            self._rank = boundary.fail(self._rank, why)
+        self._rank = boundary.arrive(self._rank, step)
+        self._tell(self._rank)
+        return self._follow()
+
+    def committed(self, step: int) -> None:
+        """Say that all this rank has to save of ``step`` is on disk, where others can read it.
+
+        Returns when training goes on. After a grant it never does: the round ends here, by the
+        launcher's SIGTERM, which ends the process also where a handler is installed for it.
+        Does nothing if ``commit_due`` did not ask for this save, so that a periodic checkpoint may
+        share the line. Raises ``ValueError`` for another step than the one that is due.
+        """
+        if not self._rank.saving:
+            return
+        if step != self._rank.step:
+            raise ValueError(
+                "drain.committed(%d): the save of step %d is due" % (step, self._rank.step)
+            )
+        self._rank = boundary.acknowledge(self._rank)
+        self._tell(self._rank)
+        with _sigterm_ends():
+            self._follow()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this pod is the one that is told to go."""
+        reading = self._own_reading()
+        return reading is not None and reading.leaving
+
+    @property
+    def reason(self) -> str:
+        """Why there is a drain, in one sentence; empty without one."""
+        reading = self._own_reading()
+        return reading.reason if reading is not None else ""
+
+    @property
+    def seconds_left(self) -> Optional[float]:
+        """Seconds until this pod's processes get SIGTERM at the latest; None where none is set."""
+        reading = self._own_reading()
+        if reading is None or reading.deadline_boot_s is None:
+            return None
+        return max(0.0, reading.deadline_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def _own_reading(self) -> Optional[Reading]:
+        reading = self._gate.read() if self._gate is not None else None
+        if reading is None or reading.gate.master != self._rank.master:
+            return None
+        return reading
+
+    def _follow(self) -> bool:
+        """Do as the gate says until it says to go on, or to save (True)."""
+        assert self._gate is not None
+        while True:
+            reading = self._gate.read()
+            verdict, rank = boundary.decide(self._rank, reading.gate if reading else None)
+            self._rank = rank
+            if verdict == boundary.PUBLISH:
+                self._tell(rank)
+            elif verdict == boundary.WAIT:
+                if self._untold:
+                    self._tell(rank)
+                time.sleep(POLL_S)
+            else:
+                return verdict == boundary.SAVE
+
+    def _tell(self, rank: boundary.Rank, inside: bool = True) -> None:
+        """Publish. Where that fails, nothing must stand that is no longer true."""
+        assert self._file is not None
+        try:
+            self._file.write(rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed)
+            self._untold = False
+        except OSError as error:
+            self._untold = True
+            if not self._warned:
+                self._warned = True
+                log.warning(
+                    "the sidecar cannot be told how far this rank is, so no step can be committed"
+                    " until it can; training goes on: %s",
+                    error,
+                )
+            self._take_back()
+
+    def _take_back(self) -> None:
+        assert self._file is not None
+        try:
+            self._file.remove()
+        except OSError as error:
+            # What stands is too old: a save may be asked for too early then, but as this rank
+            # cannot acknowledge it, it counts for nobody.
+            log.warning("nor can be taken back what was told before: %s", error)
+
+    def _leave(self, why: str) -> None:
+        """Take no part any more; a save that was due has failed."""
+        if self._file is None:
+            return
+        atexit.unregister(self._leave)
+        if self._rank.saving:
+            self._rank = boundary.fail(self._rank, why)
+        self._tell(self._rank, inside=False)
+        self._file.of_drain = False
+
+
+@contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """Let SIGTERM end the process: all is saved, a handler might wait for ranks that are gone."""
+    handler = signal.getsignal(signal.SIGTERM)
+    ours_to_set = threading.current_thread() is threading.main_thread() and handler is not None
+    if ours_to_set:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ours_to_set:
+            signal.signal(signal.SIGTERM, handler)
+
+
+_gate: Optional[GateFile] = None
+
+
+def _own_gate() -> Optional[GateFile]:
+    global _gate
+    if _gate is None:
+        run_dir = os.environ.get("MUSTER_RUN_DIR")
+        if run_dir:
+            _gate = GateFile(run_dir)
+    return _gate
+
+
+def drain() -> Drain:
+    """Make the drain of a training loop: ``with muster.drain() as drain``.
+
+    On entering, a rank of torchrun waits until its sidecar knows of its round, at most 5 s.
+    """
+    return Drain(own_file(), _own_gate())
+
+
+def last_commit() -> Optional[int]:
+    """The newest step that all ranks of a world saved and acknowledged; None if there is none.
+
+    Call it before ``muster.drain()``, to load the checkpoint of that step. Waits as ``drain()``
+    does. None also without a sidecar.
+    """
+    file, gate = own_file(), _own_gate()
+    if file is None or gate is None:
+        return None
+    gate.wait_for_own(file.rank)
+    reading = gate.read()
+    return reading.last_commit if reading is not None else None

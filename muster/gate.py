@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sidecar tells this pod's ranks: ``$MUSTER_RUN_DIR/gate.json``.
+
+The sidecar renames a new one into place whenever something changes. A rank looks for that with one
+``stat`` at each step boundary. The standard library knows no event for a file of another container
+to wait for, so a rank that has to wait looks again every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from typing import NamedTuple, Optional, Tuple
+
+from muster.boundary import Gate
+from muster.progress import Rank
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+PHASES = ("idle", "hold", "commit", "done", "void")
+
+POLL_S = 0.005
+"""How long a rank that waits sleeps between two looks."""
+
+OWN_ROUND_WAIT_S = 5.0
+"""How long a new rank waits for its sidecar to have seen that the round is complete."""
+
+
+class Reading(NamedTuple):
+    """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share."""
+
+    gate: Gate
+    leaving: bool
+    deadline_boot_s: Optional[float]
+    reason: str
+    last_commit: Optional[int]
+
+
+class GateFile:
+    """Reads the gate of one run directory; parses it only when it has changed."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._path = os.path.join(run_dir, "gate.json")
+        self._seen: Optional[Tuple[int, int, int]] = None
+        self._reading: Optional[Reading] = None
+        self._warned = False
+
+    def read(self) -> Optional[Reading]:
+        """The gate as it is now; None where there is none.
+
+        One that cannot be read or understood leaves the former one in force, and says so once: to
+        go on without knowing could mean to run past the step that all others save.
+        """
+        try:
+            found = os.stat(self._path)
+            seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if seen != self._seen:
+                with open(self._path, "rb") as file:
+                    self._reading = parse(file.read())
+                self._seen = seen
+        except FileNotFoundError:
+            if self._reading is None:
+                return None
+            self._warn("it is gone")
+        except (OSError, ValueError) as error:
+            self._warn(error)
+        return self._reading
+
+    def wait_for_own(self, rank: Rank) -> None:
+        """Wait, bounded, until the gate is of this rank's round: so it tells the commits before it.
+
+        Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain.
+        """
+        if not rank.of_torchrun or not os.path.exists(os.path.join(self._run_dir, "env")):
+            return
+        deadline_s = time.monotonic() + OWN_ROUND_WAIT_S
+        while True:
+            reading = self.read()
+            if reading is not None and reading.gate.master == rank.master:
+                return
+            if time.monotonic() >= deadline_s:
+                log.warning(
+                    "the sidecar has not told within %g s that this round (%s) is complete;"
+                    " training goes on without it, and the last commit may be missed",
+                    OWN_ROUND_WAIT_S,
+                    rank.master,
+                )
+                return
+            time.sleep(POLL_S)
+
+    def _warn(self, why: object) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning("%s cannot be read, what it said before stands: %s", self._path, why)
+
+
+def parse(content: bytes) -> Reading:
+    """Understand a gate; raises ``ValueError``."""
+    fields = json.loads(content.decode("utf-8"))
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        raise ValueError("no gate of schema %d" % SCHEMA)
+    try:
+        phase, step, last = fields["phase"], fields["step"], fields["last_commit"]
+        deadline_boot_s = fields["deadline_boot_s"]
+        if phase not in PHASES:
+            raise ValueError("no phase of a commit: %r" % (phase,))
+        return Reading(
+            Gate(
+                epoch=int(fields["epoch"]),
+                master=str(fields["master"]),
+                phase=phase,
+                step=None if step is None else int(step),
+            ),
+            leaving=fields["leaving"] is True,
+            deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),
+            reason=str(fields["reason"]),
+            last_commit=None if last is None else int(last["step"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError("a field is missing or of another type: %s" % error) from error
