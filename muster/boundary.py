@@ -7,12 +7,12 @@ At each boundary it publishes first and reads the gate then. The loop around it 
     publish(rank)
     while True:
         verdict, rank = decide(rank, read_gate())
-        if verdict == "publish": publish(rank)       # and read the gate again
-        elif verdict == "wait": wait for another gate
-        else: break                                  # "go" on, or "save"
+        if verdict == PUBLISH: publish(rank)       # and read the gate again
+        elif verdict == WAIT: wait for another gate
+        else: break                                # GO on, or SAVE
 
 After a save it is ``rank = acknowledge(rank)`` or ``rank = fail(rank, why)``, publish, and the same
-loop again, which then ends with "go".
+loop again, which then ends with ``GO``. Every rank must come to the same boundaries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAVE = "save"
 
 
 class Gate(NamedTuple):
-    """The part of ``gate.json`` that a rank acts on."""
+    """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is about."""
 
     epoch: int
     master: str
@@ -35,10 +35,11 @@ class Gate(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What a rank has published, or is about to.
+    """What a rank has published, or is about to; ``master`` names its round.
 
-    ``matched``: it has read a gate of its own round. ``saving``: the epoch it saves for, 0 for
-    none.
+    ``held``: it stays at ``step`` until it has published otherwise. ``matched``: it has read a gate
+    of its own round. ``saving``: the epoch it saves for, 0 for none. ``acked`` is (epoch, step) of
+    its last save, ``failed`` (epoch, why) of the last one that did not succeed.
     """
 
     master: str
@@ -52,19 +53,44 @@ class Rank(NamedTuple):
 
 def arrive(rank: Rank, step: int) -> Rank:
     """Come to the boundary ``step``; to be published before the gate is read."""
-    raise NotImplementedError
+    return rank._replace(step=step, held=False, saving=0)
 
 
 def decide(rank: Rank, gate: Optional[Gate]) -> Tuple[str, Rank]:
     """Say what to do next: one of ``PUBLISH``, ``WAIT``, ``GO`` and ``SAVE``."""
-    raise NotImplementedError
+    if gate is None:
+        return _go(rank)
+    if gate.master != rank.master:
+        # A gate of an earlier round is ignored. Of a later one: this rank's round is over.
+        return (WAIT, rank) if rank.matched else _go(rank)
+    if not rank.matched:
+        rank = rank._replace(matched=True)
+    if gate.phase == "hold":
+        return (WAIT, rank) if rank.held else (PUBLISH, rank._replace(held=True))
+    if gate.phase == "commit" and gate.step is not None and rank.step >= gate.step:
+        if _has_told(rank, gate.epoch):
+            return WAIT, rank
+        return SAVE, rank._replace(saving=gate.epoch)
+    if gate.phase == "done":
+        return WAIT, rank
+    return _go(rank)
 
 
 def acknowledge(rank: Rank) -> Rank:
     """All that ``SAVE`` asked for is on disk; to be published."""
-    raise NotImplementedError
+    return rank._replace(acked=(rank.saving, rank.step), saving=0)
 
 
 def fail(rank: Rank, why: str) -> Rank:
     """The save failed; to be published."""
-    raise NotImplementedError
+    return rank._replace(failed=(rank.saving, why), saving=0)
+
+
+def _go(rank: Rank) -> Tuple[str, Rank]:
+    # A vote may rest on "held" for as long as it stands: it is taken back, and the gate read once
+    # more, before the rank moves.
+    return (PUBLISH, rank._replace(held=False)) if rank.held else (GO, rank)
+
+
+def _has_told(rank: Rank, epoch: int) -> bool:
+    return any(told is not None and told[0] == epoch for told in (rank.acked, rank.failed))

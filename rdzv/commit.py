@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from rdzv.errors import RecordError
+from rdzv.keys import GenerationKeys
 from rdzv.model import dump_record, load_record, take, take_seconds
-from rdzv.store import KeyValue
+from rdzv.store import Compare, KeyValue, Operation, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
 """``hold``: every rank waits at its next boundary while the sidecars vote. ``commit``: each saves
@@ -163,6 +164,21 @@ class LastCommit:
             epoch=_count(kv.key, fields, "epoch"),
             mod_revision=kv.mod_revision,
         )
+
+
+def vote_transaction(
+    keys: GenerationKeys, member: str, vote: Vote, commit: Commit
+) -> tuple[list[Compare], list[Operation]]:
+    """Make the transaction that puts a vote; the caller adds its registration.
+
+    A vote is created once, and lands only while ``commit`` is what it was cast for. One that is on
+    record (``mod_revision``) gets its acknowledgement; it is dropped with its epoch.
+    """
+    key = keys.vote(vote.epoch, member)
+    compares = [Compare(key, "mod", "=", vote.mod_revision)]
+    if not vote.mod_revision:
+        compares.append(Compare(keys.commit, "mod", "=", commit.mod_revision))
+    return compares, [Put(key, vote.to_json())]
 
 
 def _count(key: str, fields: dict[str, Any], name: str) -> int:

@@ -1,30 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drain state machine: when all ranks save the same step, and who may leave or join then."""
+"""The drain state machine: when all ranks save the same step, and who may leave or join then.
+
+::
+
+    idle ─▶ hold ─▶ commit(step) ─▶ done ─▶ leaves granted, joins let in: the round ends
+              └───────┴─▶ void        └─▶ idle, where nobody may be let go or in yet
+
+Any sidecar may carry a decision out, by compare on all that it rests on. "All" is the frozen list
+of the round, never who can be reached. What is left of a round that is over is never finished.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from rdzv.commit import Commit, LastCommit
+from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.keys import JobKeys
-from rdzv.live_round import DrainingSnapshot, Observations, Policy
-from rdzv.model import Drain
-from rdzv.store import Compare, Operation
+from rdzv.listing import Listing
+from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.model import Drain, Outcome, Snapshot
+from rdzv.store import Compare, Delete, Operation, Put
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be written, in one transaction; nothing where all three are empty.
+    """What is to be written, in one transaction; nothing where the first three are empty.
 
     ``commit``: what the commit record should become. ``last_commit``: to be written with it.
     ``drains``: drains that end, with their outcome, by pod UID. ``reason``: one sentence.
     ``wake_at_s``: when time alone would change the answer.
     """
 
-    commit: Commit | None
-    last_commit: LastCommit | None
+    commit: Commit | None = None
+    last_commit: LastCommit | None = None
     drains: Mapping[str, Drain] = field(default_factory=dict)
     reason: str = ""
     wake_at_s: float = math.inf
@@ -34,7 +44,359 @@ def decide(
     now: float, snapshot: DrainingSnapshot, observations: Observations, policy: Policy
 ) -> Decision:
     """Decide what becomes of the drains and of the commit."""
-    raise NotImplementedError
+    if snapshot.membership.job is None:
+        return Decision(reason="there is no job yet")
+    scene = _Scene(now, snapshot, observations, policy)
+    moved = _commit(scene) if scene.round is not None else Decision(reason="no round is live")
+    ended = dict(moved.drains)
+    wake_at_s = moved.wake_at_s
+    reasons = []
+    for uid, drain in sorted(snapshot.membership.drains.items()):
+        if drain.outcome or uid in ended:
+            continue
+        outcome, why = _without_commit(scene, drain)
+        if outcome:
+            ended[uid] = replace(
+                drain, outcome=outcome, step=scene.commit.step if scene.served(uid) else None
+            )
+            reasons.append(f"{drain.member} may go ({outcome}): {why}")
+        else:
+            wake_at_s = min(wake_at_s, scene.due_s(uid))
+    if moved.commit is not None or not reasons:
+        reasons.insert(0, moved.reason)
+    return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
+
+
+class _Scene:
+    """One snapshot at one moment, and what follows from it alone."""
+
+    def __init__(
+        self,
+        now: float,
+        snapshot: DrainingSnapshot,
+        observations: Observations,
+        policy: Policy,
+    ) -> None:
+        assert snapshot.membership.job is not None
+        self.now = now
+        self.snapshot = snapshot
+        self.observations = observations
+        self.policy = policy
+        self.commit = snapshot.commit
+        self.round = snapshot.round if snapshot.round and snapshot.round.live else None
+        drains = snapshot.membership.drains
+        # Whoever has left the round already needs no commit, and cannot give one.
+        left = self.round.left if self.round else frozenset()
+        self.inside = {
+            uid: drain
+            for uid, drain in sorted(drains.items())
+            if (member := snapshot.member_of(drain)) is not None and member not in left
+        }
+        self.leavers = {uid: drain for uid, drain in self.inside.items() if not drain.outcome}
+        self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
+        self.enough = is_enough(snapshot.membership, snapshot.listing)
+        self.may_grant = self.enough or policy.below_min == "commit"
+        # Without enough others the next world could not form: a newcomer waits with the leavers.
+        self.newcomers = self.round is not None and self.round.newcomers and self.enough
+
+    def due_s(self, uid: str) -> float:
+        """When the pod's SIGTERM passes at the latest."""
+        return self.observations.due_s.get(uid, math.inf)
+
+    def is_due(self, uid: str) -> bool:
+        return self.now >= self.due_s(uid)
+
+    def last_chance_s(self, uid: str) -> float:
+        """From when on a commit may only just be done before the pod's deadline."""
+        return self.due_s(uid) - 2 * self.commit.took_s
+
+    def served(self, uid: str) -> bool:
+        """Whether the pod's ranks are parked behind a save that all have acknowledged."""
+        return self.commit.phase == "done" and any(
+            vote.pod_uid == uid and vote.acked == self.commit.step
+            for vote in self.snapshot.votes.values()
+        )
+
+    def becomes(self, reason: str, **changes: object) -> Decision:
+        """Decide on a commit record that differs from the present one."""
+        commit = replace(self.commit, reason=reason, **changes)  # type: ignore[arg-type]
+        return Decision(commit, reason=reason)
+
+
+def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
+    """Say how a drain that no commit has let go ends now, or that it does not."""
+    snapshot, uid = scene.snapshot, drain.pod_uid
+    outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
+    if uid in scene.inside:
+        assert scene.round is not None
+        refused = _speaks_of(scene.commit, scene.round) and scene.commit.refused
+        if refused and scene.may_grant and not scene.round.finishing:
+            return "uncommitted", "a rank of this round takes no part in commits"
+    elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
+        # Only the pod's own sidecar knows whether a launcher's commands run in it.
+        if snapshot.commands is not None:
+            return "committed", "no worker runs in it any more"
+        return outcome, "it takes part in no round"
+    if scene.is_due(uid):
+        return ("committed" if scene.served(uid) else "expired"), "its deadline is near"
+    return "", ""
+
+
+# --- the commit of a live round ---
+
+
+def _commit(scene: _Scene) -> Decision:
+    commit, round = scene.commit, scene.round
+    assert round is not None
+    if not _speaks_of(commit, round):
+        if commit.mod_revision:
+            return _reset(scene, round)
+        scene.commit = replace(commit, run=round.run, round=round.number)
+    if commit.phase == "hold":
+        return _hold(scene, round)
+    if commit.phase == "commit":
+        return _save(scene, round)
+    if commit.phase == "done":
+        return _done(scene)
+    return _idle(scene, round)
+
+
+def _reset(scene: _Scene, round: LiveRound) -> Decision:
+    commit = Commit(
+        epoch=scene.commit.epoch,
+        run=round.run,
+        round=round.number,
+        took_s=scene.commit.took_s,
+        reason=f"round {round.number} has begun",
+        mod_revision=scene.commit.mod_revision,
+    )
+    return Decision(commit, reason=commit.reason)
+
+
+def _idle(scene: _Scene, round: LiveRound) -> Decision:
+    """``idle`` or ``void``: whether to hold, for whom, and when."""
+    commit = scene.commit
+    if round.finishing:
+        return Decision(reason=f"round {round.number} is finishing")
+    if _ends(scene, round):
+        return Decision(reason=f"round {round.number} is about to end")
+    if commit.refused:
+        return Decision(reason="a rank of this round takes no part in commits")
+    waits_s = math.inf
+    wanted = scene.newcomers
+    for uid in scene.leavers:
+        if uid not in commit.saved or scene.may_grant or scene.now >= scene.last_chance_s(uid):
+            wanted = True
+        else:
+            waits_s = min(waits_s, scene.last_chance_s(uid))
+    if not wanted:
+        why = "nobody leaves or joins"
+        if scene.leavers:
+            why = f"{_names(scene)} may not go yet: too few others are listed"
+        return Decision(reason=why, wake_at_s=waits_s)
+    if commit.phase == "void" and commit.failures:
+        pause_s = scene.policy.pause_s * 2 ** min(commit.failures - 1, 30)
+        next_s = scene.observations.since_s + min(pause_s, scene.policy.pause_max_s)
+        if scene.now < next_s:
+            return Decision(reason="the last attempt failed: pausing", wake_at_s=next_s)
+    last = scene.snapshot.membership.last_commit
+    epoch = max(commit.epoch, last.epoch if last else 0) + 1
+    return scene.becomes(
+        f"holding the ranks: {_purpose(scene)}",
+        epoch=epoch,
+        phase="hold",
+        step=None,
+        leaving=tuple(scene.leavers),
+        joins=scene.newcomers,
+    )
+
+
+def _hold(scene: _Scene, round: LiveRound) -> Decision:
+    votes = _votes(scene, round)
+    refusers = [member for member, vote in votes.items() if vote.vote is None]
+    if refusers:
+        return _void(scene, f"a rank of {refusers[0]} takes no part in commits", refused=True)
+    if round.finishing:
+        return _void(scene, f"round {round.number} is finishing")
+    if any(scene.is_due(uid) for uid in scene.leavers):
+        return _void(scene, "a deadline came before the vote was complete")
+    if not _anybody(scene):
+        return _void(scene, "nobody leaves or joins any more")
+    missing = [member for member in round.members if member not in votes]
+    if not missing:
+        step = max(vote.vote for vote in votes.values() if vote.vote is not None)
+        return scene.becomes(
+            f"all save step {step}: {_purpose(scene)}",
+            phase="commit",
+            step=step,
+            leaving=tuple(scene.leavers),
+        )
+    until_s = scene.observations.since_s + scene.policy.hold_s
+    if scene.now >= until_s:
+        why = f"{', '.join(missing[:3])} did not vote within {scene.policy.hold_s:.0f} s"
+        return _void(scene, why, failures=scene.commit.failures + 1)
+    return _with_latecomers(scene, f"{len(missing)} votes are missing", until_s)
+
+
+def _save(scene: _Scene, round: LiveRound) -> Decision:
+    votes, commit = _votes(scene, round), scene.commit
+    more = commit.failures + 1
+    for member, vote in votes.items():
+        if vote.failed:
+            return _void(scene, f"{member} could not save: {vote.failed}", failures=more)
+    saved = {vote.acked for vote in votes.values() if vote.acked is not None}
+    if len(saved) > 1:
+        return _void(scene, f"different steps were saved: {sorted(saved)}", failures=more)
+    missing = [m for m in round.members if m not in votes or votes[m].acked is None]
+    if not missing and saved:
+        (step,) = saved
+        decision = scene.becomes(
+            f"all have saved step {step}",
+            phase="done",
+            step=step,
+            leaving=tuple(scene.leavers),
+            saved=_union(commit.saved, scene.leavers),
+            failures=0,
+            took_s=scene.now - scene.observations.epoch_since_s,
+        )
+        return replace(decision, last_commit=LastCommit(step, round.number, commit.epoch))
+    if not _anybody(scene):
+        return _void(scene, "nobody leaves or joins any more")
+    if round.finishing:
+        return _void(scene, f"round {round.number} is finishing")
+    until_s = math.inf
+    if not scene.concerned:
+        until_s = scene.observations.since_s + scene.policy.join_s
+        if scene.now >= until_s:
+            return _void(scene, "the save for a join took too long", failures=more)
+    return _with_latecomers(scene, f"{len(missing)} members have not saved yet", until_s)
+
+
+def _done(scene: _Scene) -> Decision:
+    commit = scene.commit
+    granted = [uid for uid in scene.leavers if scene.may_grant or scene.is_due(uid)]
+    if granted or (scene.newcomers and not commit.admitted):
+        names = ", ".join(scene.leavers[uid].member for uid in granted)
+        who = [f"{names} may go"] if granted else []
+        who += ["newcomers may join"] if scene.newcomers else []
+        decision = scene.becomes(
+            f"step {commit.step} is saved: {' and '.join(who)}",
+            leaving=tuple(scene.leavers),
+            saved=_union(commit.saved, scene.leavers),
+            granted=_union(commit.granted, granted),
+            admitted=commit.admitted or scene.newcomers,
+        )
+        drains = {
+            uid: replace(scene.leavers[uid], outcome="committed", step=commit.step)
+            for uid in granted
+        }
+        return replace(decision, drains=drains)
+    if commit.granted or commit.admitted:
+        return Decision(reason=f"step {commit.step} is saved, the round is about to end")
+    chance_s = min((scene.last_chance_s(uid) for uid in scene.leavers), default=math.inf)
+    until_s = scene.observations.since_s + scene.policy.done_s
+    if not _anybody(scene) or (scene.now >= until_s and scene.now < chance_s):
+        return scene.becomes("nobody can leave or join yet: training goes on", phase="idle")
+    waits = f"step {commit.step} is saved; {_names(scene)} may not go yet: too few others"
+    return _with_latecomers(scene, waits, until_s)
+
+
+# --- parts of the above ---
+
+
+def _void(scene: _Scene, why: str, **changes: object) -> Decision:
+    return scene.becomes(why, phase="void", step=None, **changes)
+
+
+def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> Decision:
+    """Take drains and joins in that came after the hold began; else wait."""
+    commit = scene.commit
+    late = [uid for uid in scene.leavers if uid not in commit.leaving]
+    if late or (scene.newcomers and not commit.joins):
+        reason = f"also serves {_purpose(scene)}" if commit.phase != "done" else commit.reason
+        return scene.becomes(
+            reason,
+            leaving=tuple(scene.leavers),
+            saved=_union(commit.saved, late if commit.phase == "done" else ()),
+            joins=commit.joins or scene.newcomers,
+        )
+    return Decision(reason=otherwise, wake_at_s=wake_at_s)
+
+
+def _anybody(scene: _Scene) -> bool:
+    """Whether anybody still leaves or joins. One let go at its deadline still ends the round."""
+    return scene.concerned or scene.newcomers
+
+
+def _ends(scene: _Scene, round: LiveRound) -> bool:
+    return bool(
+        round.left
+        or scene.commit.granted
+        or scene.commit.admitted
+        or any(drain.outcome or scene.is_due(uid) for uid, drain in scene.inside.items())
+    )
+
+
+def _votes(scene: _Scene, round: LiveRound) -> dict[str, Vote]:
+    """Votes of this epoch, of members of this round."""
+    return {
+        member: vote
+        for member in round.members
+        if (vote := scene.snapshot.votes.get(member)) is not None
+        and (vote.epoch, vote.round) == (scene.commit.epoch, round.number)
+    }
+
+
+def _purpose(scene: _Scene) -> str:
+    who = [f"{_names(scene)} leaves"] if scene.leavers else []
+    who += ["newcomers join"] if scene.newcomers else []
+    return " and ".join(who) or "nobody"
+
+
+def _names(scene: _Scene) -> str:
+    return ", ".join(drain.member for drain in scene.leavers.values())
+
+
+def _union(pods: tuple[str, ...], more: object) -> tuple[str, ...]:
+    return tuple(sorted({*pods, *more}))  # type: ignore[misc]
+
+
+def _speaks_of(commit: Commit, round: LiveRound) -> bool:
+    return (commit.run, commit.round) == (round.run, round.number)
+
+
+# --- for the others ---
+
+
+def is_enough(membership: Snapshot, listing: Listing) -> bool:
+    """Whether at least ``min`` members are listed; whoever drains is not."""
+    return membership.job is not None and len(listing.listed) >= membership.job.min_workers
+
+
+def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
+    """Whether newcomers to this round wait for a save; else they are let in at once."""
+    if not is_enough(membership, listing):
+        return True
+    commit = membership.commit
+    if commit is None or (commit.run, commit.round) != (run, number):
+        return True
+    return not (commit.admitted or commit.refused)
+
+
+def ends_round(membership: Snapshot, run: str, number: int) -> bool:
+    """Whether somebody was let go or in after a save of this round.
+
+    Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
+    """
+    commit = membership.commit
+    if commit is None or (commit.run, commit.round) != (run, number):
+        return False
+    return commit.admitted or bool(commit.granted)
+
+
+def granted(commit: Commit | None, drain: Drain) -> bool:
+    """Whether the drained pod may go: SIGTERM passes."""
+    return bool(drain.outcome) or (commit is not None and drain.pod_uid in commit.granted)
 
 
 def transaction(
@@ -42,32 +404,55 @@ def transaction(
 ) -> tuple[list[Compare], list[Operation]]:
     """Make the transaction that carries ``decision`` out; the caller adds its registration.
 
-    It rests on the commit, the round and each drain being what they are in ``snapshot``, and on no
-    drain having come since.
+    It rests on the commit, the round and the job being what they are in ``snapshot``, on each
+    drain that ends being still there, and on no drain having come since.
     """
-    raise NotImplementedError
+    membership = snapshot.membership
+    assert membership.job is not None
+    here = keys.in_generation(membership.job.generation)
+    compares = [
+        Compare(keys.job, "mod", "=", membership.job.mod_revision),
+        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
+        # Blind to deletions: a cancel changes the commit as well.
+        Compare(here.drains, "mod", "<", membership.revision + 1, prefix=True),
+    ]
+    if snapshot.round is not None:
+        round_key = here.run(snapshot.round.run).round
+        compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
+    operations: list[Operation] = []
+    if decision.commit is not None:
+        operations.append(Put(here.commit, decision.commit.to_json()))
+        if decision.commit.epoch != snapshot.commit.epoch:
+            operations.append(Delete(here.votes, prefix=True))
+    if decision.last_commit is not None:
+        operations.append(Put(keys.last_commit, decision.last_commit.to_json()))
+    for uid, drain in sorted(decision.drains.items()):
+        compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))
+        operations.append(Put(here.drain(uid), drain.to_json()))
+    return compares, operations
 
 
 def cancel(
-    keys: JobKeys, snapshot: DrainingSnapshot, pod_uid: str
+    keys: JobKeys, snapshot: Snapshot, pod_uid: str
 ) -> tuple[list[Compare], list[Operation]] | str:
     """Make the transaction that cancels a drain, or say why it cannot be cancelled."""
-    raise NotImplementedError
-
-
-def joins_wait(commit: Commit | None, run: str, number: int) -> bool:
-    """Whether newcomers of this round wait for a save (else they are let in at once)."""
-    raise NotImplementedError
-
-
-def ends_round(commit: Commit | None, run: str, number: int) -> bool:
-    """Whether somebody was let go or in after a save: this round must end, whoever still asks."""
-    raise NotImplementedError
-
-
-def granted(commit: Commit | None, drain: Drain) -> bool:
-    """Whether the drained pod may go: SIGTERM passes."""
-    raise NotImplementedError
-
-
-_ = Sequence
+    drain, commit = snapshot.drains.get(pod_uid), snapshot.commit
+    if snapshot.job is None or drain is None:
+        return f"pod {pod_uid} does not drain"
+    if granted(commit, drain):
+        return f"{drain.member} was let go already ({drain.outcome or 'granted'})"
+    here = keys.in_generation(snapshot.job.generation)
+    compares = [
+        Compare(here.drain(pod_uid), "mod", "=", drain.mod_revision),
+        Compare(here.commit, "mod", "=", commit.mod_revision if commit else 0),
+    ]
+    operations: list[Operation] = [Delete(here.drain(pod_uid))]
+    if commit is not None:
+        # Written in any case: a decision that rests on the drain must not land after this.
+        without = replace(
+            commit,
+            leaving=tuple(uid for uid in commit.leaving if uid != pod_uid),
+            saved=tuple(uid for uid in commit.saved if uid != pod_uid),
+        )
+        operations.append(Put(here.commit, without.to_json()))
+    return compares, operations

@@ -7,11 +7,15 @@ written that a vote will be sent, *then* it is sent. ``local`` gives the next of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, get_args
 
 from rdzv.commit import Commit, LastCommit, Phase, Vote
+from rdzv.draining import granted
+from rdzv.errors import RecordError
 from rdzv.live_round import LiveRound
-from rdzv.model import Drain
+from rdzv.model import Drain, dump_record, load_record, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,52 @@ class Gate:
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
-        raise NotImplementedError
+        last = self.last_commit
+        return dump_record(
+            {
+                "epoch": self.epoch,
+                "run": self.run,
+                "round": self.round,
+                "master": self.master,
+                "phase": self.phase,
+                "step": self.step,
+                "leaving": self.leaving,
+                "granted": self.granted,
+                "deadline_boot_s": self.deadline_boot_s,
+                "reason": self.reason,
+                "last_commit": last
+                and {"step": last.step, "round": last.round, "epoch": last.epoch},
+            }
+        )
 
     @classmethod
-    def from_json(cls, name: str, content: bytes) -> Gate:
+    def from_json(cls, name: str, content: bytes) -> Self:
         """Decode; raises ``RecordError`` naming the file."""
-        raise NotImplementedError
+        fields = load_record(name, content)
+        phase: Any = fields.get("phase")
+        if phase not in get_args(Phase):
+            raise RecordError(f"{name}: 'phase' is {phase!r}, which is no phase of a commit")
+        step, deadline = fields.get("step"), fields.get("deadline_boot_s")
+        if isinstance(deadline, int) and not isinstance(deadline, bool):
+            deadline = float(deadline)
+        last = fields.get("last_commit")
+        return cls(
+            epoch=take(name, fields, "epoch", int),
+            run=take(name, fields, "run", str),
+            round=take(name, fields, "round", int),
+            master=take(name, fields, "master", str),
+            phase=phase,
+            step=None if step is None else take(name, fields, "step", int),
+            leaving=take(name, fields, "leaving", bool),
+            granted=take(name, fields, "granted", bool),
+            deadline_boot_s=(
+                None
+                if deadline is None
+                else take(name, {"deadline_boot_s": deadline}, "deadline_boot_s", float)
+            ),
+            reason=take(name, fields, "reason", str),
+            last_commit=None if last is None else _last_commit(name, last),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +152,98 @@ def local(
     """Give the next thing this sidecar is to do for its ranks.
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, on record) and
-    ``last_commit`` are the store's word as far as it is known.
+    ``last_commit`` are the store's word as far as it is known; without a ``round`` the gate is left
+    as it lies. ``hold_s``: how long a sidecar that is cut off holds ranks it has not voted for.
     """
-    raise NotImplementedError
+    wanted = _wanted(here, commit, round, drain, last_commit, hold_s)
+    if wanted != here.shown:
+        return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
+    if commit is None or round is None or not _speaks_of(commit, round):
+        return Move(reason=f"the gate stays {wanted.phase}")
+    if here.cut_for_s or here.member not in round.members:
+        return Move(reason="this pod has no say in it now")
+    if wanted.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
+        return _vote(here, commit, round)
+    if wanted.phase == "commit" and vote is not None and vote.epoch == commit.epoch:
+        return _acknowledge(here, commit, round, vote)
+    return Move(reason=f"the gate stays {wanted.phase}")
+
+
+def _wanted(
+    here: Here,
+    commit: Commit | None,
+    round: LiveRound | None,
+    drain: Drain | None,
+    last_commit: LastCommit | None,
+    hold_s: float,
+) -> Gate:
+    """Say what the gate should be."""
+    if round is None:
+        wanted = here.shown or Gate()
+    else:
+        wanted = Gate(
+            epoch=commit.epoch if commit else 0,
+            run=round.run,
+            round=round.number,
+            master=round.master if round.complete else "",
+            leaving=drain is not None,
+            granted=drain is not None and granted(commit, drain),
+            deadline_boot_s=here.deadline_boot_s if drain is not None else None,
+            last_commit=last_commit and replace(last_commit, mod_revision=0),
+        )
+        if commit is not None and _speaks_of(commit, round):
+            wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
+    # A request that was sent may land at any time, so after that only the store opens the gate.
+    if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
+        wanted = replace(wanted, phase="void", reason="the store is out of reach before the vote")
+    return wanted
+
+
+def _speaks_of(commit: Commit, round: LiveRound) -> bool:
+    return round.live and (commit.run, commit.round) == (round.run, round.number)
+
+
+def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
+    """This pod's ranks, if every one of them takes part in this round; else none."""
+    ranks = [r for r in here.ranks if r.drain and r.alive and r.master == round.master]
+    complete = all(rank.local_world_size == len(ranks) for rank in ranks)
+    return ranks if complete and round.master else ()
+
+
+def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
+    if here.sent != commit.epoch:
+        return Move(note=commit.epoch, reason=f"is about to vote in epoch {commit.epoch}")
+    ranks = _of_round(here, round)
+    first_free = max((r.step if r.held else r.step + 1 for r in ranks), default=None)
+    says = "no: a rank takes no part" if first_free is None else f"step {first_free}"
+    return Move(
+        vote=Vote(commit.epoch, commit.round, here.pod_uid, first_free),
+        reason=f"votes in epoch {commit.epoch}: {says}",
+    )
+
+
+def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Move:
+    if vote.pod_uid != here.pod_uid or vote.acked is not None or vote.failed:
+        return Move(reason="this pod has said what became of its save")
+    ranks = _of_round(here, round)
+    failed = [r.failed[1] for r in ranks if r.failed and r.failed[0] == commit.epoch]
+    saved = [r.acked[1] for r in ranks if r.acked and r.acked[0] == commit.epoch]
+    if failed:
+        why = failed[0] or "it did not say why"
+        return Move(vote=replace(vote, failed=why), reason=f"the save failed: {why}")
+    if not ranks or len(saved) < len(ranks):
+        return Move(reason=f"{len(saved)} ranks of this pod have saved")
+    if len(set(saved)) > 1:
+        why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"
+        return Move(vote=replace(vote, failed=why), reason=why)
+    return Move(vote=replace(vote, acked=saved[0]), reason=f"all ranks saved step {saved[0]}")
+
+
+def _last_commit(name: str, fields: object) -> LastCommit:
+    if not isinstance(fields, dict):
+        raise RecordError(f"{name}: 'last_commit' is {fields!r}, expected a record")
+    return LastCommit(
+        take(name, fields, "step", int),
+        take(name, fields, "round", int),
+        take(name, fields, "epoch", int),
+    )

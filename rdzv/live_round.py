@@ -62,7 +62,7 @@ class DrainingSnapshot:
     @property
     def commit(self) -> Commit:
         """The commit record, or what it is taken for before there is one."""
-        return self.membership.commit or Commit()
+        return self.membership.commit or Commit(mod_revision=self.membership.unreadable_commit)
 
     def member_of(self, drain: Drain) -> str | None:
         """Who of the live round the drained pod is, or None."""
@@ -99,6 +99,7 @@ class Observations:
 
     ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
     ``due_s``: by pod UID, when SIGTERM reaches it at the latest: its deadline less its reserve.
+    ``told_s``: by pod UID, the seconds left that this was reckoned from.
     """
 
     epoch: int = -1
@@ -106,7 +107,7 @@ class Observations:
     since_s: float = 0.0
     epoch_since_s: float = 0.0
     due_s: Mapping[str, float] = field(default_factory=dict)
-    seconds_left: Mapping[str, float | None] = field(default_factory=dict)
+    told_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def observe(
@@ -120,4 +121,26 @@ def observe(
     ``known_due_s``: deadlines, less reserve, that this sidecar knows better than from the store:
     its own pod's, also across a restart.
     """
-    raise NotImplementedError
+    commit = snapshot.commit
+    same_epoch = commit.epoch == previous.epoch
+    same_phase = same_epoch and commit.phase == previous.phase
+    told_s = {
+        uid: drain.seconds_left
+        for uid, drain in snapshot.membership.drains.items()
+        if drain.seconds_left is not None
+    }
+    due_s: dict[str, float] = {}
+    for uid, left_s in told_s.items():
+        if previous.told_s.get(uid) == left_s:
+            due_s[uid] = previous.due_s[uid]
+        else:
+            due_s[uid] = now + left_s - snapshot.membership.drains[uid].reserve_s
+        due_s[uid] = known_due_s.get(uid, due_s[uid])
+    return Observations(
+        epoch=commit.epoch,
+        phase=commit.phase,
+        since_s=previous.since_s if same_phase else now,
+        epoch_since_s=previous.epoch_since_s if same_epoch else now,
+        due_s=due_s,
+        told_s=told_s,
+    )
