@@ -166,6 +166,25 @@ class Config(JobConfig):
             "How long a round waits for nodes that may still come, once it has min.",
         )
     )
+    grace_s: float = field(
+        Setting(
+            "--grace-s",
+            texts.duration_s(1, 86_400),
+            "30s",
+            "TIME",
+            "The pod's terminationGracePeriodSeconds: how long there is from a notice to the end.",
+        )
+    )
+    below_min: Literal["hold", "commit"] = field(
+        Setting(
+            "--below-min",
+            texts.one_of("hold", "commit"),
+            "hold",
+            "hold|commit",
+            "What a drain does that would leave fewer than min: hold waits for a replacement until"
+            " the deadline, commit lets the pod go once all have saved.",
+        )
+    )
     start_timeout_s: float = field(
         Setting(
             "--start-timeout",

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+from agent.boot_clock import boot_s
+from agent.draining.drains import Drains
 from agent.host_delivery import HostDelivery
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
@@ -71,4 +73,39 @@ def add_gauges(
         "muster_loop_lag_seconds",
         "The worst lag of the event loop in the last ten seconds.",
         lambda: loop_lag.worst_s,
+    )
+
+
+def add_drain_gauges(metrics: Metrics, drains: Drains) -> None:
+    """Add what this sidecar knows of drains to ``metrics``."""
+
+    def seconds_left() -> float:
+        due_boot_s = drains.own.due_boot_s
+        return -1.0 if due_boot_s is None else max(0.0, due_boot_s - boot_s())
+
+    metrics.gauge(
+        "muster_draining",
+        "1 while this pod drains.",
+        lambda: float(drains.own.active),
+    )
+    metrics.gauge(
+        "muster_drain_seconds_left",
+        "Until this pod's SIGTERM passes at the latest; -1 without a deadline.",
+        seconds_left,
+    )
+    metrics.gauge(
+        "muster_commit_epoch",
+        "Number of the newest attempt of all ranks to save the same step.",
+        lambda: float(drains.commit.epoch),
+    )
+    metrics.gauge(
+        "muster_last_commit_step",
+        "The newest step that all ranks saved and acknowledged; -1 before the first.",
+        lambda: float(drains.last_commit_step),
+    )
+    metrics.gauge(
+        "muster_drains",
+        "Drains on record, by outcome; those that go on have none.",
+        drains.by_outcome,
+        "outcome",
     )

@@ -111,6 +111,17 @@ class RunDir:
         except FileNotFoundError:
             return ""
 
+    def put(self, name: str, content: bytes) -> None:
+        """Rename a file into place for the training container; raises ``OSError``."""
+        self._write(name, content, 0o644)
+
+    def content(self, name: str) -> bytes | None:
+        """What lies there under ``name``, or None; raises ``OSError`` where it cannot be read."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
     def deliver_hosts(self, text: str) -> None:
         """Rename a new host list into place."""
         self._write(HOSTS_NAME, text.encode("ascii"), 0o644)

@@ -14,7 +14,8 @@ from random import Random
 from time import monotonic
 
 from agent.config import Config
-from agent.gauges import add_gauges
+from agent.draining.drains import Drains
+from agent.gauges import add_drain_gauges, add_gauges
 from agent.host_delivery import HostDelivery
 from agent.http import serving
 from agent.loop_lag import LoopLag
@@ -88,6 +89,17 @@ class Sidecar:
             clock=monotonic,
             random=random,
         )
+        self._drains = Drains(
+            run_dir,
+            store,
+            self._mirror,
+            membership,
+            self._registrar,
+            self._endpoint,
+            grace_s=config.grace_s,
+            below_min=config.below_min,
+            random=random,
+        )
         self._loop_lag = LoopLag(monotonic)
         self._metrics = metrics
         self._registered_once = False
@@ -96,6 +108,7 @@ class Sidecar:
         add_gauges(
             metrics, self._mirror, self._registrar, self._hosts, self._endpoint, self._loop_lag
         )
+        add_drain_gauges(metrics, self._drains)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be a member until ``stop`` is set, then leave.
@@ -119,6 +132,7 @@ class Sidecar:
                         ("watching", self._watching.run()),
                         ("c10d", self._endpoint.run()),
                         ("losses", self._losses.run()),
+                        ("drains", self._drains.run()),
                         ("loop-lag", self._loop_lag.run()),
                     )
                 ]
@@ -141,6 +155,8 @@ class Sidecar:
             return self._fenced
         if not self._registered_once:
             return "not registered yet"
+        if self._drains.own.active:
+            return "draining"
         if not self._hosts.delivered.is_set():
             return "the host list is not delivered yet"
         if not self._endpoint.listening.is_set():

@@ -13,6 +13,7 @@ from console.job_view import JobView, view_of
 from rdzv.errors import ConfigError, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership, snapshot_of
+from rdzv.store import Store
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
 
@@ -41,8 +42,8 @@ async def look(config: JobConfig) -> JobView:
 
 
 @asynccontextmanager
-async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
-    """Follow the job: gives an iterator of views, one at first and one after each change.
+async def connected(config: JobConfig) -> AsyncIterator[tuple[Store, Mirror]]:
+    """Follow the job in a store that may also be written to.
 
     Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; later on
     the last view stays.
@@ -57,11 +58,21 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
                 await mirror.changed_after(0)
         except TimeoutError:
             raise _unreachable(config, None) from None
-        yield _views(keys, mirror)
+        yield store, mirror
     finally:
         watching.cancel()
         await asyncio.wait([watching])
         await store.close()
+
+
+@asynccontextmanager
+async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
+    """Follow the job: gives an iterator of views, one at first and one after each change.
+
+    Raises as ``connected`` does.
+    """
+    async with connected(config) as (_, mirror):
+        yield _views(JobKeys(config.namespace, config.job), mirror)
 
 
 async def _views(keys: JobKeys, mirror: Mirror) -> AsyncIterator[JobView]:

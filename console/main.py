@@ -24,9 +24,11 @@ STATUS_BROKEN_PIPE = 141
 
 COMMANDS = {
     "agent": "console.agent:agent",
+    "drain": "console.drain:drain",
     "history": "console.history:history",
     "hosts": "console.hosts:hosts",
     "local": "console.local.command:local",
+    "notice": "console.notice:notice",
     "status": "console.status:status",
     "store": "console.store:store",
 }

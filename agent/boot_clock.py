@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock that all processes of a machine share, and that no restart of one of them resets.
+
+A deadline that must outlive the sidecar, or that another container reads, is kept on it.
+"""
+
+from __future__ import annotations
+
+import time
+
+
+def boot_s() -> float:
+    """Seconds since the machine started, also while it slept."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

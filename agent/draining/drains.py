@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of one sidecar that has to do with drains, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from time import monotonic
+from typing import Literal
+
+from agent.boot_clock import boot_s
+from agent.draining.gatekeeper import Gatekeeper
+from agent.draining.own_drain import OwnDrain
+from agent.draining.sight import Sight
+from agent.draining.steward import Steward
+from agent.draining.writing import Writing
+from agent.notices.socket import NoticeSocket
+from agent.rundir import RunDir
+from launcher_shim.c10d.endpoint import Endpoint
+from rdzv.commit import Commit
+from rdzv.live_round import Policy
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.store import Store
+from rdzv.watching import Mirror
+
+SOCKET_NAME = "notice.sock"
+
+
+class Drains:
+    """The parts that see drains through, for one member.
+
+    ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.live_round.Policy``.
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        store: Store,
+        mirror: Mirror,
+        membership: Membership,
+        registrar: Registrar,
+        endpoint: Endpoint,
+        *,
+        grace_s: float,
+        below_min: Literal["hold", "commit"],
+        random: Random,
+    ) -> None:
+        writing = Writing(store, mirror, registrar, random)
+        sight = Sight(membership, endpoint, registrar.identity.pod_uid, run_dir.path)
+        policy = Policy(below_min)
+        self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_s)
+        self.gatekeeper = Gatekeeper(run_dir, sight, mirror, writing, self.own, policy, monotonic)
+        self.steward = Steward(
+            sight, writing, self.own, policy, clock=monotonic, boot_s=boot_s, random=random
+        )
+        self.notices = NoticeSocket(
+            run_dir.path / SOCKET_NAME, self.own.notify, self.own.phase_after
+        )
+        self._mirror = mirror
+        self._membership = membership
+
+    @property
+    def commit(self) -> Commit:
+        """The commit on record, or what it is taken for before there is one."""
+        return self._membership.snapshot().commit or Commit()
+
+    @property
+    def last_commit_step(self) -> int:
+        """The newest step that all ranks saved; -1 for none."""
+        last = self._membership.snapshot().last_commit
+        return -1 if last is None else last.step
+
+    def by_outcome(self) -> dict[str, float]:
+        """How many drains of this generation are on record, by outcome."""
+        counted = dict.fromkeys(("", "committed", "uncommitted", "expired"), 0.0)
+        for drain in self._membership.snapshot().drains.values():
+            counted[drain.outcome] += 1
+        return {outcome or "none yet": count for outcome, count in counted.items()}
+
+    async def run(self) -> None:
+        """Take notices and see drains through, for ever."""
+        await asyncio.to_thread(self._restore)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.notices.run(), name="notices")
+            # Until the store has been read once, nothing is known: the gate stays as it lies.
+            await self._mirror.changed_after(0)
+            tasks.create_task(self.own.run(), name="own-drain")
+            tasks.create_task(self.steward.run(), name="steward")
+            tasks.create_task(self.gatekeeper.run(), name="gatekeeper")
+
+    def _restore(self) -> None:
+        self.own.restore()
+        self.gatekeeper.restore()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the store and the ranks of this pod: shows them the gate, votes, acknowledges.
+
+One step at a time, each on disk or in the store before the next is thought of: that order is what
+``rdzv.gate`` rests on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent.draining.own_drain import OwnDrain
+from agent.draining.sight import Sight
+from agent.draining.writing import Writing
+from agent.progress import read_ranks
+from agent.rundir import RunDir
+from launcher_shim.c10d.diary import Diary
+from rdzv.commit import Vote, vote_transaction
+from rdzv.errors import RecordError
+from rdzv.gate import Gate, Here, Move, local
+from rdzv.live_round import DrainingSnapshot, Policy
+from rdzv.model import dump_record, load_record, take
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+GATE_NAME = "gate.json"
+NOTE_NAME = "commit.json"
+PROGRESS_NAME = "progress"
+
+POLL_S = 0.015
+"""How often the ranks' progress is read while they are held or save: files tell of no change that
+another container makes."""
+
+CUT_LOOK_S = 0.5
+
+
+class Gatekeeper:
+    """Keeps the gate of one pod. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        sight: Sight,
+        mirror: Mirror,
+        writing: Writing,
+        own: OwnDrain,
+        policy: Policy,
+        clock: Callable[[], float],
+    ) -> None:
+        self.shown: Gate | None = None
+        self._run_dir = run_dir
+        self._sight = sight
+        self._mirror = mirror
+        self._writing = writing
+        self._own = own
+        self._policy = policy
+        self._clock = clock
+        self._identity = writing.registrar.identity
+        self._sent = 0
+        self._cut_since_s: float | None = None
+        self._diary = Diary(log)
+
+    def restore(self) -> None:
+        """Find the gate and the note as they lie there; may block for as long as the disk does."""
+        try:
+            content = self._run_dir.content(GATE_NAME)
+            self.shown = None if content is None else Gate.from_json(GATE_NAME, content)
+            note = self._run_dir.content(NOTE_NAME)
+            self._sent = 0 if note is None else _sent_in(note)
+        except (OSError, RecordError) as error:
+            log.warning("the gate is made anew: %s", error, extra={"event": "gate_unreadable"})
+
+    async def run(self) -> None:
+        """Follow the store and the ranks for ever."""
+        while True:
+            snapshot = await self._sight.snapshot()
+            move = local(
+                await asyncio.to_thread(self._here),
+                commit=snapshot.membership.commit,
+                round=snapshot.round,
+                drain=snapshot.membership.drains.get(self._identity.pod_uid),
+                vote=self._own_vote(snapshot),
+                last_commit=snapshot.membership.last_commit,
+                hold_s=self._policy.hold_s,
+            )
+            if move.reason:
+                self._diary.say(move.reason)
+            if not await self._do(move, snapshot):
+                await self._sight.changed_from(snapshot, self._pause_s(snapshot))
+
+    def _here(self) -> Here:
+        now = self._clock()
+        if not self._mirror.loaded or self._mirror.healthy(now):
+            self._cut_since_s = None
+        elif self._cut_since_s is None:
+            self._cut_since_s = now
+        return Here(
+            member=self._identity.member,
+            pod_uid=self._identity.pod_uid,
+            shown=self.shown,
+            ranks=read_ranks(self._run_dir.path / PROGRESS_NAME, see_processes=True),
+            sent=self._sent,
+            cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
+            deadline_boot_s=self._own.due_boot_s,
+        )
+
+    def _own_vote(self, snapshot: DrainingSnapshot) -> Vote | None:
+        return snapshot.votes.get(self._identity.member)
+
+    async def _do(self, move: Move, snapshot: DrainingSnapshot) -> bool:
+        """Do what ``move`` says; return whether there was anything, and it worked."""
+        if move.gate is not None:
+            return await self._show(move.gate)
+        if move.note is not None:
+            return await self._note(move.note)
+        if move.vote is not None:
+            return await self._send(move.vote, snapshot)
+        return False
+
+    async def _show(self, gate: Gate) -> bool:
+        try:
+            await asyncio.to_thread(self._run_dir.put, GATE_NAME, gate.to_json())
+        except OSError as error:
+            self._diary.say(f"{GATE_NAME} cannot be written: {error.strerror}")
+            return False
+        self.shown = gate
+        log.debug("gate: %s", gate)
+        return True
+
+    async def _note(self, epoch: int) -> bool:
+        content = dump_record({"sent": epoch})
+        try:
+            await asyncio.to_thread(self._run_dir.put, NOTE_NAME, content)
+        except OSError as error:
+            self._diary.say(f"{NOTE_NAME} cannot be written, so no vote is sent: {error.strerror}")
+            return False
+        self._sent = epoch
+        return True
+
+    async def _send(self, vote: Vote, snapshot: DrainingSnapshot) -> bool:
+        job, commit = snapshot.membership.job, snapshot.membership.commit
+        if job is None or commit is None:
+            return False
+        keys = self._sight.membership.keys.in_generation(job.generation)
+        compares, operations = vote_transaction(keys, self._identity.member, vote, commit)
+        await self._writing.txn(compares, operations)
+        return True
+
+    def _pause_s(self, snapshot: DrainingSnapshot) -> float | None:
+        commit = snapshot.membership.commit
+        if commit is not None and commit.phase in ("hold", "commit"):
+            return POLL_S
+        # Nothing tells that the store has fallen silent.
+        return CUT_LOOK_S if self.shown is not None and self.shown.phase == "hold" else None
+
+
+def _sent_in(note: bytes) -> int:
+    return take(NOTE_NAME, load_record(NOTE_NAME, note), "sent", int)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this sidecar knows of drains, gathered into one snapshot, and the wait for another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from launcher_shim.c10d.endpoint import Endpoint
+from rdzv.listing import decide
+from rdzv.live_round import DrainingSnapshot
+from rdzv.membership import Membership
+
+COMMANDS_NAME = "workers"
+"""Directory of the run directory in which each worker command of a Horovod launcher has a file."""
+
+
+class Sight:
+    """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next."""
+
+    def __init__(
+        self, membership: Membership, endpoint: Endpoint, pod_uid: str, run_dir: Path
+    ) -> None:
+        self.membership = membership
+        self._endpoint = endpoint
+        self._pod_uid = pod_uid
+        self._commands_dir = run_dir / COMMANDS_NAME
+
+    async def snapshot(self) -> DrainingSnapshot:
+        """Everything as it is now."""
+        commands = await asyncio.to_thread(_count_files, self._commands_dir)
+        membership = self.membership.snapshot()
+        return DrainingSnapshot(
+            membership=membership,
+            listing=decide(membership),
+            round=self._endpoint.live_round(),
+            votes=self.membership.votes(),
+            pod_uid=self._pod_uid,
+            commands=commands,
+        )
+
+    async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:
+        """Wait until the store says something else, for ``timeout_s`` at most."""
+        tasks = [
+            asyncio.create_task(self.membership.votes_changed_from(known.votes), name="votes"),
+            asyncio.create_task(self.membership.changed_from(known.membership), name="members"),
+            asyncio.create_task(self._endpoint.live_round_changed(known.round), name="round"),
+        ]
+        try:
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _count_files(directory: Path) -> int | None:
+    try:
+        return sum(1 for path in directory.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return None

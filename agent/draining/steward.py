@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out what ``rdzv.draining`` decides: any sidecar may, one does, the others see it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from random import Random
+
+from agent.draining.chronicle import Chronicle
+from agent.draining.own_drain import OwnDrain
+from agent.draining.sight import Sight
+from agent.draining.writing import Writing
+from launcher_shim.c10d.diary import Diary
+from rdzv.draining import Decision, decide, transaction
+from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
+from rdzv.model import Drain
+from rdzv.store import Compare, Delete, Operation
+
+log = logging.getLogger(__name__)
+
+STAGGER_S = (0.1, 0.4)
+"""The first of the round writes what is due at once; the others after so long, if still due."""
+
+COMMANDS_LOOK_S = 0.1
+"""How often the commands of a pod that drains are counted: files tell of no change."""
+
+FINISHED_KEPT = 100
+"""Drains of pods that are gone. A pod behind a cut may still come back, and find its own."""
+
+
+class Steward:
+    """Writes what is due on the commit and on drains. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        sight: Sight,
+        writing: Writing,
+        own: OwnDrain,
+        policy: Policy,
+        *,
+        clock: Callable[[], float],
+        boot_s: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self.reason = ""
+        self._sight = sight
+        self._writing = writing
+        self._own = own
+        self._policy = policy
+        self._clock = clock
+        self._boot_s = boot_s
+        self._random = random
+        self._me = writing.registrar.identity.member
+        self._observations = Observations()
+        self._chronicle = Chronicle()
+        self._due_since_s: float | None = None
+        self._patience_s = 0.0
+        self._diary = Diary(log)
+
+    async def run(self) -> None:
+        """Follow the store for ever."""
+        while True:
+            snapshot = await self._sight.snapshot()
+            now = self._clock()
+            self._observations = observe(now, self._observations, snapshot, self._known_due_s(now))
+            self._chronicle.see(now, snapshot.membership)
+            decision = decide(now, snapshot, self._observations, self._policy)
+            if decision.reason:
+                self.reason = decision.reason
+                self._diary.say(decision.reason)
+            if self._is_due(decision):
+                wait_s = self._turn_s(now, snapshot)
+                if wait_s <= 0:
+                    await self._carry_out(now, snapshot, decision)
+                    continue
+            else:
+                self._due_since_s = None
+                wait_s = decision.wake_at_s - now
+                if self._forgettable(snapshot):
+                    await self._forget(snapshot)
+                    continue
+            await self._sight.changed_from(snapshot, self._pause_s(snapshot, wait_s))
+
+    def _known_due_s(self, now: float) -> Mapping[str, float]:
+        due_boot_s = self._own.due_boot_s
+        if due_boot_s is None:
+            return {}
+        return {self._writing.registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
+
+    def _is_due(self, decision: Decision) -> bool:
+        registered = self._writing.registrar.registered.is_set()
+        something = decision.commit or decision.last_commit or decision.drains
+        return bool(something) and registered
+
+    def _turn_s(self, now: float, snapshot: DrainingSnapshot) -> float:
+        """How long until it is this sidecar's turn to write what is due."""
+        if self._due_since_s is None:
+            self._due_since_s = now
+            self._patience_s = self._random.uniform(*STAGGER_S)
+        current = snapshot.round
+        present = [m for m in current.members if m not in current.left] if current else []
+        first = present[0] if present else None
+        if self._me == first or first is None:
+            return 0.0
+        return self._due_since_s + self._patience_s - now
+
+    async def _carry_out(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> None:
+        keys = self._sight.membership.keys
+        compares, operations = transaction(keys, snapshot, decision)
+        for drain in decision.drains.values():
+            operations += self._entry(now, drain)
+        if await self._writing.txn(compares, operations):
+            self._due_since_s = None
+
+    def _entry(self, now: float, drain: Drain) -> tuple[Operation, ...]:
+        details: dict[str, object] = {
+            "outcome": drain.outcome,
+            "step": drain.step,
+            "source": drain.source,
+            "requested_by": drain.requested_by,
+            "pod_uid": drain.pod_uid,
+            **self._chronicle.phases_s(now, drain.pod_uid),
+        }
+        return self._writing.history(drain.member, drain.reason, details)
+
+    def _forgettable(self, snapshot: DrainingSnapshot) -> list[Drain]:
+        """Drains that are too many to keep; the oldest listed member sees to it."""
+        listed = snapshot.listing.listed
+        if not listed or listed[0].name != self._me:
+            return []
+        present = {member.pod_uid for member in snapshot.membership.members.values()}
+        finished = [
+            drain
+            for drain in snapshot.membership.drains.values()
+            if drain.outcome and drain.pod_uid not in present
+        ]
+        oldest_first = sorted(finished, key=lambda drain: drain.created_revision)
+        return oldest_first[: max(0, len(finished) - FINISHED_KEPT)][:20]
+
+    async def _forget(self, snapshot: DrainingSnapshot) -> None:
+        job = snapshot.membership.job
+        assert job is not None
+        keys = self._sight.membership.keys.in_generation(job.generation)
+        drains = self._forgettable(snapshot)
+        await self._writing.txn(
+            [Compare(keys.drain(d.pod_uid), "mod", "=", d.mod_revision) for d in drains],
+            [Delete(keys.drain(d.pod_uid)) for d in drains],
+        )
+
+    def _pause_s(self, snapshot: DrainingSnapshot, wait_s: float) -> float | None:
+        if snapshot.commands and self._own.active:
+            wait_s = min(wait_s, COMMANDS_LOOK_S)
+        return None if wait_s == float("inf") else max(0.0, wait_s)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transactions of this member: each requires that it is registered, and waits to be seen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from random import Random
+from time import time
+
+from launcher_shim.c10d.diary import Diary
+from rdzv.errors import StoreError
+from rdzv.history import HistoryEntry, entry_operations
+from rdzv.registrar import Registrar
+from rdzv.store import Compare, Operation, Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = (0.2, 0.5)
+"""After a transaction that the store did not take, or that lost."""
+
+SEE_S = 5.0
+"""Longest wait for the watch to show what a transaction found or wrote."""
+
+
+class Writing:
+    """Writes for one member, while it is registered."""
+
+    def __init__(self, store: Store, mirror: Mirror, registrar: Registrar, random: Random) -> None:
+        self.registrar = registrar
+        self._store = store
+        self._mirror = mirror
+        self._random = random
+        self._diary = Diary(log)
+
+    async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
+        """Write once; return whether it was certainly written.
+
+        Whatever became of it, the mirror shows it before this returns, or the store is away:
+        decide anew from the mirror then. The compares make a repetition harmless.
+        """
+        registered = self._registered()
+        if registered is None:
+            await self._pause()
+            return False
+        try:
+            result = await self._store.txn([*compares, *registered], list(operations))
+        except StoreError as error:
+            self._diary.say(f"a drain waits for the store: {error}")
+            await self._pause()
+            return False
+        try:
+            async with asyncio.timeout(SEE_S):
+                await self._mirror.reached(result.revision)
+        except TimeoutError:
+            log.info("the watch is more than %.0f s behind the store", SEE_S)
+        return result.succeeded
+
+    def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
+        """Operations that write an entry about a drain of ``member``."""
+        entry = HistoryEntry("drain", member, why, time(), details)
+        present = [kv.key for kv in self._mirror.under(self.registrar.keys.history)]
+        return entry_operations(self.registrar.keys, entry, self._mirror.revision, present)
+
+    def _registered(self) -> list[Compare] | None:
+        held, lease_id = self.registrar.held, self.registrar.lease_id
+        if held is None or lease_id is None or not self.registrar.registered.is_set():
+            return None
+        keys = self.registrar.keys.in_generation(held.generation)
+        return [Compare(keys.member(self.registrar.identity.member), "lease", "=", lease_id)]
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._random.uniform(*PAUSE_S))

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A notice: somebody says that this pod will go away.
+
+It crosses a unix socket as one line of JSON, and deadlines cross it as seconds left: a wall clock
+is never compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from rdzv.errors import RecordError
+
+Source = Literal["prestop", "sigterm", "hold", "control"]
+"""Who gave notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,
+``muster-hold`` as the training container's preStop hook, or anybody else in the pod."""
+
+TERMINAL: frozenset[Source] = frozenset({"sigterm", "hold"})
+"""Sources behind which the training container really ends."""
+
+REASON_LENGTH = 200
+LINE_LENGTH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """``seconds_left``: until the pod is killed, or None where the source cannot know."""
+
+    source: Source
+    reason: str
+    seconds_left: float | None
+
+
+def read_notice(line: bytes) -> Notice:
+    """Decode the line of a client; raises ``RecordError`` with what is wrong with it."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"a notice that is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise RecordError("a notice is a JSON object")
+    source, reason, left = (fields.get(name) for name in ("notice", "reason", "seconds_left"))
+    if source not in get_args(Source):
+        raise RecordError(f"'notice' is {source!r}: expected one of {', '.join(get_args(Source))}")
+    if not isinstance(reason, str):
+        raise RecordError(f"'reason' is {reason!r}: expected text")
+    if left is not None and (
+        isinstance(left, bool) or not isinstance(left, int | float) or not math.isfinite(left)
+    ):
+        raise RecordError(f"'seconds_left' is {left!r}: expected a number or null")
+    printable = "".join(c if c.isprintable() else " " for c in reason)[:REASON_LENGTH]
+    return Notice(cast(Source, source), printable, None if left is None else max(0.0, left))

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The socket in the run directory that takes notices and tells what becomes of the drain.
+
+A client sends one line and is told each phase on a line of its own, until the drain is over. One
+that loses the connection connects and says it again: a notice starts one drain, however often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.notices.notice import LINE_LENGTH, Notice, read_notice
+from rdzv.errors import RecordError
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 16
+LINE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """What a client is told: ``name`` is the phase, ``outcome`` is set where it is the last."""
+
+    name: str
+    sentence: str
+    outcome: str = ""
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing more comes."""
+        return self.name in ("released", "cancelled", "refused")
+
+    def line(self) -> bytes:
+        """One line of JSON."""
+        fields = {"phase": self.name, "sentence": self.sentence}
+        if self.outcome:
+            fields["outcome"] = self.outcome
+        return json.dumps(fields).encode() + b"\n"
+
+
+class NoticeSocket:
+    """Listens on ``path``.
+
+    ``notify`` takes a notice. ``phase_after`` waits until the phase is another than the one given
+    (None: whatever it is now) and returns it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        notify: Callable[[Notice], None],
+        phase_after: Callable[[Phase | None], Awaitable[Phase]],
+    ) -> None:
+        self.listening = asyncio.Event()
+        self._path = path
+        self._notify = notify
+        self._phase_after = phase_after
+        self._clients: set[asyncio.Task[object]] = set()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        nascent = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        await asyncio.to_thread(nascent.unlink, missing_ok=True)
+        server = await asyncio.start_unix_server(self._answer, str(nascent), limit=LINE_LENGTH)
+        try:
+            await asyncio.to_thread(_put_in_place, nascent, self._path)
+            self.listening.set()
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            for task in tuple(self._clients):
+                task.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        try:
+            # A client that goes away changes nothing: its notice stands.
+            with suppress(ConnectionError, TimeoutError):
+                if len(self._clients) <= CONNECTIONS_MAX:
+                    await self._converse(reader, writer)
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(LINE_TIMEOUT_S):
+                notice = read_notice(await reader.readuntil(b"\n"))
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        except RecordError as error:
+            log.warning("a notice is refused: %s", error, extra={"event": "notice_refused"})
+            writer.write(Phase("refused", str(error)).line())
+            await writer.drain()
+            return
+        self._notify(notice)
+        phase: Phase | None = None
+        while phase is None or not phase.last:
+            phase = await self._next(reader, phase)
+            if phase is None:
+                return
+            writer.write(phase.line())
+            await writer.drain()
+
+    async def _next(self, reader: asyncio.StreamReader, known: Phase | None) -> Phase | None:
+        """The next phase, or None where the client has gone."""
+        waiting = asyncio.ensure_future(self._phase_after(known))
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            for future in (waiting, gone):
+                future.cancel()
+            await asyncio.gather(waiting, gone, return_exceptions=True)
+
+
+def _put_in_place(nascent: Path, path: Path) -> None:
+    # Every user of the pod may give notice; it can do no more than end the pod it is in.
+    nascent.chmod(0o666)
+    os.replace(nascent, path)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster drain``: a notice by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import socket
+from collections.abc import Callable
+from typing import TypeVar
+
+import click
+
+from agent.config import JobConfig
+from agent.draining.own_drain import reserve_of
+from agent.logs import printable
+from agent.values import duration_s, free_text
+from console.looking import connected
+from console.options import configured_by
+from rdzv.draining import cancel
+from rdzv.errors import ConfigError, MembershipError, StoreAmbiguous, StoreUnavailable
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.model import Drain, Member, Snapshot
+from rdzv.phases import phase_of
+from rdzv.store import Compare, Operation, Put, Store
+from rdzv.watching import Mirror
+
+WRITE_TIMEOUT_S = 10.0
+
+STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
+"""Exit status by how the drain ended."""
+
+T = TypeVar("T")
+Tell = Callable[[str, str, str, str], None]
+
+
+@click.command(
+    short_help="Let one member go, after all ranks have saved the same step.",
+    epilog="""\b
+Examples:
+  muster drain trainer-3 --job digits --wait
+  muster drain trainer-3 --job digits --cancel
+
+With --wait, the status is 0 where it was released after a save, 3 out of time, 4 cancelled, 5 lost
+before that, 6 released without a save (there was nothing to save, or a script takes no part).
+""",
+)
+@configured_by(JobConfig)
+@click.argument("member")
+@click.option("--deadline", default="60s", show_default=True, metavar="TIME", help="Time it has.")
+@click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
+@click.option("--wait", is_flag=True, help="Print each phase, until the drain is over.")
+@click.option("--cancel", "cancels", is_flag=True, help="Take a drain back, unless it is granted.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def drain(
+    config: JobConfig,
+    member: str,
+    deadline: str,
+    reason: str,
+    wait: bool,
+    cancels: bool,
+    as_json: bool,
+) -> int:
+    """Drain MEMBER: delist it at once, save the same step on all ranks, let it leave.
+
+    Its launcher is then out of the job and stays idle until its pod is deleted. A pod that is
+    drained is not listed again.
+    """
+    by_hand = _ByHand(
+        config, member, _read("--reason", free_text, reason), _tell_json if as_json else _tell
+    )
+    if cancels:
+        return asyncio.run(by_hand.cancel())
+    return asyncio.run(by_hand.drain(_read("--deadline", duration_s(1, 86_400), deadline), wait))
+
+
+class _ByHand:
+    """One member's drain, as somebody at a terminal asks for it."""
+
+    def __init__(self, config: JobConfig, member: str, reason: str, tell: Tell) -> None:
+        self._config = config
+        self._member = member
+        self._reason = reason
+        self._tell = tell
+        self._keys = JobKeys(config.namespace, config.job)
+
+    async def drain(self, deadline_s: float, wait: bool) -> int:
+        """Start the drain, if none goes on; return the exit status."""
+        async with connected(self._config) as (store, mirror):
+            membership = Membership(self._keys, mirror)
+
+            def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+                member = self._find(snapshot)
+                if member.pod_uid in snapshot.drains:
+                    return None
+                return self._notice(snapshot, member, deadline_s)
+
+            pod_uid = self._find(membership.snapshot()).pod_uid
+            await _write(store, mirror, membership, plan)
+            return await self._follow(membership, pod_uid, to_the_end=wait)
+
+    async def cancel(self) -> int:
+        """Take the drain back; return the exit status."""
+        async with connected(self._config) as (store, mirror):
+            membership = Membership(self._keys, mirror)
+
+            def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+                planned = cancel(self._keys, snapshot, self._find(snapshot).pod_uid)
+                if isinstance(planned, str):
+                    raise MembershipError(
+                        f"the drain of {self._member} cannot be cancelled: {planned}"
+                    )
+                return planned
+
+            await _write(store, mirror, membership, plan)
+        self._tell(self._member, "cancelled", f"the drain of {self._member} is cancelled", "")
+        return 0
+
+    def _find(self, snapshot: Snapshot) -> Member:
+        member = snapshot.members.get(self._member)
+        if member is None:
+            names = ", ".join(sorted(snapshot.members)) or "none"
+            raise ConfigError(
+                f"job {self._config.job} has no member {self._member}: its members are {names}"
+            )
+        return member
+
+    def _notice(
+        self, snapshot: Snapshot, member: Member, deadline_s: float
+    ) -> tuple[list[Compare], list[Operation]]:
+        assert snapshot.job is not None
+        keys = self._keys.in_generation(snapshot.job.generation)
+        record = Drain(
+            pod_uid=member.pod_uid,
+            member=member.name,
+            reason=self._reason,
+            source="operator",
+            seconds_left=deadline_s,
+            reserve_s=reserve_of(deadline_s),
+            requested_by=f"{getpass.getuser()}@{socket.gethostname()}",
+        )
+        key = keys.drain(member.pod_uid)
+        compares = [
+            Compare(key, "create", "=", 0),
+            Compare(keys.member(member.name), "mod", "=", member.mod_revision),
+        ]
+        return compares, [Put(key, record.to_json())]
+
+    async def _follow(self, membership: Membership, pod_uid: str, *, to_the_end: bool) -> int:
+        """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
+        generation = job.generation if (job := membership.snapshot().job) else 0
+        told = ("", "")
+        while True:
+            snapshot = membership.snapshot()
+            name, sentence, ending = self._stand(snapshot, pod_uid, generation)
+            if (name, sentence) != told:
+                told = (name, sentence)
+                self._tell(self._member, name, sentence, ending)
+            if ending:
+                return STATUS[ending]
+            if not to_the_end:
+                return 0
+            await membership.changed_from(snapshot)
+
+    def _stand(self, snapshot: Snapshot, pod_uid: str, generation: int) -> tuple[str, str, str]:
+        record = snapshot.drains.get(pod_uid)
+        if record is None:
+            if snapshot.job is None or snapshot.job.generation != generation:
+                return "lost", "the job has begun another life", "lost"
+            return "cancelled", f"the drain of {self._member} was cancelled", "cancelled"
+        phase = phase_of(snapshot, record)
+        present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
+        if not phase.outcome and not present:
+            return "lost", f"{self._member} is gone before it was released", "lost"
+        return phase.name, phase.sentence, phase.outcome
+
+
+async def _write(
+    store: Store,
+    mirror: Mirror,
+    membership: Membership,
+    plan: Callable[[Snapshot], tuple[list[Compare], list[Operation]] | None],
+) -> None:
+    """Carry out what ``plan`` makes of the newest snapshot, anew until nothing came between.
+
+    Raises ``StoreError`` after ``WRITE_TIMEOUT_S``; ``plan`` returns None once it is done.
+    """
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            while (planned := plan(membership.snapshot())) is not None:
+                sequence = mirror.sequence
+                try:
+                    result = await store.txn(*planned)
+                except StoreAmbiguous:
+                    await mirror.changed_after(sequence)
+                    continue
+                await mirror.reached(result.revision)
+                if result.succeeded:
+                    return
+    except TimeoutError:
+        raise StoreUnavailable(
+            f"the store did not take it within {WRITE_TIMEOUT_S:g} s: see muster status whether it"
+            " was written, and try again"
+        ) from None
+
+
+def _read(flag: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
+
+
+def _tell(member: str, phase: str, sentence: str, ending: str) -> None:
+    click.echo(printable(f"{phase:<10} {sentence}"))
+
+
+def _tell_json(member: str, phase: str, sentence: str, ending: str) -> None:
+    fields = {"member": member, "phase": phase, "sentence": sentence, "outcome": ending}
+    click.echo(json.dumps(fields))

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where one drain stands, in a word and a sentence: pure, and the same for everybody who looks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rdzv.draining import granted
+from rdzv.model import Drain, Outcome, Snapshot
+
+Name = Literal["draining", "agreeing", "saving", "saved", "released"]
+"""``draining``: delisted, and waiting for the others. ``agreeing``: ranks are held for a vote.
+``saving``: up to the commit step. ``saved``: all have, and the leave is not granted yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPhase:
+    """``outcome`` is set once the drain is over, ``step`` once one is agreed on."""
+
+    name: Name
+    sentence: str
+    outcome: Outcome = ""
+    step: int | None = None
+
+
+def phase_of(snapshot: Snapshot, drain: Drain) -> DrainPhase:
+    """Tell where ``drain`` stands; ``snapshot`` holds the commit."""
+    commit = snapshot.commit
+    if drain.outcome:
+        return DrainPhase("released", _ending(drain), drain.outcome, drain.step)
+    if commit is None or drain.pod_uid not in commit.leaving:
+        return DrainPhase("draining", f"{drain.member} is delisted, and no save has begun")
+    if granted(commit, drain):
+        step = commit.step if drain.pod_uid in commit.saved else None
+        outcome: Outcome = "uncommitted" if step is None else "committed"
+        return DrainPhase("released", f"{drain.member} may go", outcome, step)
+    if commit.phase == "hold":
+        return DrainPhase("agreeing", "all ranks are asked to stop at their next step boundary")
+    if commit.phase == "commit":
+        return DrainPhase("saving", f"all ranks save at step {commit.step}", step=commit.step)
+    if commit.phase == "done":
+        return DrainPhase("saved", f"step {commit.step} is saved: {commit.reason}", "", commit.step)
+    return DrainPhase("draining", commit.reason or f"{drain.member} is delisted")
+
+
+def _ending(drain: Drain) -> str:
+    if drain.outcome == "committed":
+        if drain.step is None:
+            return f"{drain.member} may go: its launcher has let it go, and no work is lost"
+        return f"{drain.member} may go: all ranks saved step {drain.step}"
+    if drain.outcome == "expired":
+        return f"{drain.member} is out of time: it goes without a save that all ranks made"
+    return f"{drain.member} may go: there was nothing to save, or a rank takes no part in saving"
