@@ -6,21 +6,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from time import time
 
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.kv import Kv, Operator
+from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership as RunMembership
 from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from rdzv.errors import StoreError
 from rdzv.history import HistoryEntry, write_entry
-from rdzv.listing import decide
+from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.registrar import Registrar
@@ -30,6 +32,8 @@ from rdzv.watching import Mirror
 log = logging.getLogger(__name__)
 
 CLEAN_UP_S = 10.0
+
+COALESCE_S = 0.02
 
 
 Attached = dict[str, tuple[Agent, Callable[[Kv], None]]]
@@ -88,7 +92,7 @@ class Endpoint:
         self._closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
-        self._run_membership: tuple[Snapshot, bool, RunMembership] | None = None
+        self._run_memberships: dict[str, tuple[Snapshot, int, str | None, RunMembership]] = {}
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
@@ -112,6 +116,25 @@ class Endpoint:
     def rendezvous(self) -> dict[str, Rendezvous]:
         """The rendezvous by run id."""
         return {run_id: run.rendezvous for run_id, run in self._runs.items()}
+
+    def live_round(self) -> LiveRound | None:
+        """The round of the newest run, as drains look at it; None where there is no run."""
+        return newest(_live_round(run) for run in self._runs.values())
+
+    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
+        """Wait until ``live_round`` is another than ``known``; return it."""
+        while (now := self.live_round()) == known:
+            async with asyncio.TaskGroup() as tasks:
+                # The mirror tells what happens in the store, the rendezvous what time does.
+                changes = [
+                    tasks.create_task(self._mirror.changed_after(self._mirror.sequence)),
+                    *(tasks.create_task(run.rendezvous.news()) for run in self._runs.values()),
+                ]
+                await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+                for change in changes:
+                    change.cancel()
+            await asyncio.sleep(COALESCE_S)
+        return now
 
     # -- what sessions ask for
 
@@ -244,7 +267,7 @@ class Endpoint:
             mirror=self._mirror,
             store=self._store,
             policy=self._policy,
-            membership=self._members,
+            membership=lambda number: self._members(run_id, number),
             lease=self._lease_id,
             clock=self._clock,
             random=self._random,
@@ -272,21 +295,17 @@ class Endpoint:
             job.min_workers, job.max_workers, desired=job.desired, last_call_s=self._last_call_s
         )
 
-    def _members(self) -> RunMembership:
+    def _members(self, run_id: str, number: int) -> RunMembership:
+        """Look at the membership; the same object for as long as nothing in it moved."""
         snapshot = self._membership.snapshot()
-        known = self._run_membership
-        if known is None or known[0] is not snapshot or known[1] != self.fenced:
-            leaving = {d.member for d in snapshot.drains.values()}
-            if self.fenced:
-                leaving.add(self._registrar.identity.member)
-            listing = decide(snapshot)
-            made = RunMembership(
-                listed=frozenset(member.name for member in listing.listed),
-                standby=frozenset(member.name for member in listing.standby),
-                leaving=frozenset(leaving),
-            )
-            known = self._run_membership = (snapshot, self.fenced, made)
-        return known[2]
+        known = self._run_memberships.get(run_id)
+        fenced = self._registrar.identity.member if self.fenced else None
+        if known is None or known[0] is not snapshot or known[1:3] != (number, fenced):
+            made = run_membership(snapshot, run_id, number, fenced)
+            if snapshot.commit is None:
+                made = replace(made, joins_wait=False)
+            known = self._run_memberships[run_id] = (snapshot, number, fenced, made)
+        return known[3]
 
     async def _follow_rounds(self, run_id: str, run: _Run) -> None:
         """See to what each new round leaves behind, for ever."""
@@ -339,6 +358,12 @@ class Endpoint:
                 await kv.forget_operator(operator)
         except (StoreError, TimeoutError) as error:
             log.info("the last operation of a closed connection stays on record: %s", error)
+
+
+def _live_round(run: _Run) -> LiveRound:
+    rendezvous = run.rendezvous
+    master = master_token(rendezvous.run_id, rendezvous.round.number, run.kv.cells.value)
+    return rendezvous.live_round(master)
 
 
 def _ended_by_failure(rendezvous: Rendezvous) -> str | None:

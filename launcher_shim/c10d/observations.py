@@ -129,6 +129,7 @@ def _deaths(
         for node in snapshot.nodes.values()
         if node.state == "left"
         and node.left_reason in ("closed", "hung")
+        and node.member not in snapshot.membership.leaving
         and previous.alive.get(node.member) == node.seat
     ]
     if not died:

@@ -16,6 +16,7 @@ from random import Random
 
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.diary import Diary
+from launcher_shim.c10d.live_round import live_round
 from launcher_shim.c10d.mirrored_run import MirroredRun
 from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
@@ -25,6 +26,7 @@ from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.views import View, hand, must_form_again, view
 from rdzv.keys import RunKeys
+from rdzv.live_round import LiveRound
 from rdzv.store import Store, WatchEvent
 from rdzv.watching import Mirror
 
@@ -57,6 +59,7 @@ class Scene:
 class Rendezvous:
     """One run id in one generation. ``membership``, ``policy`` and ``lease`` must be cheap.
 
+    ``membership`` is called with the number of the round that it is looked at from.
     ``member_key`` is the key of this sidecar's own member record: every write requires it to hang
     on ``lease()``, so that a stale incarnation changes nothing. ``drains`` is the prefix of the
     drains.
@@ -73,7 +76,7 @@ class Rendezvous:
         mirror: Mirror,
         store: Store,
         policy: Callable[[], Policy],
-        membership: Callable[[], Membership],
+        membership: Callable[[int], Membership],
         lease: Callable[[], int | None],
         clock: Callable[[], float],
         random: Random,
@@ -165,7 +168,12 @@ class Rendezvous:
 
     def snapshot(self) -> RunSnapshot:
         """The run as the store's word has it."""
-        return self._run.snapshot(self._mirror.revision, self._membership())
+        return self._run.snapshot(self._mirror.revision, self._members())
+
+    def live_round(self, master: str) -> LiveRound:
+        """The round as drains look at it; ``master`` names it to its ranks."""
+        scene = self._look()
+        return live_round(self.run_id, scene.word, scene.standings, self.policy(), master)
 
     # --- for agents ---
 
@@ -280,7 +288,7 @@ class Rendezvous:
             log.warning("the store was restored or emptied: what this sidecar knows is put back")
             self._restored = True
             self._own.forget()
-        news, looks = False, self._restored or self._membership() is not self._seen_membership
+        news, looks = False, self._restored or self._members() is not self._seen_membership
         for event in events:
             touched = self._run.apply(event)
             looks = looks or bool(touched) or event.kv.key == self._member_key
@@ -292,12 +300,15 @@ class Rendezvous:
         if looks:
             # Launchers' own keys change all the time and mean nothing here.
             self._scene = None
-            self._seen_membership = self._membership()
+            self._seen_membership = self._members()
             self._stirred.set()
         if news:
             self._tell()
 
     # --- looking and deciding ---
+
+    def _members(self) -> Membership:
+        return self._membership(self._run.round.number)
 
     def _moved(self) -> None:
         self._scene = None
@@ -310,7 +321,7 @@ class Rendezvous:
 
     def _look(self) -> Scene:
         """What agents are shown rests on this: the run, with our own record as it should be."""
-        now, own, membership = self.clock(), self._own.node, self._membership()
+        now, own, membership = self.clock(), self._own.node, self._members()
         scene = self._scene
         if (
             scene is None

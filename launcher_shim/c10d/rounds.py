@@ -78,7 +78,7 @@ def _parked_leavers(snapshot: RunSnapshot, *, lost: bool) -> frozenset[str]:
     if snapshot.round.finishing:
         return frozenset()
     membership = snapshot.membership
-    return membership.granted | membership.leaving if lost else membership.granted
+    return membership.leaving | membership.granted if lost else membership.granted
 
 
 def _complete(

@@ -45,8 +45,9 @@ class Membership:
 
     ``listed``: launchers may use them now. ``standby``: healthy, held back. ``leaving``: drained,
     terminating or fenced; ``granted``: of these, those whose leave was granted. ``joins_wait``:
-    the present world commits before it lets anybody in, or while somebody leaves, so a newcomer
-    must not cut it short.
+    the present world saves before it lets anybody in, so a newcomer must not cut it short.
+    ``ends_round``: it has saved and stands still for somebody to go or come, so it must form
+    again, whatever became of them.
     """
 
     listed: frozenset[str] = frozenset()
@@ -54,6 +55,7 @@ class Membership:
     leaving: frozenset[str] = frozenset()
     granted: frozenset[str] = frozenset()
     joins_wait: bool = False
+    ends_round: bool = False
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""
@@ -75,4 +77,13 @@ class RunSnapshot:
         return sorted(
             (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
             key=lambda node: (node.mod_revision, node.member),
+        )
+
+    def newcomers(self, max_nodes: int) -> bool:
+        """Whether somebody asks to join the present world, and it has room."""
+        frozen = self.round.frozen
+        return (
+            self.round.complete
+            and len(frozen) < max_nodes
+            and any(node.seat not in frozen for node in self.asking())
         )

@@ -84,18 +84,17 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
     current = snapshot.round
     if not current.complete or current.finishing or current.closed:
         return False
-    if standings.lost:
+    membership = snapshot.membership
+    if standings.lost or membership.ends_round:
         return True
-    frozen = {seat.member for seat in current.frozen}
-    if not snapshot.membership.granted.isdisjoint(frozen):
+    if any(seat.member in membership.granted for seat in current.frozen):
         return True
     # A newcomer is let in by the whole world at once. Who left it for one while others are on their
     # way back from a cut would meet them only in yet another round.
     return (
-        len(frozen) < policy.max_nodes
-        and not standings.uncertain
-        and not snapshot.membership.joins_wait
-        and any(node.seat not in current.frozen for node in snapshot.asking())
+        not standings.uncertain
+        and not membership.joins_wait
+        and snapshot.newcomers(policy.max_nodes)
     )
 
 

@@ -100,7 +100,7 @@ class Sidecar:
             random=Random(name),
         )
 
-    def _membership(self) -> Membership:
+    def _membership(self, number: int) -> Membership:
         listing = list_members(self.job.snapshot())
         return Membership(
             listed=frozenset(member.name for member in listing.listed) - self.leaving,

@@ -54,7 +54,7 @@ class Pod:
             mirror=self.mirror,
             store=self.store,
             policy=lambda: self.policy,
-            membership=lambda: Membership(frozenset("abcd")),
+            membership=lambda number: Membership(frozenset("abcd")),
             lease=lambda: self.lease,
             clock=lambda: monotonic() + self.jumped_s,
             random=Random(self.name),

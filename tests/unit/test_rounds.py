@@ -305,6 +305,7 @@ def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: floa
         ([node("a", "left"), node("b", "left")], "", True),
         ([node("a", "left"), node("b", ask=2)], "", True),
         ([node("a", "left", left="done"), node("b", "left", left="done")], "", True),
+        (inside("ab"), "ab", True),
     ],
 )
 def test_over(nodes: list[Node], granted: str, over: bool) -> None:
@@ -314,6 +315,45 @@ def test_over(nodes: list[Node], granted: str, over: bool) -> None:
     decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert decision.round == (next_round(snapshot.round) if over else None)
     assert ("is over" in decision.reason) == over
+
+
+@pytest.mark.parametrize(
+    ("others", "finishing", "over"),
+    [
+        ([node("b", "left")], False, True),
+        ([node("b", "left"), *inside("c")], False, False),
+        (inside("b"), False, False),
+        ([node("b", "left")], True, False),
+    ],
+    ids=["all others left", "one has not left yet", "nobody is lost", "finishing"],
+)
+def test_nobody_waits_for_a_leaver_to_leave_a_round_that_lost_somebody(
+    others: list[Node], finishing: bool, over: bool
+) -> None:
+    membership = Membership(frozenset("bcd"), leaving=frozenset("a"))
+    world = "a" + "".join(other.member for other in others)
+    snapshot = run(
+        [*inside("a"), *others], frozen(world, finishing=finishing), membership=membership
+    )
+    decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
+    assert (decision.round is not None) == over
+
+
+def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
+    both = frozenset("ab")
+    membership = Membership(frozenset("cd"), leaving=both, granted=both, ends_round=True)
+    snapshot = run(inside("ab"), frozen("ab", finishing=True), membership=membership)
+    assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
+
+
+def test_the_death_of_a_leaver_is_none() -> None:
+    seen = Observations()
+    leaves = Membership(frozenset("ab"), leaving=frozenset("c"))
+    for at in range(3):
+        seen = look(seen, run([node("c", "in", ask=at)], membership=leaves), now=NOW + at)
+        gone = node("c", "left", ask=at, left="closed")
+        seen = look(seen, run([gone], membership=leaves), now=NOW + at)
+    assert seen.deaths == {}
 
 
 def test_the_next_round_is_open_and_empty() -> None:
@@ -361,10 +401,14 @@ def test_decide_is_total_and_freezes_only_who_asked(
             assert snapshot.membership.may_join(seat.member)
     else:
         assert decision.round.number == snapshot.round.number + 1
+        lost = stand(NOW + later_s, snapshot, seen, policy).lost
+        parked = snapshot.membership.granted | (
+            snapshot.membership.leaving if lost else frozenset()
+        )
         assert not [
             seat
             for seat in snapshot.round.frozen
-            if seat.member not in snapshot.membership.granted
+            if seat.member not in parked
             and (n := snapshot.nodes.get(seat.member)) is not None
             and n.seat == seat
             and n.state != "left"

@@ -73,6 +73,17 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
             Membership(frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c")),
             True,
         ),
+        (
+            (B, C),
+            replace(WORLD, finishing=True),
+            Membership(
+                frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c"), ends_round=True
+            ),
+            False,
+        ),
+        ((B, C), WORLD, Membership(frozenset("abc"), ends_round=True), True),
+        ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True, ends_round=True), True),
+        ((B, node("c", "left")), WORLD, Membership(frozenset("abc"), joins_wait=True), True),
     ],
     ids=[
         "all well",
@@ -83,6 +94,10 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         "finishing, one left",
         "one drains",
         "one was granted its leave",
+        "finishing, one was granted its leave",
+        "admitted, and gone again",
+        "another one asks after the leave of one that is gone was granted",
+        "one is lost during a commit",
     ],
 )
 def test_when_the_world_is_to_form_again(
@@ -147,6 +162,21 @@ def test_one_that_was_given_up_for_hung_comes_back() -> None:
 def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expected: str) -> None:
     seen = shown(me, B, C, current=current, parked=parked, parks=parks)
     assert (seen.role, seen.phantom) == (expected, False)
+
+
+@pytest.mark.parametrize(
+    "membership",
+    [
+        Membership(frozenset("bc"), leaving=frozenset("a")),
+        Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a")),
+        Membership(frozenset("abc"), standby=frozenset("a")),
+    ],
+    ids=["leaving", "granted", "standby"],
+)
+def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still(
+    membership: Membership,
+) -> None:
+    assert shown(node("a", "asking"), B, C, membership=membership).role == "asking"
 
 
 @pytest.mark.parametrize(

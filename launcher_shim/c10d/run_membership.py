@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The membership as one round depends on it: who may be in it, who leaves, whether it must end."""
+
+from __future__ import annotations
+
+from launcher_shim.c10d.runs import Membership
+from rdzv.draining import ends_round, granted, joins_wait
+from rdzv.listing import decide
+from rdzv.model import Drain, Snapshot
+
+
+def run_membership(
+    snapshot: Snapshot, run_id: str, number: int, fenced: str | None = None
+) -> Membership:
+    """Look at ``snapshot`` from round ``number`` of ``run_id``; a function of these alone.
+
+    ``fenced``: this sidecar's own name, where another pod has taken it over.
+    """
+    listing = decide(snapshot)
+    drains = [drain for drain in snapshot.drains.values() if _holds_name(snapshot, drain)]
+    leaving = {drain.member for drain in drains}
+    if fenced is not None:
+        leaving.add(fenced)
+    return Membership(
+        listed=frozenset(member.name for member in listing.listed),
+        standby=frozenset(member.name for member in listing.standby),
+        leaving=frozenset(leaving),
+        granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
+        joins_wait=joins_wait(snapshot, listing, run_id, number),
+        ends_round=ends_round(snapshot, run_id, number),
+    )
+
+
+def _holds_name(snapshot: Snapshot, drain: Drain) -> bool:
+    """Whether the drained pod still is the one behind its member's name.
+
+    A new pod of the same name is not drained, whatever becomes of the one before it.
+    """
+    holder = snapshot.members.get(drain.member) or snapshot.incarnations.get(drain.member)
+    return holder is None or holder.pod_uid == drain.pod_uid

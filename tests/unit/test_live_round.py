@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's round as drains look at it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from launcher_shim.c10d.live_round import live_round, master_token, newest
+from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.observations import Observations, stand
+from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from rdzv.live_round import LiveRound
+
+POLICY = Policy(2, 4)
+WORLD = Round(
+    3, True, frozen=(Seat("b", "n", 1), Seat("a", "n", 1), Seat("c", "n", 1)), mod_revision=9
+)
+
+
+def node(member: str, state: NodeState = "in", left: LeftReason = "") -> Node:
+    return Node(member, state, "n", 1, "10.0.0.1", 1, 0, 3 if state == "in" else 0, left)
+
+
+def seen(
+    *nodes: Node, current: Round = WORLD, policy: Policy = POLICY, listed: str = "abcd"
+) -> LiveRound:
+    snapshot = RunSnapshot(
+        50, current, {one.member: one for one in nodes}, Membership(frozenset(listed))
+    )
+    standings = stand(0, snapshot, Observations(), policy)
+    return live_round("digits", snapshot, standings, policy, "10.0.0.2:29500")
+
+
+A, B, C, D = node("a"), node("b"), node("c"), node("d", "asking")
+
+
+def test_members_stand_in_the_order_of_their_ranks() -> None:
+    assert seen(A, B, C) == LiveRound(
+        "digits", 3, True, ("b", "a", "c"), master="10.0.0.2:29500", mod_revision=9
+    )
+
+
+def test_who_left_is_gone_and_who_was_done_too() -> None:
+    assert seen(A, node("b", "left", "closed"), node("c", "left", "done")).left == frozenset("bc")
+    assert seen(A, B).left == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("listed", "most", "expected"), [("abcd", 4, True), ("abc", 4, False), ("abcd", 3, False)]
+)
+def test_a_newcomer_is_listed_and_has_room(listed: str, most: int, expected: bool) -> None:
+    one = seen(A, B, C, D, listed=listed, policy=replace(POLICY, max_nodes=most))
+    assert one.newcomers == expected
+
+
+def test_an_open_round_has_no_members_and_no_name_yet() -> None:
+    one = seen(D, current=Round(4, mod_revision=12))
+    assert one == LiveRound("digits", 4, False, mod_revision=12)
+    assert not one.live
+
+
+def test_finishing_and_closed() -> None:
+    one = seen(A, B, C, current=replace(WORLD, finishing=True, closed="success"))
+    assert (one.finishing, one.closed, one.live) == (True, True, False)
+
+
+def test_the_master_names_the_round_once_both_halves_are_set() -> None:
+    values = {b"/torch.rendezvous.digits.3/MASTER_ADDR": b"10.0.0.2"}
+    assert master_token("digits", 3, values.get) == ""
+    values[b"/torch.rendezvous.digits.3/MASTER_PORT"] = b"29500"
+    assert master_token("digits", 3, values.get) == "10.0.0.2:29500"
+    assert master_token("digits", 4, values.get) == ""
+
+
+def test_of_several_runs_the_newest_that_trains_counts() -> None:
+    closed = LiveRound("old", 7, True, closed=True, mod_revision=90)
+    opened = LiveRound("other", 0, False, mod_revision=95)
+    world = LiveRound("digits", 1, True, mod_revision=80)
+    assert newest([closed, opened, world]) is world
+    assert newest([closed, opened]) is opened
+    assert newest([]) is None

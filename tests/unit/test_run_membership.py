@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The membership as a round depends on it: drains by pod, grants, and joins that wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher_shim.c10d.run_membership import run_membership
+from launcher_shim.c10d.runs import Membership
+from rdzv.commit import Commit
+from rdzv.model import Drain, Incarnation, Job, Member, Outcome, Snapshot
+
+RUN = "digits"
+
+
+def member(name: str, uid: str = "") -> Member:
+    return Member(name, uid or f"uid-{name}", 1, "10.0.0.1", "host", "worker", 1, 2, 3)
+
+
+def drain(name: str, outcome: Outcome = "", uid: str = "") -> Drain:
+    return Drain(uid or f"uid-{name}", name, "evicted", "prestop", outcome=outcome)
+
+
+def seen(
+    *drains: Drain,
+    members: str = "abc",
+    commit: Commit | None = None,
+    incarnations: tuple[Incarnation, ...] = (),
+    replaced: str = "",
+    fenced: str | None = None,
+    number: int = 3,
+) -> Membership:
+    snapshot = Snapshot(
+        9,
+        Job(2, 3),
+        {name: member(name, "uid-new" if name in replaced else "") for name in members},
+        {one.member: one for one in incarnations},
+        {one.pod_uid: one for one in drains},
+        commit=commit,
+    )
+    return run_membership(snapshot, RUN, number, fenced)
+
+
+def test_nobody_leaves_a_quiet_job() -> None:
+    quiet = seen(members="abcd")
+    assert (quiet.listed, quiet.standby) == (frozenset("abc"), frozenset("d"))
+    assert (quiet.leaving, quiet.granted, quiet.ends_round) == (frozenset(), frozenset(), False)
+
+
+def test_who_drains_leaves_and_is_not_listed() -> None:
+    one = seen(drain("b"))
+    assert (one.listed, one.leaving, one.granted) == (frozenset("ac"), frozenset("b"), frozenset())
+
+
+@pytest.mark.parametrize("outcome", ["committed", "uncommitted", "expired"])
+def test_a_drain_with_an_outcome_is_granted(outcome: Outcome) -> None:
+    assert seen(drain("a"), drain("b", outcome)).granted == frozenset("b")
+
+
+def test_a_leave_is_granted_by_the_commit() -> None:
+    commit = Commit(4, RUN, 3, "done", 40, ("uid-a", "uid-b"), granted=("uid-b",))
+    both = seen(drain("a"), drain("b"), commit=commit)
+    assert (both.leaving, both.granted) == (frozenset("ab"), frozenset("b"))
+
+
+@pytest.mark.parametrize("outcome", ["", "committed"])
+def test_a_new_pod_of_the_same_name_is_not_drained(outcome: Outcome) -> None:
+    replaced = seen(drain("b", outcome), replaced="b")
+    assert replaced.listed == frozenset("abc")
+    assert (replaced.leaving, replaced.granted) == (frozenset(), frozenset())
+    booting = seen(
+        drain("b", outcome), members="ac", incarnations=(Incarnation("b", 2, "uid-new"),)
+    )
+    assert booting.leaving == frozenset()
+
+
+def test_a_drained_pod_that_is_away_still_leaves() -> None:
+    held = (Incarnation("b", 1, "uid-b"),)
+    assert seen(drain("b"), members="ac", incarnations=held).leaving == frozenset("b")
+    assert seen(drain("b"), members="ac").leaving == frozenset("b")
+
+
+def test_a_fenced_sidecar_counts_itself_among_the_leavers() -> None:
+    assert seen(fenced="c").leaving == frozenset("c")
+
+
+@pytest.mark.parametrize(
+    ("commit", "waits", "ends"),
+    [
+        (None, True, False),
+        (Commit(4, RUN, 3, "hold", joins=True), True, False),
+        (Commit(4, RUN, 3, "commit", 40, joins=True), True, False),
+        (Commit(4, RUN, 3, "done", 40, joins=True, admitted=True), False, True),
+        (Commit(4, RUN, 3, "done", 40, ("uid-b",), granted=("uid-b",)), True, True),
+        (Commit(4, RUN, 3, "void", refused=True), False, False),
+        (Commit(4, RUN, 2, "done", 40, joins=True, admitted=True), True, False),
+        (Commit(4, "other", 3, "done", 40, joins=True, admitted=True), True, False),
+    ],
+    ids=[
+        "never",
+        "hold",
+        "commit",
+        "admitted",
+        "granted",
+        "refused",
+        "of a former round",
+        "another run",
+    ],
+)
+def test_newcomers_wait_for_the_save_of_this_round(
+    commit: Commit | None, waits: bool, ends: bool
+) -> None:
+    one = seen(commit=commit)
+    assert (one.joins_wait, one.ends_round) == (waits, ends)
