@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import sys
 import tempfile
 import uuid
@@ -13,9 +14,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from console.local.events import ACTIONS, read_event
+from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine, read_launch_line
 from console.local.session import Places, run_session
 from console.local.settings import MAX_NODES, Settings
@@ -144,6 +147,16 @@ def local(
             _try(faults, _make_directory, (flag, directory))
     if sys.platform != "linux":
         faults.append("muster local finds its processes in /proc: run it on Linux")
+    if isinstance(line, HorovodLine):
+        if native:
+            faults.append(
+                "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
+            )
+        if context.get_parameter_source("restarts") is not ParameterSource.DEFAULT:
+            faults.append(
+                "--restarts is for torchrun; horovodrun is not started again, because what it "
+                "trained is in its workers' memory: leave it out"
+            )
     if line is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
@@ -181,11 +194,20 @@ def _make_directory(place: tuple[str, Path]) -> None:
         raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
 
 
-def _find_launcher(command: Sequence[str]) -> LaunchLine:
+def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:
     line = read_launch_line(command)
     if shutil.which(command[0]) is None:
         raise ConfigError(
             f"{command[0]} is not found: activate the environment that it is installed in, "
             "or give its full path"
         )
+    if isinstance(line, HorovodLine):
+        own_name = socket.gethostname()
+        try:
+            socket.gethostbyname(own_name)
+        except OSError as error:
+            raise ConfigError(
+                f"this machine's own name, {own_name}, has no address, which Horovod's workers "
+                f"need to meet: add a line '127.0.0.1 {own_name}' to /etc/hosts"
+            ) from error
     return line

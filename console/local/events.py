@@ -20,7 +20,7 @@ ACTIONS = {
 _UNIT_S = {"s": 1.0, "m": 60.0}
 _EVENT = re.compile(r"(?P<action>[a-z-]+)(?::(?P<target>[^@]*))?@(?P<time>.*)", re.DOTALL)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([sm])", re.ASCII)
-_TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})", re.ASCII)
+_TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})|launcher", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def read_event(text: str) -> Event:
         raise ConfigError(
             f"--event {text!r}: no node {target!r}; name it node-0, node-1, … or rank0"
         )
-    if action == "add" and target is not None and target.startswith("rank"):
+    if action == "add" and target is not None and not target.startswith("node"):
         raise ConfigError(f"--event {text!r}: a new node has no rank; name it node-0, node-1, …")
     time = _TIME.fullmatch(match["time"])
     if time is None:

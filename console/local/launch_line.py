@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from console.local.horovod_line import HorovodLine, read_horovod_line
 from rdzv.errors import ConfigError
 
 _REFUSED = {
@@ -49,20 +50,25 @@ _FLAGS = ("--module", "--no-python", "--run-path", "--virtual-local-rank", "--he
 _OPTIONS = (*_REFUSED, *_WITH_VALUE, *_FLAGS)
 _SHORT_WITH_VALUE = ("-r", "-t")
 
+_MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """A launcher's command as the user gave it; ``slots`` is its worker processes per node."""
+    """torchrun's command as the user gave it; ``slots`` is its worker processes per node."""
 
     command: tuple[str, ...]
     slots: int
 
 
-def read_launch_line(command: Sequence[str]) -> LaunchLine:
+def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
     """Check the user's command; raises ``ConfigError`` with one sentence."""
     if not command:
         raise ConfigError("no command: say what each node runs, as in -- torchrun train.py")
-    arguments = _torchrun_arguments(command)
+    launcher, program = _find_launcher(command)
+    if launcher == "horovodrun":
+        return read_horovod_line(command, program)
+    arguments = command[program:]
     slots = 1
     for name, value in _options(arguments):
         if name in _REFUSED:
@@ -77,19 +83,21 @@ def read_launch_line(command: Sequence[str]) -> LaunchLine:
     return LaunchLine(tuple(command), slots)
 
 
-def _torchrun_arguments(command: Sequence[str]) -> Sequence[str]:
+def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
+    """Which launcher it is, and how many words start it."""
     program = PurePath(command[0]).name
-    if program == "torchrun":
-        return command[1:]
+    if program in _MODULES.values():
+        return program, 1
     if re.fullmatch(r"python[\d.]*", program):
         for index, word in enumerate(command[1:], start=1):
-            if word == "-m" and command[index + 1 : index + 2] == ["torch.distributed.run"]:
-                return command[index + 2 :]
+            module = next(iter(command[index + 1 : index + 2]), "")
+            if word == "-m" and module in _MODULES:
+                return _MODULES[module], index + 2
             if word == "-m" or not word.startswith("-"):
                 break
     raise ConfigError(
-        f"{command[0]}: no launcher that muster local knows; "
-        "start the training script with torchrun or python -m torch.distributed.run"
+        f"{command[0]}: no launcher that muster local knows; start the training script with "
+        "torchrun, python -m torch.distributed.run or horovodrun"
     )
 
 

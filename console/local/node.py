@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import time
 from asyncio.subprocess import Process
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import muster
 from console.local import child
 from console.local.gate import Ticket
 from console.local.last_words import read_last_words
@@ -26,16 +24,10 @@ from console.local.outcome import (
     after_exit,
     shell_status,
 )
+from console.local.payload import Payload
 from console.local.processes import end_all, marked, send, send_to_all
 from console.local.readiness import until_ready
-from console.local.settings import (
-    Settings,
-    launcher_environment,
-    native_delivery,
-    read_delivery,
-    sidecar_command,
-    sidecar_environment,
-)
+from console.local.settings import Pod, Settings, sidecar_command, sidecar_environment
 from console.local.timeline import Timeline
 
 State = Literal[
@@ -54,6 +46,7 @@ State = Literal[
 READY_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
+INSIST_INTERVAL_S = 1.0
 MAX_SIDECAR_PAUSE_S = 10.0
 
 
@@ -66,31 +59,29 @@ class Node:
 
     def __init__(
         self,
-        name: str,
+        pod: Pod,
+        payload: Payload,
         settings: Settings,
         timeline: Timeline,
         *,
-        run_dir: Path,
         log_dir: Path,
-        c10d_port: int,
-        http_port: int,
         closing: Callable[[], Closing | None],
     ) -> None:
-        self.name = name
-        self.run_dir = run_dir
-        self.launcher_log = log_dir / "torchrun.log"
+        self.name = pod.name
+        self.run_dir = pod.run_dir
+        self.launcher_log = log_dir / f"{payload.name}.log"
         self.sidecar_log = log_dir / "sidecar.log"
         self.state: State = "starting"
         self.restarts = 0
         self.sidecar: Process | None = None
         self.launcher: Process | None = None
+        self._pod = pod
+        self._payload = payload
         self._settings = settings
         self._timeline = timeline
-        self._c10d_port = c10d_port
-        self._http_port = http_port
         self._closing = closing
         self._state_before_stop: State = "starting"
-        self._interrupted = False
+        self._interrupted = asyncio.Event()
         self._killed_by_event = False
 
     async def live(self, endpoints: str, ticket: Ticket) -> Ending:
@@ -119,15 +110,10 @@ class Node:
     def _make_directories(self) -> None:
         self.run_dir.mkdir(parents=True)
         self.launcher_log.parent.mkdir(parents=True, exist_ok=True)
-        if self._settings.native:
-            # The sidecar would deliver this.
-            source = Path(muster.__file__).parent
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, self.run_dir / "python" / "muster", ignore=ignored)
 
     async def _until_ready(self, sidecar: asyncio.Task[int]) -> int | None:
         """Wait for the sidecar; returns its status where it ends, 70 where it takes too long."""
-        ready = asyncio.create_task(until_ready(self._http_port), name=f"readiness {self.name}")
+        ready = asyncio.create_task(until_ready(self._pod.http_port), name=f"readiness {self.name}")
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await asyncio.wait((ready, sidecar), return_when=asyncio.FIRST_COMPLETED)
@@ -142,9 +128,7 @@ class Node:
 
         Cancelled at the end of the launcher: then it is let go gently.
         """
-        environment = sidecar_environment(
-            self._settings, self.name, self.run_dir, endpoints, self._c10d_port, self._http_port
-        )
+        environment = sidecar_environment(self._settings, self._pod, endpoints)
         pause_s = RESTART_PAUSE_S
         while True:
             self.sidecar = await child.start(sidecar_command(), environment, self.sidecar_log)
@@ -164,23 +148,27 @@ class Node:
 
     async def _keep_launcher(self) -> Ending:
         """Run the launcher, again where the restart policy says so."""
+        payload = self._payload
         while True:
-            environment = await asyncio.to_thread(self._launcher_environment)
-            command = self._settings.line.command
+            process = await asyncio.to_thread(
+                payload.prepare, self.name, self._pod.uid, self.run_dir, self._pod.c10d_port
+            )
             self._killed_by_event = False
-            self.launcher = await child.start(command, environment, self.launcher_log)
+            self.launcher = await child.start(
+                process.command, process.environment, self.launcher_log
+            )
             self.state = "running"
-            self._timeline.record("node", "launched", self.name, f"torchrun is {self.launcher.pid}")
-            status = shell_status(await self.launcher.wait())
+            started = f"{payload.name} is {self.launcher.pid}"
+            self._timeline.record("node", "launched", self.name, started)
+            status = shell_status(await self._until_ended(self.launcher))
             # A container ends with its first process: what that left behind ends now.
             await self._end_container()
-            if self._interrupted:
+            if self._interrupted.is_set():
                 return Ending(self.name, "killed", status)
-            if self._killed_by_event:
+            if self._killed_by_event and payload.restarts != 0:
                 reason = "its container was killed"
             else:
-                left = self._settings.restarts - self.restarts
-                next_, reason = after_exit(self.name, status, left, self._closing())
+                next_, reason = payload.after(self.name, status, self.restarts)
                 if next_ != "restart":
                     return self._end(next_, status, reason)
                 self.restarts += 1
@@ -189,16 +177,23 @@ class Node:
             self.state = "restarting"
             self._timeline.record("node", "restart", self.name, reason)
             await asyncio.sleep(RESTART_PAUSE_S)
-            if self._interrupted:
+            if self._interrupted.is_set():
                 return Ending(self.name, "killed", status)
 
-    def _launcher_environment(self) -> dict[str, str]:
-        if self._settings.native:
-            is_host = self.name == "node-0"
-            delivered = native_delivery(self._settings, self._c10d_port, is_host=is_host)
-        else:
-            delivered = read_delivery((self.run_dir / "env").read_text())
-        return launcher_environment(self._settings, self.name, self.run_dir, delivered)
+    async def _until_ended(self, launcher: Process) -> int:
+        """Wait for the launcher; once it is asked to end, insist where one SIGTERM may be lost."""
+        if self._payload.insistent:
+            ended = asyncio.create_task(launcher.wait(), name=f"end of {self.name}")
+            asked = asyncio.create_task(self._interrupted.wait(), name=f"asked {self.name}")
+            try:
+                await asyncio.wait((ended, asked), return_when=asyncio.FIRST_COMPLETED)
+                while not ended.done():
+                    send({launcher.pid}, signal.SIGTERM)
+                    await asyncio.wait((ended,), timeout=INSIST_INTERVAL_S)
+            finally:
+                asked.cancel()
+                ended.cancel()
+        return await launcher.wait()
 
     def _end(self, how: Literal["done", "spare", "failed"], status: int, reason: str) -> Ending:
         self.state = how
@@ -207,7 +202,7 @@ class Node:
 
     async def interrupt(self) -> None:
         """Ask the launcher to end; the sidecar follows it."""
-        self._interrupted = True
+        self._interrupted.set()
         self.state = "closing"
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
         if self.launcher is not None:

@@ -57,6 +57,24 @@ def after_exit(
     return "failed", f"its launcher ended with {status}, and no restart is left"
 
 
+def after_horovodrun(status: int) -> tuple[Next, str]:
+    """What comes after the one launcher of a Horovod job has ended, and why."""
+    if status == 0:
+        return "done", "horovodrun ended with 0"
+    return "failed", f"horovodrun ended with {status}"
+
+
+def horovod_status(launcher: Ending | None) -> tuple[int, str]:
+    """A Horovod job's exit status and why: horovodrun's own."""
+    if launcher is None:
+        return KILLED_STATUS, "horovodrun never ran to an end"
+    if launcher.how == "killed":
+        return launcher.status, "the launcher was killed"
+    if launcher.how == "done":
+        return 0, "the job finished"
+    return launcher.status, f"horovodrun ended with {launcher.status}"
+
+
 def job_status(endings: Sequence[Ending]) -> tuple[int, str]:
     """The job's exit status and why, from how every node ended.
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from console.local.events import Event
 from console.local.gate import StartGate, Ticket
+from console.local.horovod_line import HorovodLine
 from console.local.node import Node
-from console.local.outcome import Ending, job_status
+from console.local.outcome import Ending, horovod_status, job_status
+from console.local.payload import Agent, Horovodrun, Payload, Torchrun
 from console.local.ports import free_ports
 from console.local.progress import Progress, newest_rank_0, read_progress
 from console.local.rounds import Rounds
-from console.local.settings import Settings
+from console.local.settings import LAUNCHER, Pod, Settings
 from console.local.timeline import Timeline
 
 SAMPLE_INTERVAL_S = 0.2
@@ -63,14 +65,19 @@ class Run:
         async with asyncio.TaskGroup() as tasks:
             await self._train(endpoints, tasks)
             self.abandon()
+        if isinstance(self._settings.line, HorovodLine):
+            return horovod_status(self._launcher_ending())
         return job_status(self.endings)
 
     async def _train(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
         if self._settings.native:
             (self._native_port,) = await self._free_ports(1)
-        gate = StartGate(self._settings.nodes)
-        for index in range(self._settings.nodes):
-            await self._begin(f"node-{index}", endpoints, gate.ticket(), tasks)
+        names = [f"node-{index}" for index in range(self._settings.nodes)]
+        if isinstance(self._settings.line, HorovodLine):
+            names.insert(0, LAUNCHER)
+        gate = StartGate(len(names))
+        for name in names:
+            await self._begin(name, endpoints, gate.ticket(), tasks)
         background = [
             tasks.create_task(self._apply_events(endpoints, tasks), name="events"),
             tasks.create_task(self._sample(), name="samples"),
@@ -80,7 +87,7 @@ class Run:
             await self._changed.wait()
         for task in background:
             task.cancel()
-        if self._interrupted:
+        if self._interrupted or isinstance(self._settings.line, HorovodLine):
             await self._close_gently()
 
     def interrupt(self) -> None:
@@ -89,13 +96,18 @@ class Run:
         self._changed.set()
 
     async def _close_gently(self) -> None:
-        for node in self.nodes.values():
-            if node.launcher is None:
-                node.state = "killed"
-                self._lives[node.name].cancel()
-            elif not self._lives[node.name].done():
-                await node.interrupt()
-        await asyncio.wait(self._lives.values(), timeout=CLOSE_TIMEOUT_S)
+        """End the launcher before its workers, which it would take for lost."""
+        names = set(self.nodes)
+        for group in ({LAUNCHER} & names, names - {LAUNCHER}):
+            for name in group:
+                node = self.nodes[name]
+                if node.launcher is None:
+                    node.state = "killed"
+                    self._lives[name].cancel()
+                elif not self._lives[name].done():
+                    await node.interrupt()
+            if group:
+                await asyncio.wait([self._lives[name] for name in group], timeout=CLOSE_TIMEOUT_S)
 
     def abandon(self) -> None:
         """Wait for nobody any longer; the sweeper ends what is left."""
@@ -109,19 +121,37 @@ class Run:
     ) -> None:
         self._lives_begun += 1
         c10d_port, http_port = await self._free_ports(2)
-        node = Node(
+        payload = self._payload(name)
+        pod = Pod(
             name,
-            self._settings,
-            self._timeline,
+            uid=f"{self._settings.run}-{self._lives_begun}",
+            role=payload.role,
             run_dir=self._run_root / f"{self._lives_begun}",
-            log_dir=self._log_root / name,
             c10d_port=self._native_port or c10d_port,
             http_port=http_port,
+        )
+        node = Node(
+            pod,
+            payload,
+            self._settings,
+            self._timeline,
+            log_dir=self._log_root / name,
             closing=lambda: self.rounds.closing,
         )
         self.nodes[name] = node
         self._timeline.record("node", "start", name, "a new pod")
         self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)
+
+    def _payload(self, name: str) -> Payload:
+        line, workers = self._settings.line, self._run_root / "workers"
+        if not isinstance(line, HorovodLine):
+            return Torchrun(self._settings, line, lambda: self.rounds.closing)
+        if name == LAUNCHER:
+            return Horovodrun(self._settings, line, workers)
+        return Agent(self._settings, workers)
+
+    def _launcher_ending(self) -> Ending | None:
+        return next((ending for ending in self.endings if ending.node == LAUNCHER), None)
 
     async def _live(self, node: Node, endpoints: str, ticket: Ticket) -> None:
         try:
@@ -131,6 +161,8 @@ class Run:
             self._changed.set()
 
     def _is_over(self) -> bool:
+        if isinstance(self._settings.line, HorovodLine):
+            return self._lives[LAUNCHER].done()
         awaited = {event.target for event in self._pending if event.action == "cont"}
         for name, life in self._lives.items():
             if not life.done() and (self.nodes[name].state != "stopped" or name in awaited):

@@ -25,7 +25,7 @@ from console.local.picture import draw_picture
 from console.local.processes import adopt_orphans
 from console.local.rounds import Rounds
 from console.local.run import Run
-from console.local.settings import Settings, own_environment
+from console.local.settings import LAUNCHER, Settings, own_environment
 from console.local.store import following
 from console.local.table import draw_table
 from console.local.timeline import Timeline
@@ -154,7 +154,8 @@ async def _table(screen: Console, run: Run) -> AsyncIterator[None]:
 def _show_last_words(screen: Console, run: Run, status: int) -> None:
     """What the job said last: of its result where it finished, of its failure where not."""
     failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
-    node = run.nodes.get((run.last_leader if status == 0 else failed) or "")
+    speaker = LAUNCHER if LAUNCHER in run.nodes else run.last_leader if status == 0 else failed
+    node = run.nodes.get(speaker or "")
     lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
     if node is None or not lines:
         return

@@ -4,16 +4,28 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import console
+from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
 
 MAX_NODES = 64
+
+LAUNCHER = "launcher"
+"""The node that horovodrun runs on."""
+
+_HOROVODRUN_NEEDS = re.compile(
+    r"(HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w+"
+    r"|VIRTUAL_ENV|CONDA_\w+|HOROVOD_\w+|NCCL_\w+|GLOO_\w+)\Z",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +39,7 @@ class Settings:
     run: str
     namespace: str
     job: str
-    line: LaunchLine
+    line: LaunchLine | HorovodLine
     nodes: int
     min_nodes: int
     max_nodes: int
@@ -48,25 +60,36 @@ def own_environment(base: Mapping[str, str]) -> dict[str, str]:
     return {**base, "PYTHONPATH": _joined(str(Path(console.__file__).parent.parent), base)}
 
 
-def sidecar_environment(
-    settings: Settings, node: str, run_dir: Path, endpoints: str, c10d_port: int, http_port: int
-) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What tells one node's sidecar from the others'."""
+
+    name: str
+    uid: str
+    role: Literal["worker", "launcher"]
+    run_dir: Path
+    c10d_port: int
+    http_port: int
+
+
+def sidecar_environment(settings: Settings, pod: Pod, endpoints: str) -> dict[str, str]:
     """What a pod's specification would give the sidecar."""
     return own_environment(os.environ) | {
         RUN_MARK: settings.run,
-        NODE_MARK: node,
+        NODE_MARK: pod.name,
+        "MUSTER_POD_UID": pod.uid,
         "MUSTER_NAMESPACE": settings.namespace,
         "MUSTER_JOB": settings.job,
         "MUSTER_ADDRESS": "127.0.0.1",
-        "MUSTER_NODE": node,
-        "MUSTER_ROLE": "worker",
+        "MUSTER_NODE": pod.name,
+        "MUSTER_ROLE": pod.role,
         "MUSTER_SLOTS": str(settings.line.slots),
         "MUSTER_MIN": str(settings.min_nodes),
         "MUSTER_MAX": str(settings.max_nodes),
         "MUSTER_ETCD_ENDPOINTS": endpoints,
-        "MUSTER_RUN_DIR": str(run_dir),
-        "MUSTER_C10D_PORT": str(c10d_port),
-        "MUSTER_HTTP_PORT": str(http_port),
+        "MUSTER_RUN_DIR": str(pod.run_dir),
+        "MUSTER_C10D_PORT": str(pod.c10d_port),
+        "MUSTER_HTTP_PORT": str(pod.http_port),
         "MUSTER_LEASE_TTL": f"{settings.lease_ttl_s:g}",
     }
 
@@ -85,6 +108,24 @@ def launcher_environment(
         "MUSTER_RUN_DIR": str(run_dir),
     }
     return {**base, **delivered, "PYTHONPATH": _joined(str(run_dir / "python"), base)}
+
+
+def horovodrun_environment(
+    settings: Settings, node: str, run_dir: Path, workers: Path
+) -> dict[str, str]:
+    """What horovodrun needs, and no more: it puts all it has on the command lines of its workers.
+
+    They have the rest from their own nodes.
+    """
+    kept = {name: value for name, value in os.environ.items() if _HOROVODRUN_NEEDS.match(name)}
+    return kept | {
+        RUN_MARK: settings.run,
+        NODE_MARK: node,
+        "MUSTER_RUN_DIR": str(run_dir),
+        "MUSTER_WORKERS_DIR": str(workers),
+        "PATH": f"{run_dir / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 def native_delivery(settings: Settings, port: int, *, is_host: bool) -> dict[str, str]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The worlds that trained one after the other, and how far each came.
 
-A world is one set of worker processes: it is told from the next by the process of its rank 0.
+A world is one set of ranks: it is told from the next by the process of its rank 0 and by its size,
+for in Horovod that process goes on from one world to the next.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ class Worlds:
 
     def see(self, at_s: float, leader: Progress) -> str | None:
         """Take in rank 0's progress; returns a sentence where a world has just begun to train."""
-        if self.all and self.all[-1].pid == leader.pid:
-            self.all[-1].see(at_s, leader.step)
+        before = self.all[-1] if self.all else None
+        if before is not None and before.pid == leader.pid and before.size == leader.world_size:
+            before.see(at_s, leader.step)
             return None
-        if any(world.pid == leader.pid for world in self.all):
+        goes_on = before is not None and before.pid == leader.pid
+        if not goes_on and any(world.pid == leader.pid for world in self.all):
             return None  # a rank 0 of a former world that still lingers
         world = World(leader.pid, leader.world_size)
         world.see(at_s, leader.step)
-        before = self.all[-1] if self.all else None
         self.all.append(world)
         if before is None:
             return f"first step: {world.first_step} in a world of {world.size}"

@@ -91,8 +91,13 @@ def host_of(member: Member) -> Host | None:
     """The host that stands for ``member``; None if its name could not go into a shell line."""
     if not _TOKEN.fullmatch(member.name):
         return None
-    pod = sha256(member.pod_uid.encode()).hexdigest()[:8]
-    return Host(f"{member.name}.{pod}", member.name, member.slots, member.created_revision)
+    token = token_of(member.name, member.pod_uid)
+    return Host(token, member.name, member.slots, member.created_revision)
+
+
+def token_of(member: str, pod_uid: str) -> str:
+    """The name of a pod to Horovod."""
+    return f"{member}.{sha256(pod_uid.encode()).hexdigest()[:8]}"
 
 
 def follow(

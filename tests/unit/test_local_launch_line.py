@@ -47,7 +47,7 @@ def test_what_each_node_runs(command: str, slots: int) -> None:
         ("torchrun --nproc-per-node", "give a number"),
         ("python train.py", "no launcher"),
         ("python -m train", "no launcher"),
-        ("horovodrun -np 2 python train.py", "no launcher"),
+        ("python -m horovod.runner.gloo_run", "no launcher"),
         ("", "no command"),
     ],
 )

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node's training container runs, and what comes after it has ended."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import launcher_shim
+import muster
+from console.local.horovod_line import HorovodLine
+from console.local.launch_line import LaunchLine
+from console.local.outcome import Closing, Next, after_exit, after_horovodrun
+from console.local.settings import (
+    Settings,
+    horovodrun_environment,
+    launcher_environment,
+    native_delivery,
+    read_delivery,
+)
+from launcher_shim.horovod.hosts import token_of
+
+_START_AGENT = """import sys
+sys.path.insert(0, sys.argv.pop(1))
+from launcher_shim.pod.exec_agent import main
+sys.exit(main(sys.argv[1:]))"""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A command and its environment."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+class Payload(Protocol):
+    """One node's.
+
+    ``insistent`` is set where one SIGTERM may go unheard; ``restarts`` is None without a limit.
+    """
+
+    name: str
+    role: Literal["worker", "launcher"]
+    insistent: bool
+    restarts: int | None
+
+    def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
+        """Make ready, and say what is to be started; blocks for as long as the disk does."""
+
+    def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
+        """What comes after an end of its own, and why."""
+
+
+class Torchrun:
+    """One torchrun on each node; ``closing`` tells how they closed the run, once they have."""
+
+    name = "torchrun"
+    role: Literal["worker", "launcher"] = "worker"
+    insistent = False
+
+    def __init__(
+        self, settings: Settings, line: LaunchLine, closing: Callable[[], Closing | None]
+    ) -> None:
+        self.restarts: int | None = settings.restarts
+        self._settings = settings
+        self._line = line
+        self._closing = closing
+
+    def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
+        """Take what the sidecar has delivered, or without one deliver it."""
+        if self._settings.native:
+            _copy_package(Path(muster.__file__).parent, run_dir / "python" / "muster")
+            delivered = native_delivery(self._settings, port, is_host=node == "node-0")
+        else:
+            delivered = read_delivery((run_dir / "env").read_text())
+        environment = launcher_environment(self._settings, node, run_dir, delivered)
+        return Process(self._line.command, environment)
+
+    def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
+        """As the restart policy OnFailure says."""
+        return after_exit(node, status, self._settings.restarts - restarts, self._closing())
+
+
+class Horovodrun:
+    """The one horovodrun of a job, on a node of its own.
+
+    Its workers are started through the ``ssh`` that is first on its PATH and only looks like one.
+    """
+
+    name = "horovodrun"
+    role: Literal["worker", "launcher"] = "launcher"
+    insistent = True
+
+    def __init__(self, settings: Settings, line: HorovodLine, workers: Path) -> None:
+        self.restarts: int | None = 0
+        self._settings = settings
+        self._line = line
+        self._workers = workers
+
+    def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
+        """Put the stand-in for ssh there."""
+        shim = Path(launcher_shim.__file__).parent
+        _copy_package(shim / "pod", run_dir / "python" / "launcher_shim" / "pod")
+        shutil.copy(shim / "__init__.py", run_dir / "python" / "launcher_shim")
+        shutil.copy(shim / "pod" / "kubexec.sh", run_dir)
+        ssh = run_dir / "bin" / "ssh"
+        ssh.parent.mkdir(exist_ok=True)
+        ssh.write_text('#!/bin/sh\nexec "${0%/*}/../kubexec.sh" "$@"\n')
+        ssh.chmod(0o755)
+        settings = self._settings
+        command = self._line.full_command(
+            run_dir / "discover_hosts.sh",
+            nodes=settings.nodes,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+        )
+        return Process(command, horovodrun_environment(settings, node, run_dir, self._workers))
+
+    def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
+        """It is never started again: what it trained was in its workers' memory."""
+        return after_horovodrun(status)
+
+
+class Agent:
+    """What starts horovodrun's workers on their node, and outlives them.
+
+    ``workers`` holds for each host of the list a link to its node's run directory.
+    """
+
+    name = "agent"
+    role: Literal["worker", "launcher"] = "worker"
+    insistent = False
+
+    def __init__(self, settings: Settings, workers: Path) -> None:
+        self.restarts: int | None = None
+        self._settings = settings
+        self._workers = workers
+
+    def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
+        """Let the launcher find the node under its host's name."""
+        host = token_of(node, pod_uid)
+        self._workers.mkdir(exist_ok=True)
+        link = self._workers / host
+        if not link.is_symlink():
+            link.symlink_to(run_dir)
+        root = str(Path(launcher_shim.__file__).parent.parent)
+        command = (sys.executable, "-I", "-S", "-c", _START_AGENT, root, host, str(run_dir))
+        return Process(command, launcher_environment(self._settings, node, run_dir, {}))
+
+    def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
+        """Started again, as often as it takes."""
+        return "restart", f"its agent ended with {status}, and starts again"
+
+
+def _copy_package(source: Path, target: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)

@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent beside the workers of a Horovod job: starts what the launcher sends, and ends it.
+
+It listens on a unix socket that only its own user may use. Each command is a session of its own;
+it is ended when the launcher's side of it is gone, silent, or starts another one in the same
+slot, and its true status is told. Python 3.8 and the standard library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Mapping, Optional, Sequence
+
+from launcher_shim.pod.exec_frames import (
+    ALIVE,
+    ALIVE_INTERVAL_S,
+    EXIT,
+    REFUSED,
+    SILENCE_S,
+    START,
+    STDERR,
+    STDOUT,
+    Decoder,
+    FrameError,
+    encode,
+    read_start,
+)
+from launcher_shim.pod.worker_command import (
+    CommandError,
+    WorkerCommand,
+    merge_environment,
+    read_command,
+)
+
+SOCKET_NAME = "exec.sock"
+TERM_GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL of a worker that nobody waits for any longer."""
+OUTPUT_GRACE_S = 2.0
+"""For output that comes after the end, from whoever else holds the pipe."""
+READ_SIZE = 32 * 1024
+TERMINATED = 143
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Worker:
+    """One running command. ``exited`` is set once its first process has ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.exited = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.status: Optional[int] = None
+        self.moved = 0
+        self.blocked = 0
+
+    def look(self) -> None:
+        """See whether the process has ended; its id stays taken until ``finish``."""
+        if not self.exited.is_set():
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, self.process.pid, options) is not None:
+                self.exited.set()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal every process of the command."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def finish(self) -> int:
+        """End what the first process has left behind; returns its status as a shell tells it."""
+        if self.status is None:
+            self.signal(signal.SIGKILL)
+            code = self.process.wait()
+            self.status = 128 - code if code < 0 else code
+        return self.status
+
+    async def end(self) -> None:
+        """SIGTERM, and after the grace SIGKILL."""
+        self.signal(signal.SIGTERM)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.exited.wait(), TERM_GRACE_S)
+        self.signal(signal.SIGKILL)
+        await self.exited.wait()
+
+
+class ExecAgent:
+    """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own."""
+
+    def __init__(self, host: str, environ: Mapping[str, str]) -> None:
+        self._host = host
+        self._environ = environ
+        self._workers: dict[int, Worker] = {}
+        self._starting: dict[int, asyncio.Lock] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def run(self, path: Path, stop: asyncio.Event) -> None:
+        """Serve until ``stop`` is set; then end every worker and tell how it ended."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._look)
+        server = await asyncio.start_unix_server(self._serve, sock=listen(path))
+        await stop.wait()
+        self._stopping = True
+        server.close()
+        await asyncio.gather(*(worker.end() for worker in tuple(self._workers.values())))
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=OUTPUT_GRACE_S * 2)
+
+    def _look(self) -> None:
+        for worker in tuple(self._workers.values()):
+            worker.look()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if is_own_user(writer.get_extra_info("socket")):
+                await self._serve_launcher(reader, writer)
+        except (OSError, asyncio.TimeoutError):
+            return  # whoever it was is gone before anything was started
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve_launcher(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        decoder = Decoder()
+        try:
+            command = self._read_start(await first_frame(reader, decoder))
+        except (FrameError, CommandError) as error:
+            writer.write(encode(REFUSED, str(error).encode()))
+            await writer.drain()
+            return
+        slot = command.local_rank
+        async with self._starting.setdefault(slot, asyncio.Lock()):
+            before = self._workers.get(slot)
+            if before is not None:
+                await before.end()
+                await before.ended.wait()
+            try:
+                worker = Worker(start(command, self._environ))
+            except OSError as error:
+                status = 127 if isinstance(error, FileNotFoundError) else 126
+                writer.write(encode(STDERR, ("%s: %s\n" % (command.argv[0], error)).encode()))
+                writer.write(encode(EXIT, b"%d" % status))
+                await writer.drain()
+                return
+            self._workers[slot] = worker
+            worker.look()  # its SIGCHLD may have come before it was among the workers
+        try:
+            await follow(worker, reader, writer, decoder)
+        finally:
+            del self._workers[slot]
+            worker.ended.set()
+
+    def _read_start(self, frame: tuple[int, bytes]) -> WorkerCommand:
+        kind, body = frame
+        if kind != START:
+            raise FrameError("the first frame is no start")
+        host, text = read_start(body)
+        command = read_command(text)
+        if self._host not in (host, command.host) or host != command.host:
+            raise CommandError("this is host %s, not %s" % (self._host, host))
+        if self._stopping:
+            raise CommandError("host %s is about to leave" % self._host)
+        return command
+
+
+async def follow(
+    worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder
+) -> None:
+    """Relay one worker to its end, or to that of the launcher's side of it."""
+    loop = asyncio.get_running_loop()
+    gone = loop.create_task(until_gone(reader, decoder))
+    told = loop.create_task(_tell(worker, writer))
+    try:
+        await asyncio.wait((gone, told), return_when=asyncio.FIRST_COMPLETED)
+        if not told.done():
+            await worker.end()
+    finally:
+        for task in (gone, told):
+            task.cancel()
+        await asyncio.wait((gone, told))
+        worker.finish()
+    if not told.cancelled():
+        with suppress(OSError):  # the launcher's side ended a moment before the worker
+            told.result()
+
+
+async def _tell(worker: Worker, writer: asyncio.StreamWriter) -> None:
+    """Send the worker's output as it comes, and then its status."""
+    loop = asyncio.get_running_loop()
+    pumps = {
+        loop.create_task(_pump(worker, pipe, kind, writer))
+        for pipe, kind in ((worker.process.stdout, STDOUT), (worker.process.stderr, STDERR))
+    }
+    alive = loop.create_task(_say_alive(writer))
+    try:
+        await worker.exited.wait()
+        status = worker.finish()
+        pending = pumps
+        while pending:
+            moved = worker.moved
+            _, pending = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
+            if worker.moved == moved and not worker.blocked:
+                break
+        writer.write(encode(EXIT, b"%d" % status))
+        await writer.drain()
+    finally:
+        for task in (alive, *pumps):
+            task.cancel()
+        await asyncio.wait((alive, *pumps))
+        for pump in pumps:
+            if not pump.cancelled():
+                with suppress(OSError):
+                    pump.result()
+
+
+async def _pump(worker: Worker, pipe: object, kind: int, writer: asyncio.StreamWriter) -> None:
+    """Send one stream of the worker; a launcher that does not read makes the worker wait."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=READ_SIZE)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    try:
+        while True:
+            data = await reader.read(READ_SIZE)
+            if not data:
+                return
+            writer.write(encode(kind, data))
+            worker.blocked += 1
+            try:
+                await writer.drain()
+            finally:
+                worker.blocked -= 1
+            worker.moved += len(data)
+    finally:
+        transport.close()
+
+
+async def _say_alive(writer: asyncio.StreamWriter) -> None:
+    while True:
+        # Bytes that are still to be read say the same.
+        if not writer.transport.get_write_buffer_size():
+            writer.write(encode(ALIVE))
+        await asyncio.sleep(ALIVE_INTERVAL_S)
+
+
+async def first_frame(reader: asyncio.StreamReader, decoder: Decoder) -> tuple[int, bytes]:
+    """The first frame of a connection; raises ``FrameError``, or ``OSError`` if it is gone."""
+    deadline_s = time.monotonic() + SILENCE_S
+    while True:
+        data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - time.monotonic())
+        if not data:
+            raise ConnectionError("gone before its first frame")
+        frames = decoder.feed(data)
+        if frames:
+            return frames[0]
+
+
+async def until_gone(reader: asyncio.StreamReader, decoder: Decoder) -> None:
+    """Return when the launcher's side is gone, silent for too long, or talks nonsense."""
+    with suppress(OSError, FrameError, asyncio.TimeoutError):
+        while True:
+            data = await asyncio.wait_for(reader.read(READ_SIZE), SILENCE_S)
+            if not data or any(frame.kind != ALIVE for frame in decoder.feed(data)):
+                return
+
+
+def start(command: WorkerCommand, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command in a session of its own; raises ``OSError``."""
+    return subprocess.Popen(
+        command.argv,
+        cwd=command.directory if os.path.isdir(command.directory) else None,
+        env=merge_environment(environ, command.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at ``path`` that only this user may connect to, there at once whole."""
+    aside = path.with_name(".%s.%d" % (path.name, os.getpid()))
+    with suppress(FileNotFoundError):
+        aside.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(aside))
+    aside.chmod(0o600)
+    listener.listen(64)
+    listener.setblocking(False)
+    aside.rename(path)
+    return listener
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Whether the peer runs as this user, or as root."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    return uid in (os.geteuid(), 0)
+
+
+async def serve(host: str, path: Path) -> None:
+    """Serve ``host`` until SIGTERM."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await ExecAgent(host, os.environ).run(path, stop)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``HOST DIRECTORY``: the host's name in the list, and where the socket goes."""
+    host, directory = arguments
+    asyncio.run(serve(host, Path(directory) / SOCKET_NAME))
+    return TERMINATED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

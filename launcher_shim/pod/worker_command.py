@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shell text that horovodrun sends to a worker's host, taken apart: pure.
+
+Horovod 0.28.1 sends ``cd DIRECTORY > /dev/null 2>&1 ; env NAME=VALUE... PROGRAM ARGUMENT...``, and
+puts the launcher's whole environment there. Taken apart, it runs without a shell, and what the
+pod's own environment says stays as it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Mapping, NamedTuple
+
+_AFTER_DIRECTORY = [">", "/dev/null", "2>&1", ";", "env"]
+
+_FROM_LAUNCHER = ("HOROVOD_", "NCCL_", "GLOO_")
+"""Beginnings of names whose value is the launcher's to say."""
+_FROM_LAUNCHER_TOO = frozenset(("PYTHONUNBUFFERED",))
+
+_OF_A_POD = ("MUSTER_", "KUBERNETES_", "POD_", "NVIDIA_", "CUDA_", "LC_", "SSH_")
+"""Beginnings of names that tell of one pod; the launcher's say nothing about a worker's."""
+_OF_A_POD_TOO = frozenset(
+    (
+        *("HOME", "HOSTNAME", "LANG", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "OLDPWD"),
+        *("PATH", "PWD", "PYTHONHOME", "PYTHONPATH", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER"),
+        *("VIRTUAL_ENV", "_"),
+    )
+)
+
+
+class CommandError(ValueError):
+    """A command that horovodrun would not send: one sentence why."""
+
+
+class WorkerCommand(NamedTuple):
+    """What to run. ``environment`` is all that horovodrun sent along."""
+
+    directory: str
+    environment: Mapping[str, str]
+    argv: tuple[str, ...]
+
+    @property
+    def host(self) -> str:
+        """The host that horovodrun means."""
+        return self.environment["HOROVOD_HOSTNAME"]
+
+    @property
+    def local_rank(self) -> int:
+        """Which of the host's slots."""
+        return int(self.environment["HOROVOD_LOCAL_RANK"])
+
+
+def read_command(text: str) -> WorkerCommand:
+    """Take a command apart; raises ``CommandError``."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise CommandError("the command's quotes do not match: %s" % error) from error
+    if "\0" in text:
+        raise CommandError("the command holds a NUL")
+    if words[:1] != ["cd"] or ">" not in words:
+        raise CommandError("the command does not begin with cd DIRECTORY > /dev/null")
+    mark = words.index(">")
+    rest = words[mark:]
+    if rest[: len(_AFTER_DIRECTORY)] != _AFTER_DIRECTORY:
+        raise CommandError("the command does not go on with env after its cd")
+    # Horovod does not quote the directory: one with blanks comes in several words.
+    directory = " ".join(words[1:mark])
+    environment: dict[str, str] = {}
+    argv = rest[len(_AFTER_DIRECTORY) :]
+    while argv and "=" in argv[0]:
+        name, _, value = argv.pop(0).partition("=")
+        environment[name] = value
+    if not argv:
+        raise CommandError("the command has no program")
+    if not environment.get("HOROVOD_HOSTNAME"):
+        raise CommandError("the command does not say HOROVOD_HOSTNAME")
+    local_rank = environment.get("HOROVOD_LOCAL_RANK", "")
+    if not (local_rank.isascii() and local_rank.isdigit() and len(local_rank) < 5):
+        raise CommandError("the command does not say HOROVOD_LOCAL_RANK")
+    return WorkerCommand(directory, environment, tuple(argv))
+
+
+def merge_environment(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
+    """The worker's environment: what Horovod tells, then the pod's own, then the launcher's."""
+    told = {name: value for name, value in sent.items() if _from_launcher(name)}
+    others = {
+        name: value
+        for name, value in sent.items()
+        if name not in _OF_A_POD_TOO and not name.startswith(_OF_A_POD)
+    }
+    return {**others, **own, **told}
+
+
+def _from_launcher(name: str) -> bool:
+    return name in _FROM_LAUNCHER_TOO or name.startswith(_FROM_LAUNCHER)
