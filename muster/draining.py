@@ -77,9 +77,7 @@ class Drain:
         not above the one before.
         """
         if not self._entered:
-            raise RuntimeError(
-                "drain.commit_due() needs the block of `with muster.drain() as drain`"
-            )
+            raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
         if self._file is None:
             return False
         if step <= self._rank.step:
@@ -109,10 +107,12 @@ class Drain:
             raise ValueError(
                 "drain.committed(%d): the save of step %d is due" % (step, self._rank.step)
             )
-        self._rank = boundary.acknowledge(self._rank)
-        self._tell(self._rank)
         with _sigterm_ends():
-            self._follow()
+            due = True
+            while due:  # again where a later attempt agrees on the very step that is saved already
+                self._rank = boundary.acknowledge(self._rank)
+                self._tell(self._rank)
+                due = self._follow()
 
     @property
     def leaving(self) -> bool:

@@ -226,10 +226,11 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
     if vote.pod_uid != here.pod_uid or vote.acked is not None or vote.failed:
         return Move(reason="this pod has said what became of its save")
     ranks = _of_round(here, round)
-    failed = [r.failed[1] for r in ranks if r.failed and r.failed[0] == commit.epoch]
+    failures = (_failure(r, commit.epoch) for r in here.ranks if r.master == round.master)
+    failed = [why for why in failures if why is not None]
     saved = [r.acked[1] for r in ranks if r.acked and r.acked[0] == commit.epoch]
     if failed:
-        why = failed[0] or "it did not say why"
+        why = failed[0]
         return Move(vote=replace(vote, failed=why), reason=f"the save failed: {why}")
     if not ranks or len(saved) < len(ranks):
         return Move(reason=f"{len(saved)} ranks of this pod have saved")
@@ -237,6 +238,15 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"
         return Move(vote=replace(vote, failed=why), reason=why)
     return Move(vote=replace(vote, acked=saved[0]), reason=f"all ranks saved step {saved[0]}")
+
+
+def _failure(rank: RankProgress, epoch: int) -> str | None:
+    """Why this rank will not acknowledge any more, None if it may."""
+    if rank.failed and rank.failed[0] == epoch:
+        return rank.failed[1] or "it did not say why"
+    if not rank.drain and not (rank.acked and rank.acked[0] == epoch):
+        return f"local rank {rank.local_rank} has left its training loop"
+    return None
 
 
 def _last_commit(name: str, fields: object) -> LastCommit:

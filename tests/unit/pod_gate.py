@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar's half of the run directory, by hand: shows gates, reads what ranks tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+from agent.progress import ProgressLine, read_line
+from rdzv.gate import Gate
+
+DEADLINE_S = 10.0
+
+
+class PodGate:
+    """One pod's run directory. A rank of it is of the round that ``master`` names."""
+
+    def __init__(self, run_dir: Path, master: str = "") -> None:
+        self.run_dir = run_dir
+        self.master = master
+        self.gate = Gate(master=master)
+        run_dir.mkdir(exist_ok=True)
+
+    def show(self, gate: Gate) -> None:
+        """Rename another gate into place."""
+        self.gate = gate
+        aside = self.run_dir / ".gate.tmp"
+        aside.write_bytes(gate.to_json())
+        aside.replace(self.run_dir / "gate.json")
+
+    def told(self, local_rank: int = 0) -> ProgressLine:
+        """What a rank has told last."""
+        line = read_line(self.run_dir / "progress" / f"{local_rank}.json")
+        assert line is not None
+        return line
+
+    def until(self, condition: Callable[[ProgressLine], object], local_rank: int = 0) -> None:
+        """Wait until what a rank tells meets a condition."""
+        path = self.run_dir / "progress" / f"{local_rank}.json"
+        wait(lambda: (line := read_line(path)) is not None and condition(line))
+
+
+def wait(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S:g} s"
+        time.sleep(0.002)
+
+
+@contextmanager
+def beside(loop: Callable[[], None]) -> Iterator[Thread]:
+    """Run a training loop beside the test; what it raises is raised at the end of the block."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            loop()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    yield thread
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive(), "the loop has not ended"
+    if raised:
+        raise raised[0]

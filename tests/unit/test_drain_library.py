@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster.drain()`` beside a gate moved by hand: what it tells, when it saves, waits and parks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import muster
+import muster.draining
+import muster.gate
+import muster.progress
+from agent.progress import read_ranks
+from muster.draining import Drain
+from muster.gate import GateFile
+from muster.progress import ProgressFile
+from rdzv.commit import Commit, LastCommit, Vote
+from rdzv.gate import Gate, Here, local
+from rdzv.live_round import LiveRound
+from tests.unit.pod_gate import PodGate, beside, wait
+
+MASTER = "10.0.0.7:40123"
+OF_TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job",
+    "MASTER_ADDR": "10.0.0.7",
+    "MASTER_PORT": "40123",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+}
+IDLE = Gate(run="job", round=3, master=MASTER)
+HOLD = replace(IDLE, epoch=4, phase="hold")
+COMMIT = replace(HOLD, phase="commit", step=7)
+DONE = replace(COMMIT, phase="done", last_commit=LastCommit(7, 3, 4))
+VOID = replace(COMMIT, phase="void", step=None)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> PodGate:
+    pod = PodGate(tmp_path, MASTER)
+    pod.show(IDLE)
+    return pod
+
+
+def make(pod: PodGate) -> Drain:
+    return Drain(
+        ProgressFile(str(pod.run_dir / "progress"), OF_TORCHRUN), GateFile(str(pod.run_dir))
+    )
+
+
+def seen(drain: Drain) -> tuple[bool, str, float | None]:
+    return drain.leaving, drain.reason, drain.seconds_left
+
+
+class Loop:
+    """A training loop from step 1 on: what it saved, and how far it came. Ends at ``last``."""
+
+    def __init__(self, pod: PodGate, last: int, save_error: Exception | None = None) -> None:
+        self._drain = make(pod)
+        self._last = last
+        self._save_error = save_error
+        self.step = 0
+        self.saved: list[int] = []
+
+    def __call__(self) -> None:
+        with self._drain as drain:
+            for step in range(1, self._last + 1):
+                self.step = step
+                if drain.commit_due(step):
+                    if self._save_error is not None:
+                        raise self._save_error
+                    self.saved.append(step)
+                    drain.committed(step)
+
+
+def test_a_rank_tells_each_boundary_and_goes_on(pod: PodGate) -> None:
+    with make(pod) as drain:
+        assert (pod.told().drain, pod.told().step) == (True, -1)
+        for step in (3, 4, 8):
+            assert drain.commit_due(step) is False
+            told = pod.told()
+            assert (told.step, told.held, told.acked, told.failed) == (step, False, None, None)
+            assert (told.master, told.drain) == (MASTER, True)
+    assert (pod.told().step, pod.told().drain) == (8, False)
+
+
+def test_held_then_saved_at_the_step_agreed_on_then_on_its_way_again(pod: PodGate) -> None:
+    pod.show(HOLD)
+    loop = Loop(pod, 12)
+    with beside(loop):
+        pod.until(lambda told: told.held)
+        assert pod.told().step == 1
+        pod.show(COMMIT)
+        pod.until(lambda told: told.acked == (4, 7))
+        assert (pod.told().held, loop.saved, loop.step) == (False, [7], 7)
+        pod.show(DONE)
+        time.sleep(0.05)
+        assert loop.step == 7, "parked until the gate lets it go"
+        pod.show(replace(IDLE, epoch=4))
+    assert (loop.step, loop.saved) == (12, [7])
+    assert pod.told().acked == (4, 7)
+
+
+def test_void_lets_it_go_on_and_the_next_attempt_saves_again(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    loop = Loop(pod, 9)
+    with beside(loop):
+        pod.until(lambda told: told.acked == (4, 2))
+        pod.show(replace(HOLD, epoch=5))
+        pod.until(lambda told: told.held)
+        assert loop.step == 2, "what is saved already is saved in the next attempt, too"
+        pod.show(replace(COMMIT, epoch=5, step=2))
+        pod.until(lambda told: told.acked == (5, 2))
+        pod.show(replace(COMMIT, epoch=6, step=4))
+        pod.until(lambda told: told.acked == (6, 4))
+        pod.show(replace(VOID, epoch=6))
+    assert loop.saved == [2, 4]
+
+
+def test_a_save_that_raises_is_told_and_goes_on_to_the_script(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    with pytest.raises(OSError, match="No space"), beside(Loop(pod, 9, OSError(28, "No space"))):
+        pod.until(lambda told: told.failed)
+    told = pod.told()
+    assert told.failed == (4, "OSError: [Errno 28] No space")
+    assert told.acked is None
+
+
+def test_a_loop_that_ends_or_trains_on_unsaved_has_failed(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    with make(pod) as drain:
+        assert drain.commit_due(2)
+    assert pod.told().failed == (4, "the loop ended before drain.committed() was called")
+    pod.show(replace(COMMIT, step=3, epoch=5))
+    results: list[bool] = []
+    with make(pod) as drain:
+        assert drain.commit_due(3)
+        with beside(lambda: results.append(drain.commit_due(4))):
+            pod.until(lambda told: told.failed and told.failed[0] == 5)
+            pod.show(VOID)
+        assert results == [False]
+        told = pod.told()
+        assert told.failed == (5, "the script trained on without calling drain.committed(3)")
+        assert told.step == 4
+
+
+def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    with make(pod) as drain:
+        assert drain.commit_due(1) is False
+    commit = Commit(4, "job", 3, "commit", 2, leaving=("uid",))
+    round_ = LiveRound("job", 3, True, ("member",), master=MASTER)
+    ranks = read_ranks(pod.run_dir / "progress", see_processes=True)
+    vote = Vote(4, 3, "uid", 2, mod_revision=9)
+    move = local(
+        Here("member", "uid", replace(pod.gate, reason=""), ranks, sent=4),
+        commit=commit,
+        round=round_,
+        drain=None,
+        vote=vote,
+        last_commit=None,
+        hold_s=10,
+    )
+    assert move.vote == replace(vote, failed="local rank 0 has left its training loop")
+
+
+def test_a_grant_never_lets_it_return(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    loop = Loop(pod, 9)
+    with beside(loop):
+        pod.until(lambda told: told.acked)
+        pod.show(replace(DONE, step=2, leaving=True, granted=True))
+        time.sleep(0.05)
+        pod.show(replace(IDLE, round=4, master="10.0.0.8:40999", epoch=4))
+        time.sleep(0.05)
+        assert loop.step == 2, "a later round is not its own"
+        pod.show(replace(VOID, epoch=4))  # only to end the test
+    assert loop.saved == [2]
+
+
+def test_the_gate_of_an_earlier_round_is_none(pod: PodGate) -> None:
+    pod.show(replace(HOLD, round=2, master="10.0.0.9:1"))
+    with make(pod) as drain:
+        assert drain.commit_due(1) is False
+        assert seen(drain) == (False, "", None)
+
+
+def test_what_is_told_of_a_drain_can_be_read(pod: PodGate) -> None:
+    deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + 20
+    pod.show(replace(IDLE, leaving=True, reason="node is shut down", deadline_boot_s=deadline))
+    with make(pod) as drain:
+        assert drain.leaving
+        assert drain.reason == "node is shut down"
+        left_s = drain.seconds_left
+        assert left_s is not None
+        assert 19 < left_s <= 20
+        pod.show(replace(pod.gate, deadline_boot_s=deadline - 30))
+        assert drain.seconds_left == 0
+        pod.show(IDLE)
+        assert seen(drain) == (False, "", None)
+
+
+def test_it_tells_before_it_looks(pod: PodGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    write, read = ProgressFile.write, GateFile.read
+
+    def tell(*arguments: Any) -> None:
+        done.append("tell")
+        write(*arguments)
+
+    def look(gate: GateFile) -> Any:
+        done.append("look")
+        return read(gate)
+
+    monkeypatch.setattr(ProgressFile, "write", tell)
+    monkeypatch.setattr(GateFile, "read", look)
+    with make(pod) as drain:
+        done.clear()
+        drain.commit_due(1)
+        assert done == ["tell", "look"]
+
+
+def test_one_that_was_held_tells_that_it_is_not_and_looks_again(pod: PodGate) -> None:
+    pod.show(HOLD)
+    loop = Loop(pod, 2)
+    with beside(loop):
+        pod.until(lambda told: told.held)
+        pod.show(VOID)
+        wait(lambda: loop.step == 2)
+    assert pod.told().held is False
+
+
+def test_mistakes_are_said(pod: PodGate) -> None:
+    drain = make(pod)
+    with pytest.raises(RuntimeError, match=r"belongs into `with muster.drain\(\)"):
+        drain.commit_due(1)
+    with drain:
+        with pytest.raises(RuntimeError, match="entered already"):
+            drain.__enter__()
+        drain.commit_due(5)
+        drain.committed(5)  # nothing was due: a periodic checkpoint
+        for step in (5, 4):
+            with pytest.raises(ValueError, match="steps must grow"):
+                drain.commit_due(step)
+        pod.show(replace(COMMIT, step=6))
+        assert drain.commit_due(6)
+        with pytest.raises(ValueError, match="the save of step 6 is due"):
+            drain.committed(5)
+
+
+def test_a_second_loop_may_count_anew(pod: PodGate) -> None:
+    drain = make(pod)
+    for _ in range(2):
+        with drain:
+            assert pod.told().step == -1
+            drain.commit_due(1)
+
+
+def test_a_rank_that_cannot_tell_trains_on_and_says_so_once(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    (pod.run_dir / "progress").write_text("a file where the directory should be")
+    loop = Loop(pod, 3)
+    loop()
+    assert loop.step == 3
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "training goes on" in message
+
+
+@pytest.mark.parametrize("when", ["running", "parked"])
+def test_nothing_untrue_stands_where_a_rank_cannot_tell(
+    pod: PodGate, when: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = False
+    pwrite = os.pwrite
+
+    def write(descriptor: int, line: bytes, at: int) -> int:
+        if full:
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, line, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line, 0))
+    path = pod.run_dir / "progress" / "0.json"
+    with make(pod) as drain:
+        drain.commit_due(1)
+        if when == "running":
+            full = True
+            assert drain.commit_due(2) is False
+            assert not path.exists()
+            full = False
+            assert drain.commit_due(3) is False
+            assert pod.told().step == 3
+        else:
+            pod.show(replace(COMMIT, step=2))
+            assert drain.commit_due(2)
+            full = True
+            with beside(lambda: drain.committed(2)) as parked:
+                wait(lambda: not path.exists())
+                time.sleep(0.02)
+                assert parked.is_alive(), "an acknowledgement that cannot be told is told later"
+                full = False
+                pod.until(lambda told: told.acked == (4, 2))
+                pod.show(IDLE)
+    assert len(caplog.records) == 1
+
+
+def test_a_gate_that_makes_no_sense_leaves_the_former_one_in_force(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.show(replace(IDLE, reason="so far"))
+    gate = pod.run_dir / "gate.json"
+    with make(pod) as drain:
+        assert drain.reason == "so far"
+        for content in (b"", b"[]", b"{}", b"\xff", gate.read_bytes().replace(b"idle", b"dile")):
+            gate.write_bytes(content)
+            assert drain.reason == "so far"
+        gate.unlink()
+        assert drain.reason == "so far"
+        assert len(caplog.records) == 1
+        pod.show(replace(IDLE, reason="again"))
+        assert drain.reason == "again"
+
+
+def test_a_rank_waits_for_the_gate_of_its_round_before_it_reads_the_last_commit(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}.items():
+        monkeypatch.setenv(name, value)
+    for module, name in ((muster.progress, "_file"), (muster.draining, "_gate")):
+        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
+    (pod.run_dir / "env").touch()
+    found: list[int | None] = []
+    pod.show(Gate(run="job", round=2, master="10.0.0.9:1", last_commit=LastCommit(20, 1, 2)))
+    with beside(lambda: found.append(muster.last_commit())) as waits:
+        time.sleep(0.02)
+        assert waits.is_alive()
+        pod.show(replace(IDLE, last_commit=LastCommit(41, 2, 3)))
+    assert found == [41]
+
+
+def test_the_wait_for_its_round_is_bounded_and_said(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(muster.gate, "OWN_ROUND_WAIT_S", 0.02)
+    (pod.run_dir / "env").touch()
+    (pod.run_dir / "gate.json").unlink()
+    with make(pod) as drain:
+        assert drain.commit_due(1) is False
+    assert "has not told within" in caplog.records[0].getMessage()
+
+
+SCRIPT = """
+import signal, sys
+import muster
+if "handler" in sys.argv:
+    signal.signal(signal.SIGTERM, lambda number, frame: print("handled", flush=True))
+with muster.drain() as drain:
+    for step in range(1, 4):
+        if drain.commit_due(step):
+            drain.committed(step)
+"""
+
+
+@pytest.fixture
+def script(pod: PodGate) -> Iterator[list[subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+    yield running
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("gate", "number", "handler", "status"),
+    [
+        (HOLD, signal.SIGTERM, [], -signal.SIGTERM),
+        (HOLD, signal.SIGINT, [], -signal.SIGINT),
+        (replace(COMMIT, step=1), signal.SIGTERM, [], -signal.SIGTERM),
+        (replace(COMMIT, step=1), signal.SIGINT, [], -signal.SIGINT),
+        (replace(COMMIT, step=1), signal.SIGTERM, ["handler"], -signal.SIGTERM),
+    ],
+    ids=["held-term", "held-int", "parked-term", "parked-int", "parked-handler"],
+)
+def test_a_rank_that_waits_ends_by_a_signal(
+    pod: PodGate,
+    script: list[subprocess.Popen[str]],
+    gate: Gate,
+    number: signal.Signals,
+    handler: list[str],
+    status: int,
+) -> None:
+    pod.show(gate)
+    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
+    root = str(Path(muster.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *handler],
+        env={"PYTHONPATH": root, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    script.append(process)
+    pod.until(lambda told: told.held or told.acked)
+    process.send_signal(number)
+    assert process.wait(10) == status
+
+
+def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
+    code = (
+        "import muster\n"
+        "assert muster.last_commit() is None\n"
+        "with muster.drain() as drain:\n"
+        "    for step in range(1, 100):\n"
+        "        assert not drain.commit_due(step)\n"
+        "        drain.committed(step)\n"
+        "    assert (drain.leaving, drain.reason, drain.seconds_left) == (False, '', None)\n"
+    )
+    environ = {"PYTHONPATH": str(Path(muster.__file__).parents[1]), "PYTHONWARNINGS": "error"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True)
+    assert list(tmp_path.iterdir()) == []
