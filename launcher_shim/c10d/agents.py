@@ -142,6 +142,11 @@ class Agent:
         """Whether its torchrun has named itself."""
         return self._me is not None
 
+    @property
+    def node(self) -> Node | None:
+        """Its record as it should be, if it is the one of its member that counts."""
+        return self._rendezvous.own_node(self)
+
     def move(self, rendezvous: Rendezvous) -> None:
         """Go on in the run of the job's next life."""
         self._rendezvous = rendezvous

@@ -7,6 +7,9 @@ in the same pass that read their requests.
 
 We close a connection only where torch's own server closes it too (bytes beyond the protocol), or
 for a defect of ours: torch's client never reconnects, and its job would be lost.
+
+Behind a relay, which outlives us, every answer carries its request's number, and a request that
+has no answer is confirmed by an empty one.
 """
 
 from __future__ import annotations
@@ -41,6 +44,39 @@ _SILENT = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
 _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 
 
+class Relay:
+    """The relay that a connection comes through, as its session sees it.
+
+    ``number`` is that of the request that is being handled; ``again`` says that it may have been
+    carried out before, by this sidecar or an earlier one.
+    """
+
+    def __init__(self, preface: wire.Preface, keep: Callable[[bytes], None]) -> None:
+        self.session = preface.session
+        self.note = preface.note
+        self.number = 0
+        self.again = False
+        self._repeated = deque(preface.again)
+        self.following = preface.following
+        self._keep = keep
+
+    def next(self) -> int:
+        """Number the next request."""
+        self.again = bool(self._repeated)
+        if self.again:
+            self.number = self._repeated.popleft()
+        else:
+            self.number = self.following
+            self.following += 1
+        return self.number
+
+    def keep(self, note: bytes) -> None:
+        """Let the relay show ``note`` to whichever sidecar it connects to next."""
+        if note != self.note:
+            self.note = note
+            self._keep(note)
+
+
 class Session(Protocol):
     """What one client connection is served by."""
 
@@ -60,6 +96,10 @@ class Session(Protocol):
         ...
 
 
+OpenSession = Callable[[str, Relay | None], Session]
+"""Makes the session of a client: of a description of the peer, and the relay if it is one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """What a connection needs of its server. ``left`` is called when all is over and settled.
@@ -67,7 +107,7 @@ class Host:
     ``swollen`` is called when a request that is not complete yet has grown large.
     """
 
-    open_session: Callable[[str], Session]
+    open_session: OpenSession
     joined: Callable[[Connection], None]
     left: Callable[[Connection], None]
     swollen: Callable[[], None]
@@ -83,14 +123,15 @@ class Connection(asyncio.Protocol):
         self._parser = wire.RequestParser()
         self._transport: asyncio.Transport
         self._session: Session | None = None
+        self._relay: Relay | None = None
         self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
         self._peer = ""
         self._handshake: asyncio.TimerHandle | None = None
         self._pending: deque[wire.Request | wire.FrameError] = deque()
         self._backlog = 0
         self._answers: list[bytes] = []
-        self._under_way: tuple[asyncio.Future[bytes], wire.Request] | None = None
-        self._parked: set[asyncio.Future[bytes]] = set()
+        self._under_way: tuple[asyncio.Future[bytes], wire.Request, int] | None = None
+        self._parked: dict[asyncio.Future[bytes], int] = {}
         self._answers_unread = False
         self._reading_paused = False
         self._next_burst: asyncio.Handle | None = None
@@ -103,11 +144,22 @@ class Connection(asyncio.Protocol):
         """Bytes of this client's requests that are not complete yet."""
         return self._parser.held
 
+    @property
+    def relayed(self) -> bool:
+        """Whether its client is behind a relay, and may outlive this process."""
+        return self._relay is not None
+
     def fail(self, reason: str) -> None:
         """Close the connection and say why; answers on their way are still sent."""
         if not self._closing:
             _logger.warning("Closed the c10d connection of %s: %s", self._peer, reason)
-            self.shut()
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Close the connection for good: a relay would come back otherwise."""
+        if self._relay is not None and not self._closing:
+            self._answers.append(wire.numbered(wire.REFUSAL, b""))
+        self.shut()
 
     def shut(self) -> None:
         """Close the connection: what is on its way is sent, what waits is dropped."""
@@ -201,11 +253,13 @@ class Connection(asyncio.Protocol):
         if self._handshake is not None:
             self._handshake.cancel()
         try:
-            self._session = self._host.open_session(self._peer)
+            if self._parser.preface is not None:
+                self._relay = Relay(self._parser.preface, self._send_note)
+            self._session = self._host.open_session(self._peer, self._relay)
             self._handle = self._session.handle
         except Exception:
             _logger.exception("Closed the c10d connection of %s: defect at its start", self._peer)
-            self.shut()
+            self._refuse()
             return False
         return True
 
@@ -251,6 +305,8 @@ class Connection(asyncio.Protocol):
     def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
         """Return what to send now; ``b""`` if that is nothing, or comes later."""
         try:
+            if self._relay is not None:
+                return self._answer_relay(self._relay, request)
             if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
                 return self._answer_alone(request)
             answer = self._handle(request)
@@ -258,10 +314,28 @@ class Connection(asyncio.Protocol):
                 self._release_parked()
             if isinstance(answer, bytes):
                 return answer
-            self._defer(answer, request)
+            self._defer(answer, request, 0)
         except Exception as error:
             self._fail_request(request, error)
         return b""
+
+    def _answer_relay(self, relay: Relay, request: wire.Request | wire.FrameError) -> bytes:
+        """Do the same for a request that has a number."""
+        if isinstance(request, wire.Validate):
+            return b""
+        number = relay.next()
+        if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
+            return wire.numbered(number, self._answer_alone(request))
+        answer = self._handle(request)
+        if self._parked:
+            self._release_parked()
+        if isinstance(answer, bytes):
+            return wire.numbered(number, answer)
+        self._defer(answer, request, number)
+        return b""
+
+    def _send_note(self, note: bytes) -> None:
+        self._send(wire.numbered(wire.NOTE, note))
 
     def _answer_alone(self, request: wire.Request | wire.FrameError) -> bytes:
         if isinstance(request, wire.FrameError):
@@ -273,13 +347,13 @@ class Connection(asyncio.Protocol):
             return wire.WAIT_CANCELED
         return b""
 
-    def _defer(self, answer: Awaitable[bytes], request: wire.Request) -> None:
+    def _defer(self, answer: Awaitable[bytes], request: wire.Request, number: int) -> None:
         future = asyncio.ensure_future(answer)
         if not isinstance(request, _PATIENT):
-            self._under_way = future, request
+            self._under_way = future, request, number
             future.add_done_callback(self._settled)
             return
-        self._parked.add(future)
+        self._parked[future] = number
         future.add_done_callback(self._released)
         if len(self._parked) > PARKED_MAX:
             raise WireError(f"it waits for more than {PARKED_MAX} things at once")
@@ -287,28 +361,30 @@ class Connection(asyncio.Protocol):
     def _settled(self, future: asyncio.Future[bytes]) -> None:
         """What held the later requests back is done."""
         assert self._under_way is not None
-        request = self._under_way[1]
+        _, request, number = self._under_way
         self._under_way = None
-        self._send(self._outcome(future, request))
+        self._send(self._outcome(future, request, number))
         self._advance()
 
     def _release_parked(self) -> None:
         """Answer the waits that the request just handled has ended, before its own answer."""
         for future in [future for future in self._parked if future.done()]:
-            self._parked.remove(future)
-            self._answers.append(self._outcome(future, "a wait"))
+            number = self._parked.pop(future)
+            if answer := self._outcome(future, "a wait", number):
+                self._answers.append(answer)
 
     def _released(self, future: asyncio.Future[bytes]) -> None:
         """A Wait or Barrier is over; if the client gave it up, nobody wants its answer."""
         if future in self._parked:
-            self._parked.remove(future)
-            self._send(self._outcome(future, "a wait"))
+            number = self._parked.pop(future)
+            self._send(self._outcome(future, "a wait", number))
         elif not future.cancelled():
             future.exception()
 
-    def _outcome(self, future: asyncio.Future[bytes], request: object) -> bytes:
+    def _outcome(self, future: asyncio.Future[bytes], request: object, number: int) -> bytes:
         try:
-            return future.result()
+            answer = future.result()
+            return answer if self._relay is None else wire.numbered(number, answer)
         except asyncio.CancelledError as error:
             if not self._closing:
                 self._fail_request(request, error)
@@ -330,7 +406,7 @@ class Connection(asyncio.Protocol):
         answers.clear()
 
     def _cancel_parked(self) -> None:
-        parked, self._parked = self._parked, set()
+        parked, self._parked = self._parked, {}
         for future in parked:
             future.cancel()
 
@@ -344,7 +420,7 @@ class Connection(asyncio.Protocol):
             type(request).__name__,
             exc_info=error,
         )
-        self.shut()
+        self._refuse()
 
     def _finish(self) -> None:
         self._host.left(self)

@@ -11,9 +11,11 @@ from random import Random
 from time import time
 
 from launcher_shim.c10d.agents import Agent
-from launcher_shim.c10d.kv import Kv, Operator
+from launcher_shim.c10d.connection import Relay
+from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership as RunMembership
@@ -89,7 +91,7 @@ class Endpoint:
         self._runs: dict[str, _Run] = {}
         self._shared: Kv | None = None
         self._sessions = 0
-        self._closing = False
+        self.closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
         self._run_memberships: dict[str, tuple[Snapshot, int, str | None, RunMembership]] = {}
@@ -105,13 +107,18 @@ class Endpoint:
                 self.listening.set()
                 await self._follow_generations()
             finally:
-                self._closing = True
+                self.closing = True
                 await self._server.close()
 
     @property
     def connections(self) -> int:
         """Launchers that are connected now."""
         return len(self._server.connections)
+
+    @property
+    def outlived(self) -> bool:
+        """Whether a torchrun behind a relay would outlive this sidecar."""
+        return any(connection.relayed for connection in self._server.connections)
 
     def rendezvous(self) -> dict[str, Rendezvous]:
         """The rendezvous by run id."""
@@ -150,11 +157,12 @@ class Endpoint:
         return self._shared
 
     async def attached(
-        self, run_id: str, operator: Operator, move: Callable[[Kv], None]
+        self, run_id: str, author: str, move: Callable[[Kv], None], nonce: str | None
     ) -> tuple[Kv, Agent]:
         """Join a rendezvous: wait until it is known, and connect to it.
 
-        ``move`` is called with other keys when the job begins its next life. A run that was closed
+        ``move`` is called with other keys when the job begins its next life. ``nonce`` names a
+        connection that may outlive the sidecar. A run that was closed
         by failure, and that everybody has left since, belongs to a former life of the job: the
         first torchrun that comes back to it begins the next one.
         """
@@ -164,8 +172,8 @@ class Endpoint:
             reason = _ended_by_failure(run.rendezvous)
             job = self._membership.snapshot().job
             if reason is None or job is None or job.generation != self._generation:
-                agent = run.rendezvous.connect()
-                run.attached[operator.name] = (agent, move)
+                agent = run.rendezvous.connect(nonce)
+                run.attached[author] = (agent, move)
                 return run.kv, agent
             log.info("the job begins its next life: %s", reason)
             try:
@@ -174,20 +182,47 @@ class Endpoint:
                 log.warning("the next life of the job waits for the store: %s", error)
             await self._generation_after(job.generation)
 
-    def forget(self, kv: Kv, operator: Operator) -> None:
+    async def resumed(
+        self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
+    ) -> tuple[Kv, Agent]:
+        """Join it again for a client that outlived the sidecar before this one."""
+        await self.ready()
+        run = self._run(note.run_id)
+        kept, foreign = note.node, note.generation != self._generation
+        if kept is not None and foreign:
+            # Its world was of a former life of the job: it asks again in this one.
+            kept = replace(kept, state="left", left_reason="hung", round=0)
+        agent = run.rendezvous.connect(nonce, kept)
+        agent.finished_round = -1 if foreign else note.finished_round
+        run.attached[author] = (agent, move)
+        log.info(
+            "a torchrun of %s has outlived its sidecar and goes on",
+            note.run_id,
+            extra={"event": "resumed"},
+        )
+        return run.kv, agent
+
+    def note_of(self, run_id: str, agent: Agent) -> Note:
+        """Describe an agent to the sidecar that serves it next."""
+        return Note(run_id, self._generation or 0, agent.node, agent.finished_round)
+
+    def forget(self, kv: Kv, author: str) -> None:
         """Clean up after a closed connection, without waiting for it."""
         for run in self._runs.values():
-            run.attached.pop(operator.name, None)
-        if not self._closing:
-            self._tasks.create_task(self._forget(kv, operator), name=f"forget {operator.name}")
+            run.attached.pop(author, None)
+        if not self.closing:
+            self._tasks.create_task(self._forget(kv, author), name=f"forget {author}")
 
     # -- how
 
-    def _open_session(self, peer: str) -> LauncherSession:
-        self._sessions += 1
+    def _open_session(self, peer: str, relay: Relay | None) -> LauncherSession:
         member = self._registrar.identity.member
-        name = f"{member}.{self._random.getrandbits(48):012x}.{self._sessions}"
-        return LauncherSession(self, Operator(name))
+        if relay is not None:
+            return LauncherSession(self, f"{member}.{relay.session.hex()}", relay)
+        self._sessions += 1
+        return LauncherSession(
+            self, f"{member}.{self._random.getrandbits(48):012x}.{self._sessions}"
+        )
 
     async def _follow_generations(self) -> None:
         """Give every life of the job its own runs."""
@@ -352,10 +387,10 @@ class Endpoint:
         except StoreError as error:
             log.info("an old round's keys stay a while longer: %s", error)
 
-    async def _forget(self, kv: Kv, operator: Operator) -> None:
+    async def _forget(self, kv: Kv, author: str) -> None:
         try:
             async with asyncio.timeout(CLEAN_UP_S):
-                await kv.forget_operator(operator)
+                await kv.forget_author(author)
         except (StoreError, TimeoutError) as error:
             log.info("the last operation of a closed connection stays on record: %s", error)
 

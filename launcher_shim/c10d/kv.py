@@ -4,7 +4,9 @@
 A cached hit answers at once, also while the store is away; a miss needs a linearizable read.
 Writes wait for the store: torch's client has no time-out for them and takes a closed connection
 for the end of the job. An operation whose outcome is unknown is repeated with the very same
-compare, and carries its number in the same transaction, so it is never applied twice.
+compare, and carries its number in the same transaction, so it is never applied twice. Of a client
+behind a relay it may have been begun by a sidecar before this one: then that number is looked for
+first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from launcher_shim.c10d.cells import Cell, Cells, read_number, wrap_int64
 from launcher_shim.c10d.waiters import Waiters
@@ -44,17 +46,17 @@ BATCH_MAX = 64
 """Items set by one transaction: each takes two operations of the 128 that etcd allows."""
 
 
-@dataclass(slots=True)
-class Operator:
-    """One client connection as the author of operations; ``sequence`` numbers them."""
+class Stamp(NamedTuple):
+    """Whose request it is, and which one: ``author`` is the client's connection.
 
-    name: str
-    sequence: int = 0
+    ``again``: it may have been carried out before. ``lasting``: the author may outlive this
+    sidecar, so that what it has done stays on record when the lease is gone.
+    """
 
-    def next(self) -> bytes:
-        """Number the next operation."""
-        self.sequence += 1
-        return b"%d" % self.sequence
+    author: str
+    number: int
+    again: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,7 @@ class Kv:
 
         await self._until_settled(attempt)
 
-    async def compare_set(
-        self, key: bytes, expected: bytes, desired: bytes, operator: Operator
-    ) -> bytes:
+    async def compare_set(self, key: bytes, expected: bytes, desired: bytes, stamp: Stamp) -> bytes:
         """COMPARE_SET with the native server's answers, the odd one for a missing key too."""
         _check_size(key, desired)
 
@@ -165,9 +165,9 @@ class Kv:
                 return (desired, desired) if not expected else (None, expected)
             return (desired, desired) if value == expected else (None, value)
 
-        return await self._modify(key, modify, operator)
+        return await self._modify(key, modify, stamp, desired)
 
-    async def append(self, key: bytes, value: bytes, operator: Operator) -> None:
+    async def append(self, key: bytes, value: bytes, stamp: Stamp) -> None:
         """Append to a value, or create it."""
 
         def modify(old: bytes | None) -> tuple[bytes | None, None]:
@@ -175,18 +175,19 @@ class Kv:
             _check_size(key, new)
             return new, None
 
-        await self._modify(key, modify, operator)
+        await self._modify(key, modify, stamp, None)
 
-    async def add(self, key: bytes, delta: int, operator: Operator) -> int:
+    async def add(self, key: bytes, delta: int, stamp: Stamp) -> int:
         """Add to a counter and return the sum; raises ``NotANumber``."""
-        number = operator.next()
-        own_key = self.keys.addend(key, operator.name)
-        cell = self.cells.cell(key)
+        number = b"%d" % stamp.number
+        own_key = self.keys.addend(key, stamp.author)
+        # What the watch has not brought yet must not be taken for what was never done.
+        cell = await self._read(key) if stamp.again else self.cells.cell(key)
 
         async def attempt() -> int:
             nonlocal cell
             while True:
-                own = cell.addends.get(operator.name)
+                own = cell.addends.get(stamp.author)
                 if own is not None and (own.value or b"").endswith(b" #" + number):
                     return read_number(cell.value() or b"0")
                 before = read_number(own.value) if own and own.value is not None else 0
@@ -206,7 +207,7 @@ class Kv:
 
         return await self._until_settled(attempt)
 
-    async def delete(self, key: bytes, operator: Operator) -> bool:
+    async def delete(self, key: bytes, stamp: Stamp) -> bool:
         """Delete a key with all that was added to it; whether there was one."""
 
         def plan(cell: Cell) -> Plan[bool]:
@@ -219,17 +220,23 @@ class Kv:
             )
             return Plan(deletes, True, lambda revision: self._learn_gone(key, revision))
 
-        return await self._change(key, plan, operator)
+        return await self._change(key, plan, stamp, True)
 
-    async def push(self, key: bytes, value: bytes, operator: Operator) -> None:
+    async def push(self, key: bytes, value: bytes, stamp: Stamp) -> None:
         """Append an element to a queue."""
         _check_size(key, value)
-        name = f"{operator.name}.{operator.next().decode()}"
-        element = self.keys.element(key, name)
+        element = self.keys.element(key, f"{stamp.author}.{stamp.number}")
+        tried = stamp.again
 
         async def attempt() -> None:
+            nonlocal tried
+            # Others may have taken the element since: it alone does not tell.
+            if tried and await self._recorded(stamp) is not None:
+                return
+            tried = True
             result = await self._store.txn(
-                [Compare(element, "create", "=", 0)], [Put(element, value)]
+                [Compare(element, "create", "=", 0)],
+                [Put(element, value), self._record(stamp)],
             )
             if result.succeeded:
                 kv = KeyValue(element, value, result.revision, result.revision, 1, 0)
@@ -237,30 +244,32 @@ class Kv:
 
         await self._until_settled(attempt)
 
-    async def pop(self, key: bytes, operator: Operator) -> tuple[int, bytes]:
+    async def pop(self, key: bytes, stamp: Stamp) -> tuple[int, bytes]:
         """Take the oldest element: the length before, and the element if there was one."""
-        number = operator.next()
-        op_key = self.keys.operation(operator.name)
-        taken: tuple[int, bytes] = (0, b"")
+        tried = stamp.again
 
         async def attempt() -> tuple[int, bytes]:
-            nonlocal taken
+            nonlocal tried
             while True:
                 read = await self._store.range(self.keys.queue(key), prefix=True)
-                mine = await self._store.range(op_key)
-                if _number_at(mine.kvs) == number:
-                    return taken
+                if tried and (recorded := await self._recorded(stamp)) is not None:
+                    length, _, element = recorded.partition(b" ")
+                    return int(length), element
                 elements = sorted(read.kvs, key=lambda kv: kv.create_revision)
                 if not elements:
                     return (0, b"")
-                oldest, taken = elements[0], (len(elements), elements[0].value)
+                oldest, length_before = elements[0], len(elements)
+                tried = True
                 result = await self._store.txn(
                     [Compare(oldest.key, "mod", "=", oldest.mod_revision)],
-                    [Delete(oldest.key), Put(op_key, number, self._lease_id() or 0)],
+                    [
+                        Delete(oldest.key),
+                        self._record(stamp, b"%d %s" % (length_before, oldest.value)),
+                    ],
                 )
                 if result.succeeded:
                     self.cells.learn_absent(oldest.key, result.revision)
-                    return taken
+                    return length_before, oldest.value
 
         return await self._until_settled(attempt)
 
@@ -275,10 +284,9 @@ class Kv:
             ],
         )
 
-    async def forget_operator(self, operator: Operator) -> None:
+    async def forget_author(self, author: str) -> None:
         """Drop the record of a closed connection's last operation."""
-        if operator.sequence:
-            await self._store.txn([], [Delete(self.keys.operation(operator.name))])
+        await self._store.txn([], [Delete(self.keys.operation(author))])
 
     # -- how
 
@@ -286,9 +294,13 @@ class Kv:
         self,
         key: bytes,
         modify: Callable[[bytes | None], tuple[bytes | None, T]],
-        operator: Operator,
+        stamp: Stamp,
+        done: T,
     ) -> T:
-        """Change a value: ``modify`` gives the new value (None: leave it) and the answer."""
+        """Change a value: ``modify`` gives the new value (None: leave it) and the answer.
+
+        ``done`` is the answer if it has been changed.
+        """
 
         def plan(cell: Cell) -> Plan[T]:
             new, answer = modify(cell.value())
@@ -300,16 +312,21 @@ class Kv:
                 operations += (Delete(self.keys.addends(key), prefix=True),)
             return Plan(operations, answer, lambda rev: self._learn_base(key, value, rev))
 
-        return await self._change(key, plan, operator)
+        return await self._change(key, plan, stamp, done)
 
-    async def _change(self, key: bytes, plan: Callable[[Cell], Plan[T]], operator: Operator) -> T:
+    async def _change(
+        self, key: bytes, plan: Callable[[Cell], Plan[T]], stamp: Stamp, done: T
+    ) -> T:
         """Read, plan, write. A plan stays, with its compare, until it is known to have failed."""
-        number = operator.next()
-        op_key = self.keys.operation(operator.name)
         planned: tuple[list[Compare], Plan[T]] | None = None
+        looked = not stamp.again
 
         async def attempt() -> T:
-            nonlocal planned
+            nonlocal planned, looked
+            if not looked:
+                if await self._recorded(stamp) is not None:
+                    return done
+                looked = True
             while True:
                 if planned is None:
                     cell = self.cells.cell(key)
@@ -317,17 +334,30 @@ class Kv:
                 compares, current = planned
                 then: list[Operation] = [*current.operations]
                 if then:
-                    then.append(Put(op_key, number, self._lease_id() or 0))
+                    then.append(self._record(stamp))
                 result = await self._store.txn(compares, then)
                 if result.succeeded:
                     current.learn(result.revision)
                     return current.answer
-                if _number_at((await self._store.range(op_key)).kvs) == number:
+                if await self._recorded(stamp) is not None:
                     return current.answer
                 await self._reread(key)
                 planned = None
 
         return await self._until_settled(attempt)
+
+    def _record(self, stamp: Stamp, answer: bytes = b"") -> Put:
+        """Note that this operation has been applied, and its answer where only we know it."""
+        lease_id = 0 if stamp.lasting else self._lease_id() or 0
+        return Put(self.keys.operation(stamp.author), b"%d %s" % (stamp.number, answer), lease_id)
+
+    async def _recorded(self, stamp: Stamp) -> bytes | None:
+        """Look whether the operation has been applied: what was noted, or None."""
+        for kv in (await self._store.range(self.keys.operation(stamp.author))).kvs:
+            number, _, answer = kv.value.partition(b" ")
+            if number == b"%d" % stamp.number:
+                return answer
+        return None
 
     async def _until_settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``attempt`` until its outcome is known; it must bear being repeated.
@@ -416,12 +446,6 @@ class Kv:
 def _revision(value: bytes | None, cell: Cell) -> int:
     """The mod revision a compare must name: 0 for a value that is absent."""
     return 0 if value is None else cell.base.mod_revision
-
-
-def _number_at(response: object) -> bytes | None:
-    if isinstance(response, tuple) and response and isinstance(response[0], KeyValue):
-        return response[0].value
-    return None
 
 
 def _batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:

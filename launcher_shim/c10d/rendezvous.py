@@ -124,17 +124,22 @@ class Rendezvous:
         finally:
             self._unsubscribe()
 
-    def connect(self, nonce: str | None = None) -> Agent:
+    def connect(self, nonce: str | None = None, kept: Node | None = None) -> Agent:
         """Make the agent behind a new client connection.
 
-        ``nonce``: of a connection that outlived the sidecar before this one, if it did.
+        ``nonce``: of a connection that may outlive the sidecar. ``kept``: its node as an earlier
+        sidecar of this member had it, put back where the store has lost it with the lease.
         """
         agent = Agent(self, nonce or f"{self._random.getrandbits(64):016x}")
         node = self._run.node(self.member)
+        if node is None and kept is not None and kept.member == self.member:
+            node = kept
         if nonce is not None and node is not None and node.nonce == nonce:
             agent.resume(node)
             self._agent = agent
             self._own.aim(node)
+        elif kept is not None and kept.nonce == nonce:
+            agent.resume(kept)  # a newer torchrun of the pod counts; this one is shown that
         return agent
 
     def end(self) -> None:

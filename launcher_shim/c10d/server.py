@@ -12,11 +12,10 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from launcher_shim.c10d.connection import Connection, Host, Session
+from launcher_shim.c10d.connection import Connection, Host, OpenSession
 from rdzv.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
@@ -37,13 +36,13 @@ _NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUP
 class C10dServer:
     """Listens on loopback and on a unix socket; one session for each client connection.
 
-    ``open_session`` gets a description of the peer, for logs. It is called once the client has
-    shown that it speaks the protocol.
+    ``open_session`` gets a description of the peer, for logs, and the relay that it comes through
+    or None. It is called once the client has shown that it speaks the protocol.
     """
 
     def __init__(
         self,
-        open_session: Callable[[str], Session],
+        open_session: OpenSession,
         *,
         connections_max: int = CONNECTIONS_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,

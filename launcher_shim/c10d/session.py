@@ -3,6 +3,10 @@
 
 The rendezvous answers for the state key, the run's key-value store for all else. What is known
 is answered at once; the rest returns an awaitable, on which the server holds the connection.
+
+The session of a client behind a relay may outlive the sidecar: its connection, its place in the
+rendezvous and the numbers of its requests go on in the next one, by the relay's preface and by
+the note that the relay keeps for us.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ from typing import Any, Protocol
 
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent
-from launcher_shim.c10d.kv import Kv, Operator
+from launcher_shim.c10d.connection import Relay
+from launcher_shim.c10d.kv import Kv, Stamp
+from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.state import SENTINEL
 from rdzv.errors import WireError
 
@@ -34,33 +40,55 @@ class Runs(Protocol):
         """Keys of clients that belong to no rendezvous; None until the member is registered."""
         ...
 
+    @property
+    def closing(self) -> bool:
+        """Whether it is the sidecar that ends, and not its clients."""
+        ...
+
     async def attached(
-        self, run_id: str, operator: Operator, move: Callable[[Kv], None]
+        self, run_id: str, author: str, move: Callable[[Kv], None], nonce: str | None
     ) -> tuple[Kv, Agent]:
         """Join a rendezvous: wait until it is known, and connect to it.
 
-        ``move`` is called with other keys when the job begins its next life.
+        ``move`` is called with other keys when the job begins its next life. ``nonce`` names a
+        connection that may outlive the sidecar.
         """
+        ...
+
+    async def resumed(
+        self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
+    ) -> tuple[Kv, Agent]:
+        """Join it again for a client that outlived the sidecar before this one."""
+        ...
+
+    def note_of(self, run_id: str, agent: Agent) -> Note:
+        """Describe an agent to the sidecar that serves it next."""
         ...
 
     async def ready(self) -> Kv:
         """Wait until the member is registered; return the shared keys."""
         ...
 
-    def forget(self, kv: Kv, operator: Operator) -> None:
+    def forget(self, kv: Kv, author: str) -> None:
         """Clean up after a closed connection, without waiting for it."""
         ...
 
 
 class LauncherSession:
-    """Answers one client."""
+    """Answers one client. ``author`` names its connection among all that the job ever had."""
 
-    def __init__(self, runs: Runs, operator: Operator) -> None:
+    def __init__(self, runs: Runs, author: str, relay: Relay | None = None) -> None:
         self._runs = runs
-        self._operator = operator
+        self._author = author
+        self._relay = relay
+        self._stamp = Stamp(author, 0)
+        self._signed = relay is not None and relay.following > 1
         self._agent: Agent | None = None
+        self._run_id = ""
         self._state_key: bytes | None = None
-        self._kv = runs.shared
+        note = Note.read(relay.note) if relay is not None else None
+        self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
+        self._kv = runs.shared if note is None else None
         self._answers: dict[type, Callable[[Any], Answer]] = {
             wire.Get: self._get,
             wire.Wait: self._wait,
@@ -82,8 +110,17 @@ class LauncherSession:
 
     def handle(self, request: wire.Request) -> Answer:
         """Answer one request; see ``launcher_shim.c10d.server.Session``."""
+        relay = self._relay
+        if relay is None:
+            stamp = Stamp(self._author, self._stamp.number + 1)
+        else:
+            stamp = Stamp(self._author, relay.number, relay.again, lasting=True)
+        return self._serve(request, stamp)
+
+    def _serve(self, request: wire.Request, stamp: Stamp) -> Answer:
         if self._kv is None:
-            return self._when_ready(request)
+            return self._when_ready(request, stamp)
+        self._stamp = stamp  # for the call that follows, and it alone
         agent = self._agent
         if agent is None:
             return self._answers[type(request)](request)
@@ -99,18 +136,46 @@ class LauncherSession:
         return under_way
 
     def closed(self) -> None:
-        """The client is gone."""
+        """The client is gone, or, behind a relay, this sidecar ends."""
+        resuming = self._resuming
+        if self._relay is not None and self._runs.closing:
+            if resuming is not None:
+                resuming.cancel()
+        elif resuming is not None and not resuming.done():
+            resuming.add_done_callback(lambda _: self._leave())
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
         if self._agent is not None:
             self._agent.closed()
-        if self._kv is not None:
-            self._runs.forget(self._kv, self._operator)
+        if self._kv is not None and self._signed:
+            self._runs.forget(self._kv, self._author)
 
     # -- how a request waits
 
-    async def _when_ready(self, request: wire.Request) -> bytes:
-        self._kv = await self._runs.ready()
-        answer = self.handle(request)
+    async def _when_ready(self, request: wire.Request, stamp: Stamp) -> bytes:
+        if self._resuming is not None:
+            await asyncio.shield(self._resuming)
+        if self._kv is None:
+            self._kv = await self._runs.ready()
+        answer = self._serve(request, stamp)
         return answer if isinstance(answer, bytes) else await answer
+
+    async def _resume(self, note: Note) -> None:
+        self._kv, self._agent = await self._runs.resumed(
+            note, self._author, self._move, self._nonce or ""
+        )
+        self._run_id, self._state_key = note.run_id, STATE_KEY_PREFIX + note.run_id.encode()
+
+    def _sign(self) -> Stamp:
+        """Stamp what the request that is being handled changes."""
+        self._signed = True
+        return self._stamp
+
+    @property
+    def _nonce(self) -> str | None:
+        return self._relay.session.hex() if self._relay is not None else None
 
     @property
     def _keys(self) -> Kv:
@@ -121,19 +186,32 @@ class LauncherSession:
 
     def _compare_set(self, request: wire.CompareSet) -> Answer:
         if self._agent is not None and request.key == self._state_key:
-            return self._vec(self._agent.compare_set(request.expected, request.desired))
+            return self._wish(self._agent, request, again=self._stamp.again)
         opens = request.desired == SENTINEL and not request.expected
         if self._agent is None and opens and request.key.startswith(STATE_KEY_PREFIX):
             return self._attach(request)
         return self._vec(
-            self._keys.compare_set(request.key, request.expected, request.desired, self._operator)
+            self._keys.compare_set(request.key, request.expected, request.desired, self._sign())
         )
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
         run_id = _run_id(request.key)
-        self._kv, agent = await self._runs.attached(run_id, self._operator, self._move)
-        self._agent, self._state_key = agent, request.key
-        return wire.vec(await agent.compare_set(request.expected, request.desired))
+        self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
+        self._agent, self._run_id, self._state_key = agent, run_id, request.key
+        return await self._wish(agent, request, again=False)
+
+    async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
+        if again and agent.named:
+            # What it wished may be done already. It is shown what is, and wishes again if not.
+            answer = agent.get_state()
+        else:
+            answer = await agent.compare_set(request.expected, request.desired)
+        self._keep_note(agent)
+        return wire.vec(answer)
+
+    def _keep_note(self, agent: Agent) -> None:
+        if self._relay is not None:
+            self._relay.keep(self._runs.note_of(self._run_id, agent).encode())
 
     def _move(self, kv: Kv) -> None:
         """Go on with the keys of the job's next life."""
@@ -150,7 +228,9 @@ class LauncherSession:
         value = self._keys.cells.value(key)
         if value is None and self._agent is not None:
             if key == self._state_key:
-                return self._agent.get_state()
+                state = self._agent.get_state()
+                self._keep_note(self._agent)
+                return state
             return self._agent.filler(key)
         return value
 
@@ -226,40 +306,56 @@ class LauncherSession:
 
     # -- writing
 
-    async def _set(self, request: wire.Set) -> bytes:
-        await self._keys.put([(request.key, request.value)])
-        return b""
+    def _set(self, request: wire.Set) -> Answer:
+        return self._silent(self._keys.put([(request.key, request.value)]))
 
-    async def _multi_set(self, request: wire.MultiSet) -> bytes:
-        await self._keys.put(request.items)
-        return b""
+    def _multi_set(self, request: wire.MultiSet) -> Answer:
+        return self._silent(self._keys.put(request.items))
 
-    async def _append(self, request: wire.Append) -> bytes:
-        await self._keys.append(request.key, request.value, self._operator)
-        return b""
+    def _append(self, request: wire.Append) -> Answer:
+        return self._silent(self._keys.append(request.key, request.value, self._sign()))
 
-    async def _add(self, request: wire.Add) -> bytes:
+    def _add(self, request: wire.Add) -> Answer:
+        return self._add_after_barrier(request, self._sign())
+
+    async def _add_after_barrier(self, request: wire.Add, stamp: Stamp) -> bytes:
         if self._agent is not None and EXIT_BARRIER in request.key:
             await self._agent.exit_barrier()
-        return wire.i64(await self._keys.add(request.key, request.delta, self._operator))
+            self._keep_note(self._agent)
+        return wire.i64(await self._keys.add(request.key, request.delta, stamp))
 
-    async def _delete(self, request: wire.DeleteKey) -> bytes:
-        return wire.i64(await self._keys.delete(request.key, self._operator))
+    def _delete(self, request: wire.DeleteKey) -> Answer:
+        return self._number(self._keys.delete(request.key, self._sign()))
 
-    async def _push(self, request: wire.QueuePush) -> bytes:
-        await self._keys.push(request.key, request.value, self._operator)
-        return b""
+    def _push(self, request: wire.QueuePush) -> Answer:
+        return self._silent(self._keys.push(request.key, request.value, self._sign()))
 
-    async def _pop(self, request: wire.QueuePop) -> bytes:
-        return wire.popped(*await self._keys.pop(request.key, self._operator))
+    def _pop(self, request: wire.QueuePop) -> Answer:
+        return self._popped(self._keys.pop(request.key, self._sign()))
 
-    async def _queue_len(self, request: wire.QueueLen) -> bytes:
-        return wire.i64(await self._keys.queue_length(request.key))
+    def _queue_len(self, request: wire.QueueLen) -> Answer:
+        return self._number(self._keys.queue_length(request.key))
 
-    async def _barrier(self, request: wire.Barrier) -> bytes:
-        if await self._keys.add(request.key, 1, self._operator) < request.world_size:
+    def _barrier(self, request: wire.Barrier) -> Answer:
+        return self._arrive(request, self._sign())
+
+    async def _arrive(self, request: wire.Barrier, stamp: Stamp) -> bytes:
+        if await self._keys.add(request.key, 1, stamp) < request.world_size:
             await self._keys.count_reached(request.key, request.world_size)
         return wire.STOP_WAITING
+
+    @staticmethod
+    async def _silent(work: Awaitable[None]) -> bytes:
+        await work
+        return b""
+
+    @staticmethod
+    async def _number(number: Awaitable[int]) -> bytes:
+        return wire.i64(await number)
+
+    @staticmethod
+    async def _popped(taken: Awaitable[tuple[int, bytes]]) -> bytes:
+        return wire.popped(*await taken)
 
 
 def _run_id(state_key: bytes) -> str:

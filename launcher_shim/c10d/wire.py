@@ -5,6 +5,9 @@ Integers are little-endian. There is no framing, no request id and no length of 
 request ends where its last field ends, and answers come strictly in the order of the requests.
 ``RequestParser`` turns bytes into requests, the functions at the end turn answers into bytes.
 Requests and semantics as observed on torch's own client and libuv server.
+
+Between the relay of ``muster-run`` and the sidecar the same requests travel behind a ``Preface``,
+and every answer behind its request's number, so that both know what is settled and what is not.
 """
 
 from __future__ import annotations
@@ -26,6 +29,17 @@ ANSWER_MAX = 64 * 1024 * 1024
 HANDSHAKE = b"\x00\xce\xf7\x85\x3c"
 """What a client of torch 2.2 or later sends first: VALIDATE and the protocol's magic number."""
 
+RELAY_MAGIC = b"MUSTER-1"
+"""What a relay sends first; no client of torch begins so."""
+SESSION_BYTES = 16
+"""Length of the name that a relay gives to one client's connection."""
+NOTE_MAX = 8 * 1024
+"""Longest note in bytes that a relay keeps for the sidecar."""
+NOTE = 0
+"""In the place of a number: what follows is to be kept, and shown in the next preface."""
+REFUSAL = 2**64 - 1
+"""In the place of a number: the client's connection is to be closed."""
+
 READY = b"\x00"
 NOT_READY = b"\x01"
 STOP_WAITING = b"\x00"
@@ -35,6 +49,7 @@ _U32 = Struct("<I")
 _U64 = Struct("<Q")
 _I64 = Struct("<q")
 _COUNT_LENGTH = Struct("<QQ")
+_PREFACE = Struct(f"<{len(RELAY_MAGIC)}s{SESSION_BYTES}sQQQ")
 _LAST_LEGACY_OPCODE = 11
 
 
@@ -45,6 +60,26 @@ class FrameError(ValueError):
     """
 
     before: "Tuple[Request, ...]" = ()
+
+
+class Preface(NamedTuple):
+    """What a relay says first on each of its connections to the sidecar.
+
+    ``session`` names the client's connection, for as long as that lives. The requests that follow
+    begin with those of the numbers in ``again``, which may have been carried out before; the
+    others are numbered from ``following`` on. ``note`` is what the sidecar gave to keep.
+    """
+
+    session: bytes
+    following: int = 1
+    again: Tuple[int, ...] = ()
+    note: bytes = b""
+
+    def encode(self) -> bytes:
+        """Turn it into bytes; the handshake follows them."""
+        fixed = (RELAY_MAGIC, self.session, self.following, len(self.again), len(self.note))
+        numbers = b"".join(map(_U64.pack, self.again))
+        return _PREFACE.pack(*fixed) + numbers + self.note
 
 
 class Validate(NamedTuple):
@@ -239,6 +274,7 @@ class RequestParser:
         self._buffer = bytearray()
         self._need = len(HANDSHAKE)
         self._greeted = False
+        self._preface: Optional[Preface] = None
         self._shape: Optional[_Shape] = None
         self._fields: _Fields = []
         self._strings_left = 0
@@ -253,6 +289,11 @@ class RequestParser:
     def greeted(self) -> bool:
         """Whether the client has sent the handshake."""
         return self._greeted
+
+    @property
+    def preface(self) -> Optional[Preface]:
+        """What a relay has said before the handshake; None for any other client."""
+        return self._preface
 
     def feed(self, data: bytes) -> List[Request]:
         """Take the next bytes and return the requests that they complete.
@@ -279,10 +320,12 @@ class RequestParser:
         """Append the complete requests, and keep what is left of the bytes."""
         at, end, need = 0, len(data), 1
         if not self._greeted:
-            _expect_handshake(data)
-            self._greeted = True
+            at = self._greet(data)
+            if at > end:
+                self._buffer += data
+                self._need = at
+                return
             requests.append(Validate())
-            at = len(HANDSHAKE)
         shape, fields = self._shape, self._fields
         left, size = self._strings_left, self._size
         while True:
@@ -346,6 +389,29 @@ class RequestParser:
         else:
             self._fields, self._strings_left, self._size = fields, left, size
 
+    def _greet(self, data: bytes) -> int:
+        """Read all that comes before the first request; return how long it is at least."""
+        at: int = 0
+        if data.startswith(RELAY_MAGIC[: len(HANDSHAKE)]):
+            if len(data) < _PREFACE.size:
+                return _PREFACE.size
+            magic, session, following, count, note_length = _PREFACE.unpack_from(data)
+            if magic != RELAY_MAGIC:
+                raise FrameError(f"a relay of another version: it begins with {magic!r}")
+            if count > KEYS_MAX or note_length > NOTE_MAX or following >= REFUSAL:
+                raise FrameError("the preface of a relay is beyond the limits")
+            numbers_end = _PREFACE.size + _U64.size * count
+            at = numbers_end + note_length
+            if len(data) < at + len(HANDSHAKE):
+                return at + len(HANDSHAKE)
+            again = tuple(n for (n,) in _U64.iter_unpack(data[_PREFACE.size : numbers_end]))
+            if not all(NOTE < number < following for number in again):
+                raise FrameError("the preface of a relay repeats a request of the future")
+            self._preface = Preface(session, following, again, data[numbers_end:at])
+        _expect_handshake(data[at:])
+        self._greeted = True
+        return at + len(HANDSHAKE)
+
 
 def _read_alone(data: bytes) -> Optional[Request]:
     """Read what torch's client sends most, one whole Get, Check or Wait of one key; else None."""
@@ -383,6 +449,33 @@ def _build(kind: Type[Request], counted: bool, fields: _Fields) -> Request:
         return MultiSet(tuple(pairs))  # type: ignore[arg-type]
     # The fields fit the kind, as its shape says: skip the checks of its constructor.
     return tuple.__new__(kind, (tuple(fields),) if counted else fields)
+
+
+class AnswerParser:
+    """Turns what a sidecar sends to a relay into ``(number, answer)``."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> List[Tuple[int, bytes]]:
+        """Take the next bytes and return the answers that they complete.
+
+        Raises FrameError for an answer that no sidecar gives.
+        """
+        buffer = self._buffer
+        buffer += data
+        answers, at, end = [], 0, len(buffer)
+        while end - at >= _COUNT_LENGTH.size:
+            number, length = _COUNT_LENGTH.unpack_from(buffer, at)
+            if length > 2 * ANSWER_MAX:
+                raise FrameError(f"an answer of {length} bytes")
+            begin = at + _COUNT_LENGTH.size
+            if end - begin < length:
+                break
+            at = begin + length
+            answers.append((number, bytes(buffer[begin:at])))
+        del buffer[:at]
+        return answers
 
 
 def encode(request: Request) -> bytes:
@@ -441,3 +534,8 @@ def popped(length_before: int, value: bytes) -> bytes:
 def pong(nonce: int) -> bytes:
     """Answer to Ping."""
     return _U32.pack(nonce)
+
+
+def numbered(number: int, answer: bytes) -> bytes:
+    """What a sidecar sends to a relay: an answer, empty for a request that has none."""
+    return _COUNT_LENGTH.pack(number, len(answer)) + answer

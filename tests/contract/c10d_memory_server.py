@@ -16,7 +16,7 @@ from tests.contract.c10d_memory import MemorySession, MemoryStore
 
 async def serve() -> None:
     store = MemoryStore()
-    server = C10dServer(lambda peer: MemorySession(store), connections_max=1024)
+    server = C10dServer(lambda peer, relay: MemorySession(store), connections_max=1024)
     sys.stdout.write(f"{await server.listen_loopback(0)}\n")
     sys.stdout.flush()
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.c10d import wire
-from launcher_shim.c10d.connection import PARKED_MAX
+from launcher_shim.c10d.connection import PARKED_MAX, Relay
 from launcher_shim.c10d.server import HELD_MAX, C10dServer
 from rdzv.errors import ConfigError, StoreUnavailable
 from tests.contract.c10d_memory import MemorySession, MemoryStore
@@ -28,8 +28,9 @@ HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
 class StepSession:
     """Answers a request when the test says so; ``handled`` are those that have reached it."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, relay: Relay | None = None) -> None:
         self.peer = peer
+        self.relay = relay
         self.handled: list[wire.Request] = []
         self.results: list[asyncio.Future[bytes]] = []
         self.is_closed = asyncio.Event()
@@ -94,7 +95,7 @@ async def connected(port: int, hello: bytes = HELLO) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def serving(
-    open_session: Callable[[str], object], **limits: float
+    open_session: Callable[[str, Relay | None], object], **limits: float
 ) -> AsyncIterator[tuple[C10dServer, int]]:
     server = C10dServer(open_session, **limits)  # type: ignore[arg-type]
     try:
@@ -107,7 +108,7 @@ async def serving(
 async def stepping(**limits: float) -> AsyncIterator[tuple[Client, StepSession]]:
     sessions: list[StepSession] = []
 
-    def open_session(peer: str) -> StepSession:
+    def open_session(peer: str, relay: Relay | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 
@@ -189,7 +190,7 @@ async def test_what_a_client_set_before_it_went_is_stored() -> None:
 async def test_close_cancels_what_is_under_way() -> None:
     sessions: list[StepSession] = []
 
-    def open_session(peer: str) -> StepSession:
+    def open_session(peer: str, relay: Relay | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 
@@ -233,7 +234,7 @@ async def test_i8_a_defect_closes_one_connection_and_is_logged(
 ) -> None:
     store = MemoryStore()
     async with (
-        serving(lambda peer: FailingSession(store)) as (_, port),
+        serving(lambda peer, relay: FailingSession(store)) as (_, port),
         connected(port) as victim,
         connected(port) as other,
     ):
@@ -252,7 +253,7 @@ async def test_i8_a_defect_in_opening_a_session_closes_one_connection(
     store = MemoryStore()
     opened: list[str] = []
 
-    def open_session(peer: str) -> MemorySession:
+    def open_session(peer: str, relay: Relay | None) -> MemorySession:
         opened.append(peer)
         if len(opened) == 1:
             raise ZeroDivisionError
@@ -273,7 +274,10 @@ async def test_a_refusal_closes_the_connection_with_one_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = MemoryStore()
-    async with serving(lambda peer: FailingSession(store)) as (_, port), connected(port) as client:
+    async with (
+        serving(lambda peer, relay: FailingSession(store)) as (_, port),
+        connected(port) as client,
+    ):
         client.send(wire.Get(b"/refused"))
         assert await client.ended() == b""
     [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -297,7 +301,7 @@ async def test_i8_bad_bytes_fail_their_connection_alone(
 ) -> None:
     store = MemoryStore()
     async with (
-        serving(lambda peer: MemorySession(store)) as (_, port),
+        serving(lambda peer, relay: MemorySession(store)) as (_, port),
         connected(port) as other,
         connected(port, hostile) as client,
     ):
@@ -370,7 +374,7 @@ async def test_i8_answers_that_nobody_reads_are_not_made() -> None:
 
     store = MemoryStore()
     async with (
-        serving(lambda peer: LargeSession(store)) as (_, port),
+        serving(lambda peer, relay: LargeSession(store)) as (_, port),
         connected(port) as client,
         connected(port) as other,
     ):
@@ -398,7 +402,10 @@ async def test_i8_a_flood_of_requests_leaves_others_their_turn() -> None:
             return super().handle(request)
 
     store = MemoryStore()
-    async with serving(lambda peer: CountingSession(store)) as (_, port), connected(port) as client:
+    async with (
+        serving(lambda peer, relay: CountingSession(store)) as (_, port),
+        connected(port) as client,
+    ):
         client.send(*[wire.Add(b"/flood", 1)] * 5_000)
         assert await client.take(8 * 5_000)
     assert handled == 5_000
@@ -410,7 +417,10 @@ async def test_i8_an_answer_beyond_all_bounds_closes_its_client(
 ) -> None:
     store = MemoryStore()
     store.values[b"/big"] = b"v" * 1_000_000
-    async with serving(lambda peer: MemorySession(store)) as (_, port), connected(port) as client:
+    async with (
+        serving(lambda peer, relay: MemorySession(store)) as (_, port),
+        connected(port) as client,
+    ):
         client.send(wire.MultiGet((b"/big",) * wire.KEYS_MAX))
         assert await client.ended() == b""
     [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -429,7 +439,7 @@ async def test_i8_unfinished_requests_are_bounded_over_all_clients() -> None:
     store = MemoryStore()
     head = wire.HANDSHAKE + b"\x0b" + struct.pack("<Q", 8)
     item = wire.vec(b"k") + wire.vec(b"v" * (wire.VALUE_MAX - 64))
-    async with serving(lambda peer: MemorySession(store)) as (_, port):
+    async with serving(lambda peer, relay: MemorySession(store)) as (_, port):
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         for _, writer in clients:
             writer.write(head + item * 3)
@@ -485,7 +495,7 @@ async def test_the_unix_socket_is_for_every_user_and_may_be_replaced(tmp_path: P
     path = tmp_path / "c10d.sock"
     sessions: list[StepSession] = []
 
-    def open_session(peer: str) -> StepSession:
+    def open_session(peer: str, relay: Relay | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
 from random import Random
 
 import pytest
 
 from launcher_shim.c10d.cells import NotANumber, read_number
-from launcher_shim.c10d.kv import MAX_VALUE_BYTES, Kv, Operator
+from launcher_shim.c10d.kv import MAX_VALUE_BYTES, Kv, Stamp
 from rdzv.errors import WireError
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
@@ -22,6 +23,11 @@ RUN = KEYS.in_generation(1).run("digits")
 
 def kv_of(one: Client) -> Kv:
     return Kv(RUN, one.mirror, one.store, lambda: None)
+
+
+def stamps(author: str) -> Iterator[Stamp]:
+    """One client's requests, in order."""
+    return (Stamp(author, number) for number in count(1))
 
 
 @asynccontextmanager
@@ -73,32 +79,32 @@ async def test_compare_set_answers_as_the_native_server_does(
     async with sidecars(None) as (kv,):
         if stored is not None:
             await kv.put([(b"/k", stored)])
-        assert await kv.compare_set(b"/k", expected, desired, Operator("s")) == answer
+        assert await kv.compare_set(b"/k", expected, desired, Stamp("s", 1)) == answer
         assert await kv.get(b"/k") == after
 
 
 async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -> None:
     async with sidecars(None, None) as (one, two):
-        a, b = Operator("a"), Operator("b")
+        a, b = stamps("a"), stamps("b")
         await one.put([(b"/n", b"  12abc")])
-        assert await one.add(b"/n", 1, a) == 13
-        assert await two.add(b"/n", 5, b) == 18
-        assert await one.add(b"/n", -20, a) == -2
+        assert await one.add(b"/n", 1, next(a)) == 13
+        assert await two.add(b"/n", 5, next(b)) == 18
+        assert await one.add(b"/n", -20, next(a)) == -2
         assert await two.get(b"/n") == b"-2"
         await two.put([(b"/n", b"7")])
-        assert await one.add(b"/n", 1, a) == 8
-        assert await one.delete(b"/n", a) is True
-        assert await two.delete(b"/n", b) is False
-        assert await two.add(b"/n", 3, b) == 3
+        assert await one.add(b"/n", 1, next(a)) == 8
+        assert await one.delete(b"/n", next(a)) is True
+        assert await two.delete(b"/n", next(b)) is False
+        assert await two.add(b"/n", 3, next(b)) == 3
 
 
 async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> None:
     async with sidecars(None) as (kv,):
-        operator = Operator("a")
+        a = stamps("a")
         await kv.put([(b"/n", b"9223372036854775807"), (b"/word", b"word")])
-        assert await kv.add(b"/n", 1, operator) == -(2**63)
+        assert await kv.add(b"/n", 1, next(a)) == -(2**63)
         with pytest.raises(NotANumber):
-            await kv.add(b"/word", 1, operator)
+            await kv.add(b"/word", 1, next(a))
 
 
 async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> None:
@@ -107,7 +113,7 @@ async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> 
         await two.put([(b"/x", b"1")])
         await soon(one, b"/x", b"1")
         assert not waiting.done()
-        await two.add(b"/y", 1, Operator("t"))
+        await two.add(b"/y", 1, Stamp("t", 1))
         async with asyncio.timeout(5):
             await waiting
 
@@ -125,14 +131,16 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
 
 async def test_queues_give_each_element_once_in_order() -> None:
     async with sidecars(None, None) as (one, two):
-        a, b = Operator("a"), Operator("b")
+        a, b = stamps("a"), stamps("b")
         for n in range(6):
-            await (one if n % 2 else two).push(b"/q", b"%d" % n, a if n % 2 else b)
+            await (one if n % 2 else two).push(b"/q", b"%d" % n, next(a if n % 2 else b))
         assert await one.check([b"/q"])
         assert await one.queue_length(b"/q") == 6
-        popped = [await (one if n % 3 else two).pop(b"/q", a if n % 3 else b) for n in range(6)]
+        popped = [
+            await (one if n % 3 else two).pop(b"/q", next(a if n % 3 else b)) for n in range(6)
+        ]
         assert popped == [(6 - n, b"%d" % n) for n in range(6)]
-        assert await two.pop(b"/q", b) == (0, b"")
+        assert await two.pop(b"/q", next(b)) == (0, b"")
         assert not await two.check([b"/q"])
 
 
@@ -140,7 +148,7 @@ async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
     async with sidecars(*[None] * 10) as kvs:
         revision = (await kvs[0]._store.status()).revision
         sums = await asyncio.gather(
-            *(kv.add(b"/n", 1, Operator(f"{n}.{m}")) for n, kv in enumerate(kvs) for m in range(10))
+            *(kv.add(b"/n", 1, Stamp(f"{n}.{m}", 1)) for n, kv in enumerate(kvs) for m in range(10))
         )
         assert sorted(sums) == list(range(1, 101))
         assert (await kvs[0]._store.status()).revision - revision == 100
@@ -154,22 +162,24 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
     faults = [Unreliable(seed * 10 + n, 0.3) for n in range(3)]
     random = Random(seed)
     async with sidecars(*faults) as kvs:
-        operators = [Operator(f"s{n}") for n in range(3)]
+        authors = [stamps(f"s{n}") for n in range(3)]
         deltas = [random.randint(-5, 5) for _ in range(45)]
         popped: list[bytes] = []
 
         async def work(n: int) -> None:
             for i in range(n, 45, 3):
-                await kvs[n].add(b"/n", deltas[i], operators[n])
-                await kvs[n].append(b"/log", b"[%d]" % i, operators[n])
-                await kvs[n].push(b"/q", b"%d" % i, operators[n])
+                await kvs[n].add(b"/n", deltas[i], next(authors[n]))
+                await kvs[n].append(b"/log", b"[%d]" % i, next(authors[n]))
+                await kvs[n].push(b"/q", b"%d" % i, next(authors[n]))
                 if i % 2:
-                    popped.append((await kvs[n].pop(b"/q", operators[n]))[1])
+                    popped.append((await kvs[n].pop(b"/q", next(authors[n])))[1])
                 value = b"%d" % i
                 while True:
                     seen = kvs[n].cells.value(b"/chain") or b""
                     if (
-                        await kvs[n].compare_set(b"/chain", seen, seen + b"." + value, operators[n])
+                        await kvs[n].compare_set(
+                            b"/chain", seen, seen + b"." + value, next(authors[n])
+                        )
                         == seen + b"." + value
                     ):
                         break
@@ -179,7 +189,7 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
             assert read_number(await kvs[0].get(b"/n") or b"") == sum(deltas)
             log = (await kvs[1].get(b"/log") or b"").decode()
             chain = (await kvs[2].get(b"/chain") or b"").decode()
-            while (rest := await kvs[0].pop(b"/q", operators[0]))[0]:
+            while (rest := await kvs[0].pop(b"/q", next(authors[0])))[0]:
                 popped.append(rest[1])
     numbers = sorted(range(45))
     assert sorted(int(part) for part in log.strip("[]").split("][")) == numbers
@@ -208,8 +218,8 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
 async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
     async with sidecars(None, None) as (one, two):
         await one.put([(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
-        await one.add(b"/r.JOB.1/n", 1, Operator("s"))
-        await one.push(b"/r.JOB.1/q", b"e", Operator("t"))
+        await one.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
+        await one.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
         await soon(two, b"/r.JOB.1/n", b"1")
         await one.forget(b"/r.JOB.1/")
         await soon(two, b"/r.JOB.1/n", None)
