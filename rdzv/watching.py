@@ -38,7 +38,9 @@ class Mirror:
         self.prefix = prefix
         self.revision = 0
         self.sequence = 0
-        self._clock = clock
+        self.heard_s = float("-inf")
+        self.clock = clock
+        self._asked = asyncio.Event()
         self._kvs: dict[str, KeyValue] = {}
         self._last_proof_s = float("-inf")
         self._healthy_since_s = float("inf")
@@ -68,6 +70,27 @@ class Mirror:
     def healthy(self, now: float) -> bool:
         """Whether the mirror is known to be the store's present state, give or take seconds."""
         return now - self._last_proof_s <= HEALTHY_S
+
+    def ask(self) -> None:
+        """Have ``heard_s`` brought up to now, for whoever wants to decide by an absent key.
+
+        All that had happened in the store by ``heard_s`` is shown here. The stream alone cannot
+        tell: its news may wait unread because this process stood still, or unsent because the
+        server did. Listeners are called, with no events, once the answer is there.
+        """
+        self._asked.set()
+
+    async def asked(self) -> float:
+        """Wait until somebody asks; return what ``heard_s`` will be."""
+        await self._asked.wait()
+        self._asked.clear()
+        return self.clock()
+
+    def heard(self, asked_s: float) -> None:
+        """Take note that all that had happened by ``asked_s`` is shown."""
+        self.heard_s = asked_s
+        for listener in tuple(self._listeners):
+            listener(())
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` synchronously with each batch of changes, in order.
@@ -116,7 +139,7 @@ class Mirror:
         self._advance(events, revision)
 
     def _advance(self, events: Sequence[WatchEvent], revision: int) -> None:
-        now = self._clock()
+        now = self.clock()
         if now - self._last_proof_s > HEALTHY_S:
             self._healthy_since_s = now
         self._last_proof_s = now
@@ -140,6 +163,11 @@ class Watching:
 
     async def run(self) -> None:
         """Follow the store for ever: list, watch, and list again where the history is gone."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_following(), name="follow the store")
+            tasks.create_task(self._keep_answering(), name="ask the store")
+
+    async def _keep_following(self) -> None:
         while True:
             try:
                 await self._relist()
@@ -153,6 +181,31 @@ class Watching:
                     "the store does not answer, the last snapshot stays in force: %s", error
                 )
                 await asyncio.sleep(RELIST_PAUSE_S)
+
+    async def _keep_answering(self) -> None:
+        while True:
+            asked_s = await self._mirror.asked()
+            if await self._catch_up():
+                self._mirror.heard(asked_s)
+            else:
+                await asyncio.sleep(RELIST_PAUSE_S)
+                self._mirror.ask()
+
+    async def _catch_up(self) -> bool:
+        """Wait until the mirror shows all that has happened by now; False if that is not known."""
+        known = self._mirror.revision
+        try:
+            # Linearizable, and of no key: only the revision counts.
+            result = await self._store.range(self._mirror.prefix)
+            if result.revision < known:
+                # The store was restored or emptied, and the mirror is still of the former one.
+                return False
+            async with asyncio.timeout(HEALTHY_S):
+                await self._mirror.reached(result.revision)
+        except (StoreError, TimeoutError) as error:
+            log.debug("what the store holds now is not known: %s", error)
+            return False
+        return True
 
     async def _relist(self) -> None:
         result = await self._store.range(self._mirror.prefix, prefix=True)

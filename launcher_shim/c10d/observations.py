@@ -2,8 +2,9 @@
 """What one sidecar has seen over its own time, and who is gone by it.
 
 A delete event alone cannot tell a death from a cut to the store. So a node whose key vanished is
-gone only once it has stayed away on a healthy watch, and once somebody else of its world shows
-that the store can be reached. Nothing here is shared between sidecars: each counts for itself.
+gone only once it has stayed away on a healthy watch, once the store, asked after that, still has
+no key of it, and once somebody else of its world shows that the store can be reached. Nothing here
+is shared between sidecars: each counts for itself.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ GONE: frozenset[Standing] = LOST | {"done"}
 class Observations:
     """Times are of this sidecar's monotonic clock.
 
-    ``healthy_since_s``: since when the watch has worked without a gap. ``return_until_s``: until
-    when others that were cut off with this sidecar may be on their way back. ``missing_s``: since
-    when the key of a frozen node is away. ``round_since_s``: since when this is the round.
-    ``met_min_s``: since when it has had ``min`` nodes asking. ``left_s``: since when a node has
-    left, and has not asked again. ``deaths``: when a member's torchrun ended without having been
-    asked to.
+    ``healthy_since_s``: since when the watch has worked without a gap. ``heard_s``: all that had
+    happened in the store by then is known. ``return_until_s``: until when others that were cut off
+    with this sidecar may be on their way back. ``missing_s``: since when the key of a frozen node
+    is away. ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
+    ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
+    ``deaths``: when a member's torchrun ended without having been asked to.
     """
 
     healthy_since_s: float = math.inf
+    heard_s: float = -math.inf
     return_until_s: float = -math.inf
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
     round_number: int = -1
@@ -62,15 +64,17 @@ def observe(
     policy: Policy,
     *,
     healthy_s: float,
+    heard_s: float,
     cut_off: bool,
 ) -> Observations:
     """Fold one snapshot in.
 
     ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
-    ``cut_off``: this sidecar's own key is away, or the store was restored. After that, as after
-    a gap in the watch, the others may be cut off in the same way, so nothing is proven until they
-    have had time to return. So it is when the first of a world comes back that had vanished as a
-    whole: the others were cut off with it, and come back one after the other.
+    ``heard_s``: the snapshot holds all that had happened by then. ``cut_off``: this sidecar's own
+    key is, or was, away, or the store was restored. After that, as after a gap in the watch, the
+    others may be cut off in the same way, so nothing is proven until they have had time to return.
+    So it is when the first of a world comes back that had vanished as a whole: the others were cut
+    off with it, and come back one after the other.
     """
     missing = {
         seat: previous.missing_s.get(seat, now)
@@ -88,6 +92,7 @@ def observe(
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
     return Observations(
         healthy_since_s=healthy_since_s,
+        heard_s=heard_s,
         return_until_s=_return_until(
             now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
         ),
@@ -116,7 +121,7 @@ def _return_until(
     was_healthy = math.isfinite(previous.healthy_since_s)
     gap = was_healthy and healthy_since_s > previous.healthy_since_s + CLOCK_SLACK_S
     back = not was_healthy and math.isfinite(previous.return_until_s)
-    if cut_off or gap or (back and now < previous.return_until_s):
+    if cut_off or gap or back:
         return now + policy.return_s
     return previous.return_until_s
 
@@ -142,10 +147,15 @@ def _deaths(
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """Where each frozen node stands. ``wake_at_s``: when time alone may change that."""
+    """Where each frozen node stands.
+
+    ``wake_at_s``: when time alone may change that. ``unheard``: somebody has stayed away for long
+    enough, and only what the store says now is still to be heard.
+    """
 
     of: Mapping[Seat, Standing]
     wake_at_s: float = math.inf
+    unheard: bool = False
 
     @property
     def lost(self) -> bool:
@@ -189,6 +199,8 @@ def stand(
     else:
         return Standings(of)
     for seat in missing:
-        if now >= due[seat]:
+        if min(now, observations.heard_s) >= due[seat]:
             of[seat] = "lapsed"
-    return Standings(of, min((at for at in due.values() if at > now), default=math.inf))
+    wake_at_s = min((at for at in due.values() if at > now), default=math.inf)
+    unheard = any(observations.heard_s < at <= now for at in due.values())
+    return Standings(of, wake_at_s, unheard)

@@ -57,6 +57,7 @@ class OwnNode:
         self._node: Node | None = None
         self._value = b""
         self._was_written = False
+        self._was_lost = False
         self._stored: KeyValue | None = None
         self._known_at = 0
         self._stirred = asyncio.Event()
@@ -67,10 +68,10 @@ class OwnNode:
         """What the record should be; None before an agent first asked."""
         return self._node
 
-    @property
-    def vanished(self) -> bool:
-        """Whether the record was written and the store has lost it since."""
-        return self._was_written and self._stored is None
+    def take_loss(self) -> bool:
+        """Whether the store has lost the record, or had lost it for a while since the last call."""
+        lost, self._was_lost = self._was_lost, self._was_written and self._stored is None
+        return lost or self._was_lost
 
     @property
     def registered(self) -> list[Compare]:
@@ -191,6 +192,7 @@ class OwnNode:
 
     def _know(self, kv: KeyValue | None, revision: int) -> None:
         self._stored = kv
+        self._was_lost |= self._was_written and kv is None
         self._known_at = max(self._known_at, revision)
         self._settle()
 

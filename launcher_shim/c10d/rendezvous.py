@@ -293,7 +293,9 @@ class Rendezvous:
             log.warning("the store was restored or emptied: what this sidecar knows is put back")
             self._restored = True
             self._own.forget()
-        news, looks = False, self._restored or self._members() is not self._seen_membership
+        # Without events: what the mirror was asked for is answered.
+        news, looks = False, not events or self._restored
+        looks = looks or self._members() is not self._seen_membership
         for event in events:
             touched = self._run.apply(event)
             looks = looks or bool(touched) or event.kv.key == self._member_key
@@ -342,13 +344,16 @@ class Rendezvous:
                 word,
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
-                cut_off=self._restored or self._own.vanished,
+                heard_s=self._mirror.heard_s,
+                cut_off=self._own.take_loss() or self._restored,
             )
             self._restored = False
             shown = word
             if own is not None:
                 shown = replace(word, nodes={**word.nodes, self.member: own})
             standings = stand(now, shown, self._observations, policy)
+            if standings.unheard:
+                self._mirror.ask()
             scene = self._scene = Scene(own, word, shown, standings)
         return scene
 

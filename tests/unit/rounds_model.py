@@ -183,6 +183,7 @@ def look(
     since = (NOW, CONFIRMED, HELD)
     seen = Observations(
         healthy_since_s=NEVER,
+        heard_s=NOW,
         missing_s={
             seat: since[missing[rules.names.index(seat.member)]] for seat in mirror.round.frozen
         },

@@ -211,9 +211,12 @@ def look(
     *,
     now: float = NOW,
     healthy_s: float = 100.0,
+    heard_s: float = math.inf,
     cut_off: bool = False,
 ) -> Observations:
-    return observe(now, seen, snapshot, POLICY, healthy_s=healthy_s, cut_off=cut_off)
+    return observe(
+        now, seen, snapshot, POLICY, healthy_s=healthy_s, heard_s=heard_s, cut_off=cut_off
+    )
 
 
 @pytest.mark.parametrize(
@@ -246,6 +249,18 @@ def test_a_missing_node_is_gone_once_it_has_stayed_away() -> None:
     assert look(seen, back).missing_s == {}
 
 
+def test_a_missing_node_is_not_gone_before_the_store_was_asked_again() -> None:
+    snapshot = run(inside("a"), frozen("ab"))
+    stale = look(WATCHED, snapshot, heard_s=NOW + 3.9)
+    assert not stand(NOW + 3.95, snapshot, stale, POLICY).unheard
+    due = stand(NOW + 4.0, snapshot, stale, POLICY)
+    assert (due.lost, due.unheard) == (False, True)
+    heard = look(stale, snapshot, now=NOW + 4.1, healthy_s=104.1, heard_s=NOW + 4.0)
+    assert not stand(NOW + 3.95, snapshot, heard, POLICY).lost
+    gone = stand(NOW + 4.1, snapshot, heard, POLICY)
+    assert (gone.lost, gone.unheard) == (True, False)
+
+
 def test_nobody_is_gone_while_the_watch_proves_nothing() -> None:
     snapshot = run(inside("a"), frozen("ab"))
     seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
@@ -254,6 +269,14 @@ def test_nobody_is_gone_while_the_watch_proves_nothing() -> None:
     seen = look(seen, snapshot, now=NOW + 20, healthy_s=1.0)
     assert not stand(NOW + 30, snapshot, seen, POLICY).lost
     assert stand(NOW + 35, snapshot, seen, POLICY).lost
+
+
+def test_others_may_return_after_however_long_an_outage() -> None:
+    snapshot = run(inside("a"), frozen("ab"))
+    seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
+    seen = look(seen, snapshot, now=NOW + 100, healthy_s=1.0)
+    assert not stand(NOW + 114.9, snapshot, seen, POLICY).lost
+    assert stand(NOW + 115, snapshot, seen, POLICY).lost
 
 
 def test_others_may_return_after_a_cut_that_we_were_in_ourselves() -> None:

@@ -41,7 +41,7 @@ def shown(
         {n.member: n for n in (me, *others)},
         membership or Membership(frozenset("abcdef")),
     )
-    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, cut_off=False)
+    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
     standings = stand(2e3, snapshot, seen, POLICY)
     return view(snapshot, standings, POLICY, me, parked=parked, parks=parks)
 

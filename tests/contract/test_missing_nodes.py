@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose key is away is missed only by what the store says, never by what has not been read yet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from random import Random
+from time import monotonic
+
+from launcher_shim.c10d.nodes import Node
+from launcher_shim.c10d.own_node import OwnNode
+from rdzv.store import KeyValue, Put, WatchEvent
+from rdzv.store.faults import Faults
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.contract.test_rendezvous_writes import (
+    GENERATION,
+    POLICY,
+    RUN,
+    TTL_S,
+    Client,
+    Pod,
+    complete,
+    pod,
+    until,
+)
+
+CONFIRM_S = 1.5
+
+
+class Unread(Faults):
+    """News of the watch can be left unread, as by a process that stands still for a while."""
+
+    def __init__(self) -> None:
+        self.read = asyncio.Event()
+        self.read.set()
+
+    async def delivering(self) -> None:
+        await self.read.wait()
+
+
+async def world(*pods: Pod) -> list[Client]:
+    for one in pods:
+        one.policy = replace(POLICY, confirm_s=CONFIRM_S)
+    clients = [Client(one.rendezvous.connect()) for one in pods]
+    await asyncio.gather(*(client.join() for client in clients))
+    await until(lambda: all(map(complete, clients)))
+    await until(lambda: all(one.node is not None and one.node.state == "in" for one in pods))
+    return clients
+
+
+async def test_i5_a_return_that_was_not_read_yet_is_no_absence() -> None:
+    engine, faults = MemoryEngine(), Unread()
+    store = MemoryStore(engine)
+    async with pod(engine, "a", faults) as a, pod(engine, "b") as b:
+        client, _ = await world(a, b)
+        await store.lease_revoke(b.lease)
+        await until(lambda: "b" not in a.rendezvous.snapshot().nodes)
+        vanished_s = monotonic()
+        faults.read.clear()
+        b.lease += 1000
+        await store.lease_grant(b.lease, TTL_S)
+        await store.txn([], [Put(GENERATION.member("b"), b"{}", b.lease)])
+        await until(lambda: b.node is not None)
+        assert "b" not in a.rendezvous.snapshot().nodes
+        # It would be missed by now, and the stream is still taken for a healthy one.
+        await until(
+            lambda: bool(client.get().wait_list) or monotonic() > vanished_s + CONFIRM_S + 0.5
+        )
+        assert a.mirror.healthy(monotonic())
+        assert not client.get().wait_list
+        faults.read.set()
+        await until(lambda: "b" in a.rendezvous.snapshot().nodes)
+        assert not client.get().wait_list
+
+
+async def test_an_absence_that_the_store_confirms_is_one() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        client, _ = await world(a, b)
+        b.lease += 1000
+        await MemoryStore(engine).lease_revoke(b.lease - 1000)
+        vanished_s = monotonic()
+        await until(lambda: bool(client.get().wait_list))
+        assert monotonic() - vanished_s >= CONFIRM_S
+
+
+async def test_a_store_that_was_emptied_confirms_nothing() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        await Client(a.rendezvous.connect()).join()
+        heard_s = a.mirror.heard_s
+        a.store.engine = MemoryEngine()
+        a.mirror.ask()
+        moment = monotonic()
+        await until(lambda: monotonic() > moment + 0.5)
+        assert a.mirror.heard_s == heard_s
+        a.store.engine = engine
+        await until(lambda: a.mirror.heard_s > moment)
+
+
+async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
+    store = MemoryStore()
+    await store.lease_grant(1, TTL_S)
+    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+    own = OwnNode(
+        key=RUN.node("a"),
+        member_key=GENERATION.member("a"),
+        round_key=RUN.round,
+        store=store,
+        lease=lambda: 1,
+        random=Random(1),
+    )
+    running = asyncio.create_task(own.run(lambda: None))
+    node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
+    own.aim(node)
+    revision = await own.written(node)
+    assert not own.take_loss()
+    own.see(WatchEvent("delete", KeyValue(RUN.node("a"), b"", 0, revision + 1, 0, 0)))
+    own.see(
+        WatchEvent("put", KeyValue(RUN.node("a"), node.to_json(), revision + 2, revision + 2, 1, 1))
+    )
+    assert own.take_loss()
+    assert not own.take_loss()
+    running.cancel()
