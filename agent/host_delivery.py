@@ -95,8 +95,9 @@ class HostDelivery:
             log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
         self.listing = listing
         now = self._clock()
+        before = self._list
         self._list = hosts.follow(
-            self._list,
+            before,
             listing,
             # A store that lost the job has not begun another life of it.
             snapshot.job.generation if snapshot.job else self._list.generation,
@@ -104,6 +105,14 @@ class HostDelivery:
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
         )
+        if self._list.kept and self._list.kept != before.kept:
+            log.warning(
+                "every host was replaced at once: %s stays on the list for %g s more, so that"
+                " Horovod can hand the training state over",
+                self._list.kept,
+                hosts.SETTLE_S,
+                extra={"event": "overlap"},
+            )
         if self._nudges:
             self._list = self._list.nudged(now)
 

@@ -9,6 +9,10 @@ A member that leaves, drains or changes its job goes from the list at once. One 
 out goes once a healthy watch has missed it for ``CONFIRM_S``, and never as the last one: after a
 cut between everybody and the store, everybody comes back.
 
+Horovod hands the training state from hosts that it uses to those that it takes in, and ends a job
+of whose hosts none is left. So where all are replaced at once, the oldest stays on the list until
+one of the others has been on it for ``SETTLE_S``.
+
 The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
 Horovod a host is always added as well as removed: workers that are told of nothing but removals
 skip the sync that a newcomer then waits for in vain. Horovod tells its workers of a change once,
@@ -28,6 +32,10 @@ from rdzv.model import Member
 
 CONFIRM_S = 4.0
 """A reconnect and a renewal fit in."""
+
+SETTLE_S = 15.0
+"""Until horovodrun has taken a host in: it looks at the list, the workers come to their next
+commit, and all of them gather."""
 
 NUDGE_S = 2.0
 """The least time between two nudges; horovodrun looks about every 1.4 s."""
@@ -55,14 +63,17 @@ class Host:
 class HostList:
     """The hosts, oldest first.
 
-    ``missed_since_s`` tells when a lost one's record vanished, ``changed_s`` when a host changed
-    last, and ``renamed_s`` when the last line did.
+    ``missed_since_s`` tells when a lost one's record vanished, ``listed_since_s`` when each came,
+    ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept`` is
+    the token of one that stays only to hand the state over.
     """
 
     hosts: tuple[Host, ...] = ()
     revision: int = 0
     generation: int = 0
     missed_since_s: Mapping[str, float] = field(default_factory=dict)
+    listed_since_s: Mapping[str, float] = field(default_factory=dict)
+    kept: str = ""
     changed_s: float = 0.0
     renamed_s: float = 0.0
 
@@ -73,8 +84,13 @@ class HostList:
 
     def next_check_s(self) -> float | None:
         """When ``follow`` is to be asked again although nothing changes, or None."""
-        since = self.missed_since_s.values()
-        return min(since) + CONFIRM_S if since else None
+        checks = [since_s + CONFIRM_S for since_s in self.missed_since_s.values()]
+        if self.kept:
+            others = (
+                since_s for token, since_s in self.listed_since_s.items() if token != self.kept
+            )
+            checks.append(min(others) + SETTLE_S)
+        return min(checks, default=None)
 
     def next_nudge_s(self) -> float:
         """When the last line is to be renamed although nothing changes."""
@@ -134,10 +150,34 @@ def follow(
                 missed[host.token] = since
                 lost.append(host)
     hosts = (*lost, *listed)
+    kept = _kept_of(previous, hosts, now) if generation == previous.generation else None
+    if kept is not None:
+        hosts = (kept, *hosts)
+    since_s = {host.token: previous.listed_since_s.get(host.token, now) for host in hosts}
+    following = replace(
+        previous,
+        hosts=hosts,
+        missed_since_s=missed,
+        listed_since_s=since_s,
+        kept=kept.token if kept is not None else "",
+    )
     if _lines(hosts) == _lines(previous.hosts) and generation == previous.generation:
-        return replace(previous, hosts=hosts, missed_since_s=missed)
+        return following
     revision = max(listing.revision, previous.revision + 1)
-    return HostList(hosts, revision, generation, missed, changed_s=now, renamed_s=now)
+    return replace(
+        following, revision=revision, generation=generation, changed_s=now, renamed_s=now
+    )
+
+
+def _kept_of(previous: HostList, hosts: Iterable[Host], now: float) -> Host | None:
+    """The host that stays because none that Horovod certainly uses would."""
+    tokens = {host.token for host in hosts}
+    settled = [
+        host for host in previous.hosts if now - previous.listed_since_s[host.token] >= SETTLE_S
+    ]
+    if not tokens or not settled or any(host.token in tokens for host in settled):
+        return None
+    return settled[0]
 
 
 def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:
@@ -147,21 +187,23 @@ def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:
 def parse(text: str, generation: int, now: float) -> HostList:
     """Read a delivered list back, for a sidecar that starts again; an unsound one is empty.
 
-    When it changed is not known: as far as nudges go, it was ``now``.
+    When it changed is not known: as far as nudges go, it was ``now``; its hosts are settled.
     """
     *lines, last = text.splitlines() or [""]
     revision = _REVISION.fullmatch(last)
     hosts = [_LINE.fullmatch(line) for line in lines]
     if revision is None or not all(hosts):
         return HostList()
+    found = tuple(
+        Host(f"{match[1]}.{match[2]}", match[1], int(match[3]))
+        for match in hosts
+        if match is not None
+    )
     return HostList(
-        tuple(
-            Host(f"{match[1]}.{match[2]}", match[1], int(match[3]))
-            for match in hosts
-            if match is not None
-        ),
+        found,
         int(revision[1]),
         generation,
+        listed_since_s={host.token: now - SETTLE_S for host in found},
         changed_s=now,
         renamed_s=now,
     )

@@ -15,6 +15,7 @@ from launcher_shim.horovod.hosts import (
     CONFIRM_S,
     NUDGE_S,
     NUDGE_SHARE,
+    SETTLE_S,
     Host,
     HostList,
     follow,
@@ -253,6 +254,48 @@ def test_an_unsound_list_is_read_as_none(text: str) -> None:
 @given(st.text(max_size=80))
 def test_any_text_can_be_read(text: str) -> None:
     assert isinstance(parse(text, 1, 100.0), HostList)
+
+
+D = member("d", revision=6)
+
+
+def test_where_all_are_replaced_at_once_the_oldest_stays_until_another_has_settled() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.see([C, D], after_s=SETTLE_S, left=["a", "b"]) == ["a", "c", "d"]
+    assert scene.list.kept == host_of(A).token  # type: ignore[union-attr]
+    assert scene.list.next_check_s() == scene.now + SETTLE_S
+    revision = scene.list.revision
+    assert scene.see([C, D], after_s=SETTLE_S - 0.1, left=["a", "b"]) == ["a", "c", "d"]
+    assert scene.list.revision == revision
+    assert scene.see([C, D], after_s=0.2, left=["a", "b"]) == ["c", "d"]
+    assert scene.list.revision > revision
+    assert (scene.list.kept, scene.list.next_check_s()) == ("", None)
+
+
+def test_one_after_the_other_too_fast_leaves_the_one_that_horovod_uses() -> None:
+    scene = Scene()
+    scene.see([A])
+    assert scene.see([A, B], after_s=SETTLE_S) == ["a", "b"]
+    assert scene.see([B], after_s=1, excluded=["a"]) == ["a", "b"]
+    assert scene.see([C], after_s=1, excluded=["a", "b"]) == ["a", "c"]
+    assert scene.see([C], after_s=SETTLE_S, excluded=["a", "b"]) == ["c"]
+
+
+def test_overlap_is_nothing_to_keep_where_nobody_comes_or_the_old_one_is_back() -> None:
+    scene = Scene()
+    scene.see([A])
+    assert scene.see([C], after_s=SETTLE_S, left=["a"]) == ["a", "c"]
+    assert scene.see([A, C], after_s=1) == ["a", "c"]
+    assert scene.list.kept == ""
+    assert scene.see([], after_s=1, left=["a", "c"]) == []
+
+
+def test_hosts_of_a_list_that_is_read_back_have_settled() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    scene.list = parse(scene.list.render(), 1, scene.now)
+    assert scene.see([C], after_s=1, left=["a", "b"]) == ["a", "c"]
 
 
 names = st.sampled_from("abcdef")
