@@ -135,7 +135,17 @@ class Config(JobConfig):
             texts.port,
             "29400",
             "PORT",
-            "Loopback port of torchrun's rendezvous; 0: only the socket in the run directory.",
+            "Loopback port of torchrun's rendezvous; 0: only the socket in the run directory, for"
+            " muster-run, which then serves the port in the training container.",
+        )
+    )
+    relay_port: int = field(
+        Setting(
+            "--relay-port",
+            texts.real_port,
+            "29400",
+            "PORT",
+            "Loopback port that muster-run serves where --c10d-port is 0.",
         )
     )
     http_port: int = field(

@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agent.config import Config
+from agent.pod_programs import PROGRAMS, program
 from rdzv.errors import ConfigError, RecordError
 from rdzv.model import dump_record, load_record, take
 from rdzv.registration import Held
@@ -85,6 +86,10 @@ class RunDir:
             self._write("discover_hosts.sh", script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             self._write("env", "".join(lines).encode(), 0o644)
+            # Last: who finds a program finds what it needs.
+            self._make_dir(self.path / "bin", 0o755)
+            for name in PROGRAMS:
+                self._write(f"bin/{name}", program(name), 0o755)
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
@@ -179,7 +184,7 @@ def torch_environment(config: Config) -> Mapping[str, str]:
     """
     return {
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"localhost:{config.c10d_port or 29400}",
+        "PET_RDZV_ENDPOINT": f"localhost:{config.c10d_port or config.relay_port}",
         "PET_RDZV_ID": config.job,
         "PET_RDZV_CONF": (
             f"is_host=0,read_timeout=300,last_call_timeout={max(1, round(config.last_call_s))},"
@@ -191,4 +196,5 @@ def torch_environment(config: Config) -> Mapping[str, str]:
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "MUSTER_RUN_DIR": config.run_dir,
         "MUSTER_MEMBER": config.member,
+        "MUSTER_GRACE_S": f"{config.grace_s:g}",
     }

@@ -143,7 +143,14 @@ class Sidecar:
                 for task in tasks[:2]:
                     task.cancel()
                 await asyncio.wait(tasks[:2])
-                await self._registrar.leave(LEAVE_TIMEOUT_S)
+                if self._endpoint.outlived:
+                    # The next sidecar of this pod goes on with it; none is missed if none comes.
+                    log.info(
+                        "a torchrun stays behind muster-run: leaving its place to the next sidecar",
+                        extra={"event": "outlived"},
+                    )
+                else:
+                    await self._registrar.leave(LEAVE_TIMEOUT_S)
                 for task in tasks:
                     task.cancel()
 

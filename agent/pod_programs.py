@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that the sidecar delivers to the training container: one executable file each.
+
+Such a file is a zip archive that Python runs, behind a line of shell that looks for Python: it is
+renamed into place whole, so that no program is ever half of one version and half of the next.
+Python runs it isolated from the user's packages and variables, and without their start-up time.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from importlib.resources import files
+
+_MODULES = (
+    "launcher_shim/__init__.py",
+    "launcher_shim/c10d/__init__.py",
+    "launcher_shim/c10d/wire.py",
+    "launcher_shim/pod/__init__.py",
+    "launcher_shim/pod/container.py",
+    "launcher_shim/pod/delivery.py",
+    "launcher_shim/pod/grace.py",
+    "launcher_shim/pod/hold.py",
+    "launcher_shim/pod/ledger.py",
+    "launcher_shim/pod/notices.py",
+    "launcher_shim/pod/relay.py",
+    "launcher_shim/pod/run.py",
+)
+_HEAD = """\
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Part of Muster; what follows these lines is a zip archive that Python runs.
+for python in python3 python; do
+    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I -S "$0" "$@"; fi
+done
+echo "$0: there is no python3 in the PATH of this container" >&2
+exit 127
+"""
+_MAIN = """\
+import sys
+from launcher_shim.pod.{module} import main
+sys.exit(main())
+"""
+PROGRAMS = {"muster-run": "run", "muster-hold": "hold"}
+"""By name: the module of ``launcher_shim.pod`` that it runs."""
+
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+
+
+def program(name: str) -> bytes:
+    """Build one of ``PROGRAMS``; the same sources give the same bytes."""
+    root = files("launcher_shim")
+    content = io.BytesIO()
+    content.write(_HEAD.encode())
+    with zipfile.ZipFile(content, "a") as archive:
+        archive.writestr(_entry("__main__.py"), _MAIN.format(module=PROGRAMS[name]))
+        for module in _MODULES:
+            source = root.joinpath(*module.split("/")[1:])
+            archive.writestr(_entry(module), source.read_bytes())
+    return content.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    return zipfile.ZipInfo(name, _LONG_AGO)

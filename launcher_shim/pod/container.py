@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of a container, under a first process that does what one has to do.
+
+The command runs in a session of its own, and signals go to its process group: in
+``sh -c "torchrun …"`` the shell and torchrun each get one, and torchrun, whose workers are in
+sessions of their own, passes it on to them. A shell alone would end and tell nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+from typing import Callable, Dict, Mapping, Optional, Sequence, Set
+
+log = logging.getLogger(__name__)
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""As a shell has it."""
+KILL_TIMEOUT_S = 2.0
+"""Only what is in the kernel's uninterruptible sleep outlives SIGKILL."""
+LOOK_S = 0.05
+
+_OURS = frozenset(
+    {
+        *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGKILL, signal.SIGSTOP),
+        # A defect of this very process:
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV),
+        *(signal.SIGSYS, signal.SIGTRAP),
+        # To write to the terminal in the background must not stop it:
+        *(signal.SIGTTIN, signal.SIGTTOU),
+    }
+)
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Container:
+    """Starts one command and reaps whatever ends under this process."""
+
+    def __init__(self) -> None:
+        self.status: Optional[int] = None
+        """The command's exit status as a shell has it, once it has ended."""
+        self.ended = asyncio.Event()
+        self._process: Optional[subprocess.Popen[bytes]] = None
+
+    def adopt(self, on_signal: Callable[[signal.Signals], None]) -> None:
+        """Handle every signal, and become the parent of every orphan below.
+
+        What was ignored when this process started, such as SIGHUP under nohup, stays ignored.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self.reap)
+        for number in signal.valid_signals() - _OURS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, on_signal, number)
+        if os.getpid() != 1:
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the command; one that cannot be started has ended at once."""
+        try:
+            self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
+        except OSError as error:
+            log.error("%s: %s", command[0], error.strerror)
+            missing = isinstance(error, FileNotFoundError)
+            self._end(NOT_FOUND if missing else NOT_EXECUTABLE)
+            return
+        log.debug("%s is process %d", command[0], self._process.pid)
+
+    def reap(self) -> None:
+        """Take the exit status of every child that has ended."""
+        while True:
+            try:
+                pid, waited = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._process is not None and pid == self._process.pid:
+                status = _shell_status(waited)
+                self._process.returncode = status  # it is reaped: Popen must not wait for it
+                self._end(status)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the command's process group, if there is one."""
+        if self._process is not None:
+            try:
+                os.killpg(self._process.pid, number)
+            except ProcessLookupError:
+                return
+
+    async def group_ended(self, deadline_s: float) -> None:
+        """Wait until nobody of the command's group is left, or the loop's clock says so.
+
+        A shell that a signal has ended leaves a torchrun that is still ending its workers.
+        """
+        loop = asyncio.get_running_loop()
+        while self._process is not None and loop.time() < deadline_s:
+            try:
+                os.killpg(self._process.pid, 0)
+            except ProcessLookupError:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def kill_rest(self) -> None:
+        """SIGKILL whatever is left below this process, and reap it."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + KILL_TIMEOUT_S
+        while loop.time() < deadline_s:
+            left = _descendants(os.getpid())
+            if not left:
+                return
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            await asyncio.sleep(0.01)
+            self.reap()
+
+    def _end(self, status: int) -> None:
+        self.status = status
+        self.ended.set()
+
+
+def _shell_status(waited: int) -> int:
+    if os.WIFSIGNALED(waited):
+        return 128 + os.WTERMSIG(waited)
+    return os.WEXITSTATUS(waited)
+
+
+def _descendants(root: int) -> Set[int]:
+    """Return the processes below ``root`` that have not ended."""
+    children: Dict[int, Set[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    state, parent = file.read().rpartition(b")")[2].split()[:2]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != b"Z":
+                children.setdefault(int(parent), set()).add(int(name))
+    found: Set[int] = set()
+    unseen = {root}
+    while unseen:
+        below = children.get(unseen.pop(), set()) - found
+        found |= below
+        unseen |= below
+    return found

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sidecar has put into the run directory for the command that runs beside it."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Mapping, Optional
+
+LOOPBACK = ("localhost", "127.0.0.1")
+
+
+class RunDirectory:
+    """The run directory as the training container sees it.
+
+    ``expected``: somebody has said that there is one, so that it is worth waiting for what a
+    sidecar has yet to put there.
+    """
+
+    def __init__(self, path: str, *, expected: bool) -> None:
+        self.path = path
+        self.expected = expected
+
+    @classmethod
+    def find(cls, environ: Mapping[str, str], program: str) -> RunDirectory:
+        """Find it: as ``MUSTER_RUN_DIR`` says, else around the program that was delivered there."""
+        told = environ.get("MUSTER_RUN_DIR")
+        if told:
+            return cls(told, expected=os.path.isdir(told))
+        return cls(os.path.dirname(os.path.dirname(os.path.abspath(program))), expected=False)
+
+    @property
+    def c10d_socket(self) -> str:
+        """The sidecar's rendezvous."""
+        return os.path.join(self.path, "c10d.sock")
+
+    @property
+    def notice_socket(self) -> str:
+        """Where the sidecar takes notices."""
+        return os.path.join(self.path, "notice.sock")
+
+    def delivered(self) -> Optional[Dict[str, str]]:
+        """Return the variables for the command, or None while there are none."""
+        try:
+            with open(os.path.join(self.path, "env"), encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        pairs = (line.partition("=") for line in lines if "=" in line and line[0] != "#")
+        return {name: value for name, _, value in pairs}
+
+    def environment(
+        self, environ: Mapping[str, str], delivered: Mapping[str, str]
+    ) -> Dict[str, str]:
+        """Return the command's environment: what is delivered wins over what the image says."""
+        modules = os.path.join(self.path, "python")
+        before = environ.get("PYTHONPATH")
+        return {
+            **environ,
+            **delivered,
+            # The sidecar may have the directory under another path.
+            "MUSTER_RUN_DIR": self.path,
+            "PYTHONPATH": f"{modules}{os.pathsep}{before}" if before else modules,
+        }
+
+
+def rendezvous_port(delivered: Mapping[str, str]) -> Optional[int]:
+    """Return the loopback port that torchrun is told to connect to, or None."""
+    host, _, port = delivered.get("PET_RDZV_ENDPOINT", "").rpartition(":")
+    return int(port) if host in LOOPBACK and port.isdigit() else None

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster-hold``: the hold of ``muster-run`` as a preStop command, for an entry point that stays.
+
+The kubelet sends SIGTERM to the container when this has ended; until then training goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from launcher_shim.pod.delivery import RunDirectory
+from launcher_shim.pod.grace import grace_s, reserve_s
+from launcher_shim.pod.notices import Notice, give_notice
+
+log = logging.getLogger(__name__)
+
+USAGE = "usage: muster-hold, without arguments, as the preStop command of the training container"
+USAGE_STATUS = 2
+
+
+def main() -> int:
+    """Hold; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="muster-hold: %(message)s", stream=sys.stderr)
+    if sys.argv[1:]:
+        sys.stderr.write(USAGE + "\n")
+        return 0 if sys.argv[1:] == ["--help"] else USAGE_STATUS
+    run_dir = RunDirectory.find(os.environ, sys.argv[0])
+    try:
+        grace = grace_s({**os.environ, **(run_dir.delivered() or {})})
+    except ValueError as error:
+        log.error("%s", error)
+        return USAGE_STATUS
+    return asyncio.run(_hold(run_dir, grace))
+
+
+async def _hold(run_dir: RunDirectory, grace: float) -> int:
+    end_s = asyncio.get_running_loop().time() + grace
+    notice = Notice("hold", "preStop of the training container", end_s, end_s - reserve_s(grace))
+    release = await give_notice(run_dir.notice_socket, notice)
+    log.info("the container may end: %s (%s)", release.how, release.sentence)
+    return 0

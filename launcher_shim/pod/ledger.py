@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one client has asked and no sidecar has settled yet: no sockets.
+
+Each request gets a number that is its own for as long as the client is connected. A sidecar that
+comes after another one is sent all that is unsettled again, with the same numbers, and tells by
+them what has been done already.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple
+
+from launcher_shim.c10d import wire
+
+
+class _Unsettled(NamedTuple):
+    patient: bool
+    cancels: bool
+    frame: bytes
+
+
+class Ledger:
+    """The requests of one client; ``session`` names its connection."""
+
+    def __init__(self, session: bytes) -> None:
+        self.held = 0
+        """Bytes of the requests that are not settled."""
+        self.note = b""
+        """What the sidecar gave to keep."""
+        self._session = session
+        self._unsettled: Dict[int, _Unsettled] = {}
+        self._following = 1
+        self._sent = 0
+
+    def __len__(self) -> int:
+        return len(self._unsettled)
+
+    @property
+    def known(self) -> bool:
+        """Whether any sidecar may have heard of this client."""
+        return self._sent > 0
+
+    def add(self, request: wire.Request, *, connected: bool) -> bytes:
+        """Number a request; return what to send, if there is a sidecar to send it to."""
+        frame = wire.encode(request)
+        number = self._following
+        self._following += 1
+        patient = isinstance(request, (wire.Wait, wire.Barrier))
+        cancels = isinstance(request, wire.CancelWait)
+        self._unsettled[number] = _Unsettled(patient, cancels, frame)
+        self.held += len(frame)
+        if connected:
+            self._sent = number
+        return frame
+
+    def begin(self) -> bytes:
+        """Return what a sidecar is sent first: the preface, and all that is not settled."""
+        again = tuple(number for number in self._unsettled if number <= self._sent)
+        preface = wire.Preface(self._session, self._sent + 1, again, self.note)
+        self._sent = self._following - 1
+        frames = [entry.frame for entry in self._unsettled.values()]
+        return b"".join([preface.encode(), wire.HANDSHAKE, *frames])
+
+    def settle(self, number: int, answer: bytes) -> bytes:
+        """Take note of an answer; return what the client is to get of it."""
+        entry = self._unsettled.get(number)
+        if entry is None:
+            return b""  # a wait that was given up
+        self._drop(number)
+        if entry.cancels:
+            for waiting in [n for n, e in self._unsettled.items() if e.patient and n < number]:
+                self._drop(waiting)
+        return answer
+
+    def _drop(self, number: int) -> None:
+        self.held -= len(self._unsettled.pop(number).frame)

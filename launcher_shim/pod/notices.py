@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives notice to the sidecar that this container is ending, and waits for what it says.
+
+One line of JSON goes there; a line for each phase of the drain comes back, the last one says that
+it is over. A notice is repeated after each lost connection, with the seconds that are left then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Dict, NamedTuple, Optional, Tuple
+
+log = logging.getLogger(__name__)
+
+ABSENT_S = 3.0
+"""A socket that is not there for so long has no sidecar behind it."""
+RETRY_S = 0.1
+LINE_MAX = 64 * 1024
+
+
+class Release(NamedTuple):
+    """How the hold ended.
+
+    ``how``: "released" or "refused" by the sidecar; "cancelled": there is nothing to hold for any
+    more; "expired": the deadline came first; "absent": there is no sidecar.
+    """
+
+    how: str
+    sentence: str
+
+
+class Notice(NamedTuple):
+    """``end_s``: when the container is killed; ``deadline_s``: when to wait no longer.
+
+    Both are of the running event loop's clock.
+    """
+
+    source: str
+    reason: str
+    end_s: float
+    deadline_s: float
+
+    def line(self, now_s: float) -> bytes:
+        """Spell it for the sidecar."""
+        fields: Dict[str, object] = {
+            "notice": self.source,
+            "reason": self.reason,
+            "seconds_left": round(max(0.0, self.end_s - now_s), 3),
+        }
+        return json.dumps(fields).encode() + b"\n"
+
+
+async def give_notice(path: str, notice: Notice) -> Release:
+    """Give notice at the socket ``path``; return once the container may go."""
+    loop = asyncio.get_running_loop()
+    connected = False
+    absent_since_s: Optional[float] = None
+    said = ""
+    while True:
+        left_s = notice.deadline_s - loop.time()
+        if left_s <= 0:
+            return Release("expired", said or "the sidecar did not answer")
+        try:
+            reader, writer = await asyncio.wait_for(
+                asyncio.open_unix_connection(path, limit=LINE_MAX), left_s
+            )
+        except FileNotFoundError:
+            if absent_since_s is None:
+                absent_since_s = loop.time()
+            if not connected and loop.time() - absent_since_s >= ABSENT_S:
+                return Release("absent", "there is no sidecar to agree with")
+        except (OSError, asyncio.TimeoutError):
+            absent_since_s = None
+        else:
+            connected = True
+            try:
+                writer.write(notice.line(loop.time()))
+                while True:
+                    left_s = max(0.0, notice.deadline_s - loop.time())
+                    line = await asyncio.wait_for(reader.readline(), left_s)
+                    phase, said = _read(line, said)
+                    if phase in ("released", "cancelled", "refused"):
+                        return Release(phase, said)
+                    if not line.endswith(b"\n"):
+                        break
+            except asyncio.TimeoutError:
+                continue
+            except (OSError, ValueError) as error:
+                log.info("the sidecar is asked again: %s", error)
+            finally:
+                writer.close()
+        await asyncio.sleep(RETRY_S)
+
+
+def _read(line: bytes, said: str) -> Tuple[str, str]:
+    """Read a phase and its sentence, and log what is new; raises ``ValueError``."""
+    if not line.endswith(b"\n"):
+        return "", said
+    fields = json.loads(line.decode())
+    if not isinstance(fields, dict):
+        raise ValueError("the sidecar's word is no JSON object")
+    phase, sentence = str(fields.get("phase", "")), str(fields.get("sentence", ""))
+    if sentence != said:
+        log.info("%s: %s", phase, sentence)
+    return phase, sentence

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rendezvous port of the training container: every connection is relayed to the sidecar.
+
+torch's client never reconnects: its connection ends here, in a process that lives as long as the
+container. While the sidecar is away, frozen or being replaced the client just waits. When it is
+back it is told who is connected, and what is not settled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from typing import List, Optional, Set, cast
+
+from launcher_shim.c10d import wire
+from launcher_shim.pod.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+CLIENTS_MAX = 256
+"""As many as the sidecar serves."""
+HELD_MAX = 1024 * 1024
+"""Bytes of unsettled requests of one client; then it is not read further."""
+HANDSHAKE_TIMEOUT_S = 30.0
+RETRY_MIN_S, RETRY_MAX_S = 0.05, 0.5
+"""Between two attempts to reach the sidecar."""
+SETTLED_S = 1.0
+"""A connection that held for so long was no failed attempt."""
+FAREWELL_S = 1.0
+"""For what is on its way to the sidecar when the container ends."""
+
+_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
+
+
+class Relay:
+    """Listens on both loopback addresses at ``port`` and relays to the socket at ``path``."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self.port = port
+        self._path = path
+        self._servers: List[asyncio.AbstractServer] = []
+        self._clients: Set[Client] = set()
+
+    async def listen(self) -> None:
+        """Take the port; raises ``OSError`` if it is taken."""
+        loop = asyncio.get_running_loop()
+        for bound in _bind_loopback(self.port):
+            self._servers.append(await loop.create_server(self._accept, sock=bound, backlog=256))
+
+    async def close(self) -> None:
+        """Close every client's connection, and let the sidecar know as far as it listens."""
+        for server in self._servers:
+            server.close()
+        clients = list(self._clients)
+        for client in clients:
+            client.shut()
+        told = [client.relaying for client in clients if client.connected]
+        if told:
+            await asyncio.wait([task for task in told if task is not None], timeout=FAREWELL_S)
+        for client in clients:
+            if client.relaying is not None:
+                client.relaying.cancel()
+
+    def _accept(self) -> Client:
+        return Client(self._path, self._clients)
+
+
+class Client(asyncio.Protocol):
+    """One launcher's connection, and the one to the sidecar that stands for it."""
+
+    def __init__(self, path: str, clients: Set[Client]) -> None:
+        self.relaying: Optional[asyncio.Task[None]] = None
+        self._path = path
+        self._clients = clients
+        self._parser = wire.RequestParser()
+        self._ledger = Ledger(os.urandom(wire.SESSION_BYTES))
+        self._transport: asyncio.Transport
+        self._handshake: Optional[asyncio.TimerHandle] = None
+        self._link: Optional[Link] = None
+        self._reading_paused = False
+        self._fault = ""
+        self._gone = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether the sidecar is there."""
+        return self._link is not None
+
+    def shut(self) -> None:
+        """Close the client's connection."""
+        if not self._gone:
+            self._transport.close()
+
+    # --- the launcher's side ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the handshake."""
+        self._transport = cast(asyncio.Transport, transport)
+        if len(self._clients) >= CLIENTS_MAX:
+            log.warning("closed a connection: there are already %d", CLIENTS_MAX)
+            self._transport.abort()
+            return
+        self._clients.add(self)
+        loop = asyncio.get_running_loop()
+        self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes and pass the requests on that they complete."""
+        if self._fault:
+            return
+        try:
+            requests = self._parser.feed(data)
+        except wire.FrameError as error:
+            self._fault = str(error)
+            requests = list(error.before)
+        for request in requests:
+            self._ask(request)
+        self._regulate()
+
+    def pause_writing(self) -> None:
+        """The client does not read its answers: take no more of them."""
+        if self._link is not None:
+            self._link.pause()
+
+    def resume_writing(self) -> None:
+        """The client reads its answers again."""
+        if self._link is not None:
+            self._link.resume()
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        """Tell the sidecar, now or when it is back."""
+        self._gone = True
+        self._clients.discard(self)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        if self._link is not None:
+            self._link.finish()
+        elif self.relaying is not None and not self._ledger.known:
+            self.relaying.cancel()
+
+    def _ask(self, request: wire.Request) -> None:
+        if isinstance(request, wire.Validate):
+            if self._handshake is not None:
+                self._handshake.cancel()
+            self.relaying = asyncio.ensure_future(self._relay())
+        elif isinstance(request, wire.Ping) and not self._ledger:
+            self._transport.write(wire.pong(request.nonce))
+        else:
+            frame = self._ledger.add(request, connected=self.connected)
+            if self._link is not None:
+                self._link.send(frame)
+
+    def _regulate(self) -> None:
+        """Read on, pause or finish, as what is not settled demands."""
+        if self._gone:
+            return
+        if self._fault and not self._ledger:
+            log.warning("closed a connection to the rendezvous: %s", self._fault)
+            self._transport.close()
+            return
+        pause = bool(self._fault) or self._ledger.held > HELD_MAX
+        if pause != self._reading_paused:
+            self._reading_paused = pause
+            if pause:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    # --- the sidecar's side ---
+
+    async def _relay(self) -> None:
+        """Keep a connection to the sidecar until the client is gone and the sidecar knows it."""
+        loop = asyncio.get_running_loop()
+        pause_s = RETRY_MIN_S
+        while not (self._gone and not self._ledger.known):
+            try:
+                _, link = await loop.create_unix_connection(lambda: Link(self), self._path)
+            except OSError:
+                link = None
+            if link is not None:
+                began_s = loop.time()
+                self._link = link
+                link.send(self._ledger.begin())
+                if self._gone:
+                    link.finish()
+                await link.lost
+                self._link = None
+                if self._gone or link.refused:
+                    break
+                if loop.time() - began_s > SETTLED_S:
+                    pause_s = RETRY_MIN_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, RETRY_MAX_S)
+        self.shut()
+
+    def answered(self, number: int, answer: bytes) -> None:
+        """Pass an answer on."""
+        if number == wire.NOTE:
+            self._ledger.note = answer
+            return
+        out = self._ledger.settle(number, answer)
+        if out and not self._gone:
+            self._transport.write(out)
+        if self._reading_paused:
+            self._regulate()
+
+
+class Link(asyncio.Protocol):
+    """One connection to the sidecar."""
+
+    def __init__(self, client: Client) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.refused = False
+        self._client = client
+        self._answers = wire.AnswerParser()
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take answers."""
+        try:
+            answers = self._answers.feed(data)
+        except wire.FrameError as error:
+            log.warning("the sidecar is left and connected to again: %s", error)
+            self._transport.abort()
+            return
+        for number, answer in answers:
+            if number == wire.REFUSAL:
+                log.warning("the sidecar closed a connection; its log says why")
+                self.refused = True
+            else:
+                self._client.answered(number, answer)
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        """Let the client wait."""
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def send(self, frames: bytes) -> None:
+        """Send requests."""
+        self._transport.write(frames)
+
+    def finish(self) -> None:
+        """Say that nothing more comes. The sidecar closes the connection when it has read that."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._transport.write_eof()
+
+    def pause(self) -> None:
+        """Read no more answers for now."""
+        self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read answers again."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+def _bind_loopback(port: int) -> List[socket.socket]:
+    """Bind 127.0.0.1 and, where the machine has it, ::1; torch's client may try either first."""
+    bound = [_bind(socket.AF_INET, "127.0.0.1", port)]
+    try:
+        bound.append(_bind(socket.AF_INET6, "::1", port))
+    except OSError as error:
+        if error.errno not in _NO_IPV6:
+            bound[0].close()
+            raise
+    return bound
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

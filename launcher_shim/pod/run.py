@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster-run -- COMMAND``: the first process of a training container.
+
+It runs the command as a plain init would, with what the sidecar has delivered. A SIGTERM is held
+until the sidecar says that the drain is over, or the time is: until then the command trains on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import sys
+from typing import Dict, Optional, Sequence
+
+from launcher_shim.pod.container import Container
+from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
+from launcher_shim.pod.grace import grace_s, reserve_s
+from launcher_shim.pod.notices import Notice, give_notice
+from launcher_shim.pod.relay import Relay
+
+log = logging.getLogger(__name__)
+
+USAGE = "usage: muster-run -- COMMAND [ARGUMENT …], as in muster-run -- torchrun train.py"
+USAGE_STATUS = 2
+DRAINED_STATUS = 128 + signal.SIGTERM
+HOROVOD_REMOVED_STATUS = 134
+"""A worker that Horovod has removed from the job ends by SIGABRT; its driver knows that status."""
+DELIVERY_TIMEOUT_S = 60.0
+LOOK_S = 0.1
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="muster-run: %(message)s", stream=sys.stderr)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    command = sys.argv[1:]
+    if command[:1] == ["--"]:
+        command = command[1:]
+    elif command[:1] == ["--help"]:
+        sys.stdout.write(USAGE + "\n")
+        return 0
+    elif command[:1] and command[0].startswith("-"):
+        command = []
+    if not command:
+        sys.stderr.write(USAGE + "\n")
+        return USAGE_STATUS
+    return asyncio.run(_run(command, RunDirectory.find(os.environ, sys.argv[0])))
+
+
+async def _run(command: Sequence[str], run_dir: RunDirectory) -> int:
+    # Made here: up to Python 3.9 an event belongs to the loop that runs when it is made.
+    return await Run(command, run_dir).run()
+
+
+class Run:
+    """One command, from its start to its end."""
+
+    def __init__(self, command: Sequence[str], run_dir: RunDirectory) -> None:
+        self._command = command
+        self._run_dir = run_dir
+        self._container = Container()
+        self._delivered: Optional[Dict[str, str]] = None
+        self._terminated = asyncio.Event()
+        self._drain: Optional[asyncio.Task[None]] = None
+        self._grace_s = 0.0
+        self._drained = False
+        self._passed_on_until_s: Optional[float] = None
+
+    async def run(self) -> int:
+        """Run the command; return the exit status of the container."""
+        self._container.adopt(self._on_signal)
+        self._delivered = await self._delivery()
+        if self._terminated.is_set():
+            log.info("SIGTERM came before the command was started")
+            return DRAINED_STATUS
+        environ = dict(os.environ)
+        if self._delivered is not None:
+            environ = self._run_dir.environment(environ, self._delivered)
+        try:
+            self._grace_s = grace_s(environ)
+        except ValueError as error:
+            log.error("%s", error)
+            return USAGE_STATUS
+        relay = await self._relay()
+        self._container.start(self._command, environ)
+        await self._container.ended.wait()
+        if self._drain is not None:
+            self._drain.cancel()
+        if self._passed_on_until_s is not None:
+            await self._container.group_ended(self._passed_on_until_s)
+        await self._container.kill_rest()
+        if relay is not None:
+            await relay.close()
+        return self._status()
+
+    def _status(self) -> int:
+        status = self._container.status
+        assert status is not None
+        # A status of 0 would end the job of which only this container was drained.
+        if self._drained and status != HOROVOD_REMOVED_STATUS:
+            return DRAINED_STATUS
+        return status
+
+    # -- before the command
+
+    async def _delivery(self) -> Optional[Dict[str, str]]:
+        """Wait, within bounds, for what the sidecar delivers; None where there is no sidecar."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + DELIVERY_TIMEOUT_S
+        while True:
+            delivered = self._run_dir.delivered()
+            if delivered is not None or not self._run_dir.expected:
+                return delivered
+            if loop.time() >= deadline_s:
+                log.warning(
+                    "no sidecar has delivered to %s within %g s: going on without one",
+                    self._run_dir.path,
+                    DELIVERY_TIMEOUT_S,
+                )
+                return None
+            try:
+                await asyncio.wait_for(self._terminated.wait(), LOOK_S)
+            except asyncio.TimeoutError:
+                continue
+            return None
+
+    async def _relay(self) -> Optional[Relay]:
+        port = rendezvous_port(self._delivered) if self._delivered is not None else None
+        if port is None:
+            return None
+        relay = Relay(port, self._run_dir.c10d_socket)
+        try:
+            await relay.listen()
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            log.warning(
+                "port %d is taken, as by a sidecar that serves it itself: with MUSTER_C10D_PORT=0"
+                " it would leave the port to muster-run, and could be restarted unnoticed",
+                port,
+            )
+            return None
+        return relay
+
+    # -- signals
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number != signal.SIGTERM:
+            self._container.signal(number)
+            return
+        self._terminated.set()
+        if self._delivered is None or self._passed_on_until_s is not None:
+            self._pass_on(self._grace_s)
+        elif self._drain is None:
+            self._drain = asyncio.ensure_future(self._hold())
+
+    def _pass_on(self, left_s: float) -> None:
+        self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
+        self._container.signal(signal.SIGTERM)
+
+    async def _hold(self) -> None:
+        """Hold the SIGTERM that has come, until the sidecar or the time says otherwise."""
+        now_s = asyncio.get_running_loop().time()
+        end_s = now_s + self._grace_s
+        notice = Notice(
+            "sigterm",
+            "SIGTERM reached the training container",
+            end_s,
+            end_s - reserve_s(self._grace_s),
+        )
+        log.info("SIGTERM is held: the command goes on until the drain is over")
+        release = await give_notice(self._run_dir.notice_socket, notice)
+        self._drain = None
+        if release.how == "cancelled":
+            log.info(
+                "the drain is cancelled, the command goes on (%s); if it is the container that is"
+                " being ended, it is killed in %.0f s",
+                release.sentence,
+                end_s - asyncio.get_running_loop().time(),
+            )
+            return
+        log.info("SIGTERM goes to the command: %s (%s)", release.how, release.sentence)
+        self._drained = release.how != "absent"
+        self._pass_on(end_s - asyncio.get_running_loop().time())
