@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients behind ``muster-run``: their sidecar dies and comes back, and they never know."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.state import SENTINEL
+from rdzv.keys import JobKeys
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryStore
+from tests.contract.agent_harness import until
+from tests.contract.raw_client import RawClient, connected
+from tests.contract.relayed_pod import RelayedPod, relayed_pod
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def pod(server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[RelayedPod]:
+    async with relayed_pod(server.endpoint, tmp_path / "run") as running:
+        yield running
+
+
+async def test_a_client_gets_what_a_sidecar_would_answer(pod: RelayedPod) -> None:
+    async with connected(pod.port) as one, connected(pod.port) as two:
+        assert await one.open_rendezvous("digits") == SENTINEL
+        await one.ask(wire.Set(b"/a", b"1"))
+        assert await two.ask(wire.Get(b"/a")) == b""
+        assert await two.open_rendezvous("digits") == SENTINEL
+        assert await two.ask(wire.Get(b"/a")) == b"1"
+        assert await one.ask(wire.Add(b"/n", 2)) == 2
+        two.send(wire.Wait((b"/later",)))
+        await one.ask(wire.Set(b"/later", b""))
+        assert await two.byte() == wire.STOP_WAITING
+        assert await one.ask(wire.Wait((b"/a",))) == wire.STOP_WAITING
+        two.send(wire.Wait((b"/never",)))
+        assert await two.ask(wire.CancelWait()) == wire.WAIT_CANCELED
+        assert await one.ask(wire.DeleteKey(b"/a")) == 1
+        assert await one.ask(wire.CompareSet(b"/a", b"", b"new")) == b"new"
+
+
+async def test_what_no_sidecar_would_read_closes_that_connection_alone(pod: RelayedPod) -> None:
+    async with connected(pod.port) as one, connected(pod.port) as two:
+        one.send(wire.Add(b"/n", 1))
+        one._writer.write(b"\xfe")
+        assert await one.number() == 1
+        assert await one.at_end()
+        await two.ask(wire.Set(b"/word", b"word"))
+        two.send(wire.Add(b"/word", 1))  # refused by the sidecar, as by torch's own server
+        async with asyncio.timeout(10):
+            assert await two.at_end()
+    async with connected(pod.port) as three:
+        assert await three.ask(wire.Add(b"/n", 1)) == 2
+
+
+async def test_a_frozen_sidecar_is_waited_for(pod: RelayedPod) -> None:
+    assert pod.sidecar is not None
+    async with connected(pod.port) as one:
+        assert await one.ask(wire.Add(b"/n", 1)) == 1
+        pod.sidecar.process.send_signal(signal.SIGSTOP)
+        one.send(wire.Add(b"/n", 1))
+        async with connected(pod.port) as two:  # greeted all the same
+            two.send(wire.Add(b"/n", 1))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await one.number()
+            pod.sidecar.process.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(10):
+                assert sorted([await one.number(), await two.number()]) == [2, 3]
+
+
+async def test_a_wait_outlives_its_sidecar(pod: RelayedPod) -> None:
+    async with connected(pod.port) as one, connected(pod.port) as two:
+        one.send(wire.Wait((b"/late",)))
+        assert await two.ask(wire.Add(b"/n", 1)) == 1
+        await pod.kill_sidecar()
+        two.send(wire.Set(b"/late", b"1"))
+        await pod.start_sidecar()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await one.byte() == wire.STOP_WAITING
+            assert await one.ask(wire.Get(b"/late")) == b"1"
+
+
+class Worker:
+    """One client that does all kinds of things to shared keys, and notes what it was answered."""
+
+    def __init__(self, name: int, client: RawClient, random: Random) -> None:
+        self.name = name
+        self.client = client
+        self.done = 0
+        self.popped: list[bytes] = []
+        self._random = random
+        self._chain = b""
+
+    async def work(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await self._turn(b"%d.%d" % (self.name, self.done))
+            self.done += 1
+
+    async def _turn(self, mark: bytes) -> None:
+        ask = self.client.ask
+        await ask(wire.Add(b"/n", 1), PATIENCE_S)
+        await ask(wire.Append(b"/log", mark + b" "), PATIENCE_S)
+        await ask(wire.QueuePush(b"/q", mark), PATIENCE_S)
+        own = b"/own/%d" % self.name
+        await ask(wire.Set(own, mark), PATIENCE_S)
+        assert await ask(wire.Get(own), PATIENCE_S) == mark
+        if self._random.random() < 0.5:
+            await self._pop()
+        while True:
+            wanted = self._chain + mark + b" "
+            answer = await ask(wire.CompareSet(b"/chain", self._chain, wanted), PATIENCE_S)
+            assert isinstance(answer, bytes)
+            self._chain = answer
+            if answer == wanted:
+                return
+
+    async def _pop(self) -> None:
+        self.client.send(wire.QueuePop(b"/q"))
+        async with asyncio.timeout(PATIENCE_S):
+            if await self.client.number():
+                self.popped.append(await self.client.vec())
+
+    async def drain_queue(self) -> None:
+        before = -1
+        while before != len(self.popped):
+            before = len(self.popped)
+            await self._pop()
+
+
+async def killed_again_and_again(pod: RelayedPod, kills: int, seed: int) -> None:
+    random, stop = Random(seed), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        workers = [
+            Worker(n, await stack.enter_async_context(connected(pod.port)), Random(seed + n))
+            for n in range(4)
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for worker in workers:
+                tasks.create_task(worker.work(stop))
+            for _ in range(kills):
+                goal = sum(worker.done for worker in workers) + random.randint(1, 12)
+                await until(lambda goal=goal: moved(workers, goal))  # type: ignore[misc]
+                await asyncio.sleep(random.uniform(0, 0.02))
+                await pod.kill_sidecar()
+                await pod.start_sidecar()
+            stop.set()
+        done = sum(worker.done for worker in workers)
+        client = workers[0].client
+        assert await client.ask(wire.Add(b"/n", 0)) == done
+        marks = sorted(b"%d.%d" % (w.name, n) for w in workers for n in range(w.done))
+        for key in (b"/log", b"/chain"):
+            content = await client.ask(wire.Get(key))
+            assert isinstance(content, bytes)
+            assert sorted(content.split()) == marks, key
+        await workers[0].drain_queue()
+        assert sorted(mark for worker in workers for mark in worker.popped) == marks
+
+
+async def moved(workers: Sequence[Worker], goal: int) -> bool:
+    return sum(worker.done for worker in workers) >= goal
+
+
+async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(
+    pod: RelayedPod,
+) -> None:
+    await killed_again_and_again(pod, 4, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", range(2, 8))
+async def test_kill_9_at_many_more_moments(pod: RelayedPod, seed: int) -> None:
+    await killed_again_and_again(pod, 12, seed)
+
+
+async def test_a_client_that_ends_leaves_nothing_on_record(
+    server: EmbeddedServer, pod: RelayedPod
+) -> None:
+    store, keys = MemoryStore(server.engine), JobKeys("default", "digits")
+
+    async def records() -> int:
+        result = await store.range(keys.prefix, prefix=True)
+        return sum("/ops/" in kv.key for kv in result.kvs)
+
+    async with connected(pod.port) as one:
+        await one.ask(wire.Append(b"/log", b"x"))
+        assert await one.ask(wire.Get(b"/log")) == b"x"
+        assert await records() == 1
+        await pod.kill_sidecar()
+    await pod.start_sidecar()
+
+    async def gone() -> bool:
+        return await records() == 0
+
+    await until(gone)
