@@ -37,16 +37,21 @@ class PodGate:
         assert line is not None
         return line
 
-    def until(self, condition: Callable[[ProgressLine], object], local_rank: int = 0) -> None:
+    def until(
+        self,
+        condition: Callable[[ProgressLine], object],
+        local_rank: int = 0,
+        timeout_s: float = DEADLINE_S,
+    ) -> None:
         """Wait until what a rank tells meets a condition."""
         path = self.run_dir / "progress" / f"{local_rank}.json"
-        wait(lambda: (line := read_line(path)) is not None and condition(line))
+        wait(lambda: (line := read_line(path)) is not None and condition(line), timeout_s)
 
 
-def wait(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
+def wait(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+    deadline_s = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline_s, f"not within {DEADLINE_S:g} s"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s"
         time.sleep(0.002)
 
 

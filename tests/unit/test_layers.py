@@ -25,6 +25,9 @@ MAY_IMPORT = {
 
 STANDARD_LIBRARY_ONLY = ("muster", "launcher_shim/pod", "launcher_shim/c10d/wire.py")
 
+CALLBACKS = {"muster/lightning.py": "lightning", "muster/transformers.py": "transformers"}
+"""What is only imported by name, and needs the library that it is for."""
+
 
 def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -65,6 +68,7 @@ def test_imports_point_one_way(path: Path) -> None:
 )
 def test_the_users_containers_need_only_the_standard_library(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, part_of(path).partition("/")[0]}
+    allowed.add(CALLBACKS.get(relative(path), "muster"))
     assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
 
 
@@ -78,6 +82,12 @@ def test_the_users_containers_may_have_python_3_8(path: Path) -> None:
     annotated = any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(tree))
     # Without it, an annotation such as list[int] would be run, and fail there.
     assert not annotated or "__future__.annotations" in imports(path)
+
+
+def test_a_callback_is_imported_by_nothing_else_of_ours() -> None:
+    modules = {path.removesuffix(".py").replace("/", ".") for path in CALLBACKS}
+    for path in sources():
+        assert modules.isdisjoint(imports(path)), path
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=relative)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rank tells of itself: the file, its pace, and silence where no sidecar runs."""
 
-import ast
 import json
 import os
 import stat
@@ -190,17 +189,3 @@ def test_a_script_tells_its_last_step_or_nothing_without_a_run_directory(
         assert told(tmp_path / run_dir / "progress")["step"] == 1000
     else:
         assert list(tmp_path.iterdir()) == []
-
-
-def test_training_images_need_nothing_but_python_3_8_and_its_library() -> None:
-    for source in ROOT.glob("**/*.py"):
-        tree = ast.parse(source.read_text(), feature_version=(3, 8))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for name in names:
-                assert name.partition(".")[0] in {*sys.stdlib_module_names, "muster"}, source

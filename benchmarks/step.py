@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step boundary costs: ``commit_due`` with no drain going, beside a loop without it.
+
+The gate lies in a real directory on disk and changes between two blocks, as it does in a job; the
+loop without it makes the same steps. Blocks of both take turns.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.figures import Bar, Figure, of_medians, percentile
+from muster.draining import Drain
+from muster.gate import GateFile
+from muster.progress import ProgressFile
+from rdzv.gate import Gate
+
+ROUNDS = 60
+STEPS = 2000
+WORK = 50
+"""Additions that a step makes, so that the loop has something to do: about a microsecond."""
+
+
+async def measure() -> list[Figure]:
+    """Time every boundary, in turns with a bare loop."""
+    return _measure()
+
+
+def _measure() -> list[Figure]:
+    with_drain: list[float] = []
+    bare: list[float] = []
+    slowest: list[float] = []
+    with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as directory:
+        gate = Path(directory, "gate.json")
+        environ = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
+        drain = Drain(ProgressFile(f"{directory}/progress", environ), GateFile(directory))
+        gate.write_bytes(Gate(run="job", round=0, master="10.0.0.7:40123").to_json())
+        with drain:
+            for turn in range(ROUNDS):
+                aside = gate.with_suffix(".tmp")
+                aside.write_bytes(
+                    Gate(run="job", round=0, master="10.0.0.7:40123", epoch=turn).to_json()
+                )
+                aside.replace(gate)
+                first = turn * STEPS
+                times = [_step_us(drain, step) for step in range(first, first + STEPS)]
+                with_drain.append(median(times))
+                slowest.append(percentile(times, 0.99))
+                bare.append(median(_step_us(None, step) for step in range(STEPS)))
+    added = [one - other for one, other in zip(with_drain, bare, strict=True)]
+    return [
+        of_medians(
+            "step: commit_due with no drain pending, progress included",
+            "us",
+            Bar("value", "<=", 20.0),
+            added,
+            bare,
+            "the same loop without it",
+        ),
+        of_medians("step: p99 of a step with it", "us", None, slowest, bare, "a step without it"),
+    ]
+
+
+def _step_us(drain: Drain | None, step: int) -> float:
+    began_ns = time.perf_counter_ns()
+    total = 0
+    for number in range(WORK):
+        total += number
+    if drain is not None and drain.commit_due(step):
+        raise AssertionError("a save was asked for with no drain going")
+    return (time.perf_counter_ns() - began_ns) / 1000

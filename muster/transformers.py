@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draining for Hugging Face's ``Trainer``::
+
+    from muster.transformers import MusterCallback, last_checkpoint
+
+    trainer = Trainer(..., callbacks=[MusterCallback()])
+    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+
+``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
+the optimizer steps, however many gradients each of them accumulates.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from typing import Any, Optional
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from muster.draining import Drain, drain, last_commit
+
+log = logging.getLogger(__name__)
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+class MusterCallback(TrainerCallback):
+    """Has the trainer save at the step that all ranks agree on, and waits there as long as told.
+
+    The save is the trainer's own, rotated as all its checkpoints are. At that step nothing is
+    evaluated: the time before a pod has to go is for the save.
+    """
+
+    def __init__(self) -> None:
+        self._drain: Optional[Drain] = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take part from now on."""
+        self._leave()  # a call of train() before this one that raised
+        self._drain = drain()
+        self._drain.__enter__()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Come to the boundary after an optimizer step."""
+        if self._drain is not None and self._drain.commit_due(state.global_step):
+            control.should_save = True
+            control.should_evaluate = False
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Tell that the trainer has saved, if it was asked to; any other save is its own affair."""
+        if self._drain is not None:
+            self._drain.committed(state.global_step)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take part no longer."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._drain is not None:
+            self._drain.__exit__(None, None, None)
+            self._drain = None
+
+
+def last_checkpoint(output_dir: str) -> Optional[str]:
+    """The newest whole checkpoint in ``output_dir``, for ``resume_from_checkpoint``; None if none.
+
+    One that a save left unfinished when its process was killed is passed over. Warns where the last
+    commit is not among them: then ``output_dir`` is not the same directory for all pods.
+    """
+    newest = -1
+    if os.path.isdir(output_dir):
+        for name in os.listdir(output_dir):
+            match = _CHECKPOINT.fullmatch(name)
+            if match and _is_whole(os.path.join(output_dir, name), int(match.group(1))):
+                newest = max(newest, int(match.group(1)))
+    committed = last_commit()
+    if committed is not None and newest < committed:
+        log.warning(
+            "all ranks have saved step %d, but the newest checkpoint in %s is of step %d: is it a"
+            " directory that all pods share?",
+            committed,
+            output_dir,
+            max(newest, 0),
+        )
+    return os.path.join(output_dir, "checkpoint-%d" % newest) if newest >= 0 else None
+
+
+def _is_whole(directory: str, step: int) -> bool:
+    """Whether the trainer's state is there, which it writes last."""
+    try:
+        with open(os.path.join(directory, "trainer_state.json"), encoding="utf-8") as file:
+            return bool(json.load(file)["global_step"] == step)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script as a user of Lightning has one: a weight that counts down by one an optimizer step.
+
+Arguments: checkpoint directory, log. The log is given the weight after each optimizer step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader
+
+from muster.lightning import MusterCallback, last_checkpoint
+
+
+class Counter(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        time.sleep(0.01)
+        return (self.weight * batch).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        super().optimizer_step(*arguments, **named)
+        with open(sys.argv[2], "a") as log:
+            log.write(f"{-self.weight.item():.0f}\n")
+
+
+def main() -> None:
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=60,
+        accumulate_grad_batches=2,
+        callbacks=[MusterCallback(sys.argv[1])],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = DataLoader([torch.ones(1) for _ in range(1000)])
+    trainer.fit(Counter(), data, ckpt_path=last_checkpoint(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A script as a user of transformers has one: a weight that counts down by one an optimizer step.
+
+Arguments: output directory, log. The log is given the weight after each optimizer step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from muster.transformers import MusterCallback, last_checkpoint
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        time.sleep(0.01)
+        return {"loss": (self.weight * x).mean()}
+
+
+class Log(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        weight = kwargs["model"].weight
+        with open(sys.argv[2], "a") as log:
+            log.write(f"{-weight.item():.0f}\n")
+
+
+def main() -> None:
+    arguments = TrainingArguments(
+        output_dir=sys.argv[1],
+        max_steps=60,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+    )
+    data = [{"x": torch.ones(1)} for _ in range(1000)]
+    trainer = Trainer(Counter(), arguments, train_dataset=data, callbacks=[Log(), MusterCallback()])
+    trainer.train(resume_from_checkpoint=last_checkpoint(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()
