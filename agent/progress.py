@@ -51,11 +51,10 @@ class ProgressLine:
     failed: tuple[int, str] | None
 
 
-def read_ranks(directory: Path, *, see_processes: bool) -> tuple[RankProgress, ...]:
+def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
     """What the ranks of a pod have published; a file that is no progress file is left out.
 
-    ``see_processes``: their processes can be seen in ``/proc`` under the numbers that they know
-    themselves by, so whether they are alive can be told; without it all are taken to be.
+    Whether a rank's process is still alive does not matter: one that is dead passes no step.
     """
     return tuple(
         RankProgress(
@@ -65,7 +64,6 @@ def read_ranks(directory: Path, *, see_processes: bool) -> tuple[RankProgress, .
             step=line.step,
             drain=line.drain,
             held=line.held,
-            alive=not see_processes or not is_gone(line),
             acked=line.acked,
             failed=line.failed,
         )

@@ -92,8 +92,8 @@ class Gate:
 class RankProgress:
     """What one rank of this pod has published. ``drain``: from within ``muster.drain()``.
 
-    ``alive``: its process is still the one that wrote it. ``acked`` is (epoch, step), ``failed``
-    (epoch, why).
+    ``acked`` is (epoch, step), ``failed`` (epoch, why). A rank that has ended since is still to be
+    told of: it passes no further step, and whether its round is over is not for progress to say.
     """
 
     local_rank: int
@@ -102,7 +102,6 @@ class RankProgress:
     step: int
     drain: bool
     held: bool
-    alive: bool = True
     acked: tuple[int, int] | None = None
     failed: tuple[int, str] | None = None
 
@@ -205,7 +204,7 @@ def _speaks_of(commit: Commit, round: LiveRound) -> bool:
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
     """This pod's ranks, if every one of them takes part in this round; else none."""
-    ranks = [r for r in here.ranks if r.drain and r.alive and r.master == round.master]
+    ranks = [r for r in here.ranks if r.drain and r.master == round.master]
     complete = all(rank.local_world_size == len(ranks) for rank in ranks)
     return ranks if complete and round.master else ()
 

@@ -101,7 +101,7 @@ class Gatekeeper:
             member=self._identity.member,
             pod_uid=self._identity.pod_uid,
             shown=self.shown,
-            ranks=read_ranks(self._run_dir.path / PROGRESS_NAME, see_processes=True),
+            ranks=read_ranks(self._run_dir.path / PROGRESS_NAME),
             sent=self._sent,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
             deadline_boot_s=self._own.due_boot_s,

@@ -158,7 +158,7 @@ def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(po
         assert drain.commit_due(1) is False
     commit = Commit(4, "job", 3, "commit", 2, leaving=("uid",))
     round_ = LiveRound("job", 3, True, ("member",), master=MASTER)
-    ranks = read_ranks(pod.run_dir / "progress", see_processes=True)
+    ranks = read_ranks(pod.run_dir / "progress")
     vote = Vote(4, 3, "uid", 2, mod_revision=9)
     move = local(
         Here("member", "uid", replace(pod.gate, reason=""), ranks, sent=4),

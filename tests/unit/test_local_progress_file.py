@@ -153,16 +153,13 @@ def test_a_process_that_is_gone_is_told_by_number_and_start(tmp_path: Path) -> N
     assert is_gone(zombie)
 
 
-def test_a_dead_rank_is_told_as_dead_only_where_processes_are_seen(
+def test_a_rank_that_has_ended_is_still_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 2**22 + 1)
         ProgressFile(str(tmp_path), {"LOCAL_WORLD_SIZE": "2"}).write(3, True)
-    (rank,) = read_ranks(tmp_path, see_processes=True)
-    assert rank == RankProgress(0, 2, "", 3, drain=True, held=False, alive=False)
-    (rank,) = read_ranks(tmp_path, see_processes=False)
-    assert rank.alive
+    assert read_ranks(tmp_path) == (RankProgress(0, 2, "", 3, drain=True, held=False),)
 
 
 def test_a_directory_that_cannot_be_written_is_said_once_and_stops_nothing(
