@@ -3,8 +3,10 @@
 
 Decisions, views and handing are the real pure functions. What is modelled is everything around
 them that can go wrong: mirrors that lag, writes whose answer is lost or that land late, leases
-that lapse, cuts, crashes, connections that close. Each step is one atomic change, and any order
-of steps may happen. Time is not modelled: whatever takes time may take any.
+that lapse, cuts, crashes, connections that close, pods that are drained. Each step is one atomic
+change, and any order of steps may happen. Time is not modelled: whatever takes time may take any.
+Of the commit only so much is: while a world is whole it may save, and then let go and let in; who
+is in no whole world has nothing to save, and is let go.
 """
 
 from __future__ import annotations
@@ -31,7 +33,18 @@ HELD = NOW - 100
 Mode = Literal["off", "joining", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
-    "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "hurry"
+    "kill",
+    "fail",
+    "cut",
+    "lapse",
+    "crash",
+    "lose_answer",
+    "land_late",
+    "close",
+    "hurry",
+    "drain",
+    "cancel",
+    "replace",
 ]
 
 
@@ -43,7 +56,8 @@ class Broken(AssertionError):
 class Rules:
     """The size of the job, and what is left out of the protocol on purpose.
 
-    ``calm``: nothing goes wrong, so that no world may form twice.
+    ``calm``: nothing goes wrong, so that no world may form twice. ``commits``: its ranks save
+    before anybody is let in, or let go from a whole world.
     """
 
     nodes: int
@@ -58,7 +72,14 @@ class Rules:
         "land_late",
         "close",
         "hurry",
+        "drain",
+        "cancel",
+        "replace",
     )
+    commits: bool = True
+    drains_compare: bool = True
+    leavers_excused: bool = True
+    saves_end_rounds: bool = True
     range_compare: bool = True
     whole_world: bool = True
     by_create_revision: bool = False
@@ -70,6 +91,15 @@ class Rules:
         return tuple("abcdefgh"[: self.nodes])
 
 
+class Drains(NamedTuple):
+    """Who was told to go; ``saved``: the round in which somebody was let go or in, ``admitted``."""
+
+    leaving: tuple[bool, ...]
+    granted: tuple[bool, ...]
+    saved: int = -1
+    admitted: int = -1
+
+
 class Mirror(NamedTuple):
     """What a sidecar knows of the store."""
 
@@ -78,6 +108,7 @@ class Mirror(NamedTuple):
     nodes: Nodes
     created: tuple[int, ...]
     registered: tuple[int, ...]
+    drains: Drains
 
 
 class Late(NamedTuple):
@@ -115,6 +146,8 @@ class State(NamedTuple):
     nodes: Nodes
     created: tuple[int, ...]
     registered: tuple[int, ...]
+    drains: Drains
+    drained_at: int
     sides: tuple[Side, ...]
     faults: int
     asked: tuple[Seat | None, ...]
@@ -122,7 +155,9 @@ class State(NamedTuple):
 
     @property
     def mirror(self) -> Mirror:
-        return Mirror(self.revision, self.round, self.nodes, self.created, self.registered)
+        return Mirror(
+            self.revision, self.round, self.nodes, self.created, self.registered, self.drains
+        )
 
 
 Step = tuple[str, State]
@@ -132,9 +167,10 @@ def start(rules: Rules, faults: int) -> State:
     """Every sidecar is registered, every torchrun connected, nobody has asked."""
     count = rules.nodes
     empty: Nodes = (None,) * count
-    first = Mirror(1, Round(), empty, (0,) * count, (1,) * count)
+    nobody = Drains((False,) * count, (False,) * count)
+    first = Mirror(1, Round(), empty, (0,) * count, (1,) * count, nobody)
     side = Side(True, True, 1, None, None, first, (0,) * count, False, None, "joining", 1, 0, None)
-    return State(*first, (side,) * count, faults, (None,) * count, None)
+    return State(*first, 0, (side,) * count, faults, (None,) * count, None)
 
 
 # --- what a sidecar sees ---
@@ -149,6 +185,22 @@ class Sight(NamedTuple):
     decided: Round | None
     hurried: Round | None
     world: tuple[Seat, ...]
+
+
+def _membership(rules: Rules, mirror: Mirror) -> Membership:
+    drains, number = mirror.drains, mirror.round.number
+    leaving = _those(rules, drains.leaving)
+    return Membership(
+        listed=_those(rules, mirror.registered) - leaving,
+        leaving=leaving,
+        granted=_those(rules, drains.granted),
+        joins_wait=rules.commits and drains.admitted != number,
+        ends_round=rules.saves_end_rounds and drains.saved == number,
+    )
+
+
+def _those(rules: Rules, which: tuple[int, ...]) -> frozenset[str]:
+    return frozenset(name for name, one in zip(rules.names, which, strict=True) if one)
 
 
 def _told_apart_by_create_revision(nodes: Nodes, created: tuple[int, ...]) -> Nodes:
@@ -171,9 +223,7 @@ def look(
     if rules.by_create_revision:
         nodes = _told_apart_by_create_revision(nodes, mirror.created)
         mine = own and replace(own, nonce=str(mirror.created[me]), ask=0)
-    membership = Membership(
-        frozenset(n for n, lives in zip(rules.names, mirror.registered, strict=True) if lives)
-    )
+    membership = _membership(rules, mirror)
     word = RunSnapshot(
         mirror.revision,
         mirror.round,
@@ -190,8 +240,11 @@ def look(
         round_number=mirror.round.number,
         met_min_s=NOW,
     )
-    decided = decide(NOW, word, seen, rules.policy).round
-    hurried = decide(NOW, word, replace(seen, met_min_s=NEVER), rules.policy).round
+    known = word
+    if mirror.round.complete and not rules.leavers_excused:
+        known = replace(word, membership=replace(membership, leaving=membership.granted))
+    decided = decide(NOW, known, seen, rules.policy).round
+    hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), rules.policy).round
     shown = word if mine is None else replace(word, nodes={**word.nodes, rules.names[me]: mine})
     standings = stand(NOW, shown, seen, rules.policy)
     seen_by_agent = None
@@ -236,9 +289,11 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     revisions = {0, *(n.mod_revision for n in nodes), *(r.mod_revision for r in rounds)}
     numbers = {n.round for n in nodes} | {r.number for r in rounds}
     incarnations = {0}
+    revisions.add(state.drained_at)
     for mirror in mirrors.values():
         revisions |= {mirror.revision, *mirror.created}
         incarnations.update(mirror.registered)
+        numbers |= {mirror.drains.saved, mirror.drains.admitted}
     for side in state.sides:
         incarnations.add(side.incarnation)
         if side.late:
@@ -284,6 +339,10 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
             *map(of_node, m.nodes),
             *(rev[c] for c in m.created),
             *(inc[i] for i in m.registered),
+            *m.drains.leaving,
+            *m.drains.granted,
+            number[m.drains.saved],
+            number[m.drains.admitted],
         )
 
     described = {at: of_mirror(m) for at, m in mirrors.items()}
@@ -312,7 +371,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     )
     asked = tuple(of_seat(seat) if seat else None for seat in state.asked)
     shown = None if state.shown is None else tuple(map(of_seat, state.shown))
-    return (described[id(state)], sides, state.faults, asked, shown)
+    return (described[id(state)], rev[state.drained_at], sides, state.faults, asked, shown)
 
 
 def _ranks(values: set[int]) -> dict[int, int]:
@@ -394,9 +453,14 @@ def _steps_or_end(rules: Rules, state: State, explored: Explored) -> Iterator[St
 
 def check_end(rules: Rules, state: State) -> None:
     """Nothing is left to do: all that live are one world, or wait for enough others."""
-    live = [me for me, side in enumerate(state.sides) if side.up]
+    leaving = state.drains.leaving
+    live = [me for me, side in enumerate(state.sides) if side.up and not leaving[me]]
     if state.round.closed:
         return
+    if any(side.up and leaving[me] for me, side in enumerate(state.sides)):
+        raise Broken(f"it ends with {state.drains}, and nobody lets them go")
+    if live and state.round.complete and state.drains.saved == state.round.number:
+        raise Broken(f"it ends in round {state.round.number}, whose ranks stand still for ever")
     inside = [me for me in live if state.sides[me].mode == "in"]
     expected = min(len(live), rules.policy.max_nodes)
     if len(live) < rules.policy.min_nodes:
@@ -413,6 +477,7 @@ def check_end(rules: Rules, state: State) -> None:
 
 
 def _progress(rules: Rules, state: State) -> Iterator[Step]:
+    yield from _let_go_and_in(rules, state)
     for me, side in enumerate(state.sides):
         if not side.up:
             if state.registered[me]:
@@ -426,7 +491,7 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is connected again", _mend(state, me)
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
-        if side.mode == "off" and not state.round.closed:
+        if side.mode == "off" and not state.round.closed and not state.drains.granted[me]:
             yield (
                 f"a new torchrun starts at {me}",
                 _with(
@@ -441,6 +506,58 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             )
         elif side.mode != "off":
             yield from _agent(rules, state, me)
+
+
+def _let_go_and_in(rules: Rules, state: State) -> Iterator[Step]:
+    """Grants and admissions, as the drain state machine makes them; then the leaver's end."""
+    drains, number = state.drains, state.round.number
+    whole = _is_whole(rules, state)
+    frozen = [rules.names.index(seat.member) for seat in state.round.frozen]
+    for me, side in enumerate(state.sides):
+        if drains.leaving[me] and not drains.granted[me]:
+            inside = me in frozen and _here(rules, state, me)
+            if whole or not inside or not rules.commits:
+                saved = number if whole and inside and rules.commits else drains.saved
+                granted = _put(drains.granted, me, True)
+                yield f"{me} may go", _drained(state, granted=granted, saved=saved)
+        elif drains.granted[me] and side.up:
+            gone = _close_connection(rules, state, me)
+            yield f"{me} is terminated", gone if side.mode != "off" else _down(state, me)
+    room = len(frozen) < rules.policy.max_nodes
+    asks = [
+        node
+        for at, node in enumerate(state.nodes)
+        if node and node.state == "asking" and not drains.leaving[at] and state.registered[at]
+    ]
+    newcomers = [node for node in asks if node.seat not in state.round.frozen]
+    if rules.commits and whole and room and newcomers and drains.admitted != number:
+        yield "newcomers are let in", _drained(state, admitted=number, saved=number)
+
+
+def _is_whole(rules: Rules, state: State) -> bool:
+    """Whether all of the world can save: each was handed it, and is still there."""
+    return state.round.complete and all(
+        _here(rules, state, rules.names.index(seat.member)) for seat in state.round.frozen
+    )
+
+
+def _here(rules: Rules, state: State, me: int) -> bool:
+    node = state.nodes[me]
+    return (
+        node is not None
+        and state.round.complete
+        and node.state == "in"
+        and node.round == state.round.number
+    )
+
+
+def _drained(state: State, **changes: object) -> State:
+    drains = state.drains._replace(**changes)  # type: ignore[arg-type]
+    return state._replace(revision=state.revision + 1, drains=drains)
+
+
+def _down(state: State, me: int) -> State:
+    return _with(state, me, up=False, connected=False, mode="off", world=None, late=None)
 
 
 def _connected(rules: Rules, state: State, me: int) -> Iterator[Step]:
@@ -610,6 +727,8 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
         return None
     if rules.range_compare and any(_mod(n) > mirror.revision for n in state.nodes):
         return None
+    if rules.drains_compare and state.drained_at > mirror.revision:
+        return None
     if state.round.closed:
         raise Broken(f"round {decided.number} after the run was closed")
     asked: list[Seat | None] = [None] * rules.nodes
@@ -620,7 +739,7 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
             node = state.nodes[at] or mirror.nodes[at]
             asked[at] = node.seat if node else None
     else:
-        _check_over(rules, state)
+        _check_over(rules, state, mirror)
     revision = state.revision + 1
     return state._replace(
         revision=revision,
@@ -637,15 +756,20 @@ def _check_frozen(rules: Rules, state: State, decided: Round) -> None:
         node = state.nodes[rules.names.index(seat.member)]
         if node is not None and node.state != "asking":
             raise Broken(f"{seat} is frozen, but it is {node.state}")
+        if state.drains.leaving[rules.names.index(seat.member)]:
+            raise Broken(f"{seat} is frozen, but it leaves")
 
 
-def _check_over(rules: Rules, state: State) -> None:
+def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
+    lost = not _is_whole(rules, state)
     for seat in state.round.frozen:
         at = rules.names.index(seat.member)
         node = state.nodes[at]
         if node is None or node.state == "left":
             continue
         if not rules.by_create_revision and node.seat != seat:
+            continue
+        if state.drains.granted[at] or (lost and mirror.drains.leaving[at]):
             continue
         raise Broken(f"round {state.round.number} is over, but {seat} is {node.state} in it")
 
@@ -656,8 +780,17 @@ def _check_over(rules: Rules, state: State) -> None:
 def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
     may: Callable[[Fault], bool] = rules.faults.__contains__
     for me, side in enumerate(state.sides):
+        leaving = state.drains.leaving[me]
         if not side.up:
+            if leaving and not state.registered[me] and may("replace"):
+                yield f"a new pod takes the name of {me}", _replaced(state, me)
             continue
+        if leaving and not state.drains.granted[me] and may("cancel"):
+            stays = _put(state.drains.leaving, me, False)
+            yield f"the drain of {me} is cancelled", _drained(state, leaving=stays)
+        if not leaving and may("drain"):
+            leaves = _drained(state, leaving=_put(state.drains.leaving, me, True))
+            yield f"{me} is told to go", leaves._replace(drained_at=leaves.revision)
         if side.mode != "off" and may("kill"):
             yield f"the torchrun of {me} is killed", _close_connection(rules, state, me)
         if side.mode == "in" and not _due(side) and may("fail"):
@@ -665,10 +798,7 @@ def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
             assert shown is not None
             yield f"the workers of {me} fail", _leave_world(rules, state, me, shown)
         if may("crash"):
-            yield (
-                f"the node {me} crashes",
-                _with(state, me, up=False, connected=False, mode="off", world=None, late=None),
-            )
+            yield f"the node {me} crashes", _down(state, me)
         if side.connected and may("cut"):
             yield f"{me} is cut off", _with(state, me, connected=False)
         if state.registered[me] and may("lapse"):
@@ -734,6 +864,20 @@ def _register(state: State, me: int) -> State:
         revision=state.revision + 1, registered=_put(state.registered, me, incarnation)
     )
     return _with(after, me, incarnation=incarnation)
+
+
+def _replaced(state: State, me: int) -> State:
+    """A pod of the same name and another UID comes: nobody told that one to go."""
+    side = state.sides[me]
+    after = _with(state, me, up=True, connected=True, own=None, mode="joining", parked=False)
+    after = _with(after, me, nonce=side.nonce + 1, asked=0)
+    drains = state.drains
+    after = _register(after, me)._replace(
+        drains=drains._replace(
+            leaving=_put(drains.leaving, me, False), granted=_put(drains.granted, me, False)
+        )
+    )
+    return _sync(after, me)
 
 
 def _mend(state: State, me: int) -> State:

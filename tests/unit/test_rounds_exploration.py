@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every order in which joins, ends, cuts, crashes and late writes of a few nodes can happen.
+"""Every order in which joins, ends, drains, cuts and late writes of a few nodes can happen.
 
 Checked at each step: all that are handed a round are handed the same world; nobody is frozen who
-did not ask; no world is smaller than ``min``; a round is over only once nobody is left in it.
-And wherever it ends: all that live are in one world, or are too few and wait.
+did not ask, or who leaves; no world is smaller than ``min``; a round is over only once nobody is
+left in it but who leaves. And wherever it ends: all that live and stay are in one world, or are too
+few and wait, and whoever was told to go is gone.
 """
 
 from __future__ import annotations
@@ -59,6 +60,31 @@ def test_i1_many_faults_in_random_orders(nodes: int, policy: Policy) -> None:
     assert all(walk(Rules(nodes, policy), 5, Random(seed)) > 10 for seed in range(8))
 
 
+@pytest.mark.parametrize("commits", [False, True])
+def test_i2_a_drain_at_any_of_the_first_thousands_of_moments(commits: bool) -> None:
+    rules = replace(alone("drain"), commits=commits)
+    assert explore(rules, faults=1, states_max=1500).states == 1499
+
+
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("others", [(), ("cancel",), ("kill", "replace"), ("crash", "fail")])
+def test_i2_drains_joins_and_losses_in_random_orders(
+    others: tuple[Fault, ...], commits: bool
+) -> None:
+    for nodes, policy in ((2, Policy(1, 2)), (3, Policy(2, 3)), (3, Policy(1, 2))):
+        rules = Rules(nodes, policy, faults=("drain", *others), commits=commits)
+        assert all(walk(rules, 4, Random(seed)) > 10 for seed in range(5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize("rules", [TWO, Rules(3, Policy(2, 3)), Rules(3, Policy(1, 2))])
+def test_i2_two_drains_as_far_as_it_goes(rules: Rules, commits: bool) -> None:
+    rules = replace(rules, faults=("drain",), commits=commits)
+    assert explore(rules, faults=2, states_max=STATES_MAX).states > 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", get_args(Fault))
@@ -109,6 +135,21 @@ def broken_within(rules: Rules, faults: int) -> str:
 def test_a_round_frozen_without_the_range_compare_is_found() -> None:
     found = broken_within(Rules(3, Policy(2, 3), range_compare=False), 4)
     assert "is frozen, but it is left" in found or "is over, but" in found
+
+
+def test_a_round_frozen_without_a_look_at_the_drains_is_found() -> None:
+    rules = Rules(3, Policy(2, 3), faults=("drain",), drains_compare=False)
+    assert "is frozen, but it leaves" in broken_within(rules, 2)
+
+
+def test_a_round_that_waits_for_its_leaver_though_it_lost_another_is_found() -> None:
+    rules = Rules(3, Policy(1, 3), faults=("drain", "kill", "crash"), leavers_excused=False)
+    assert "nobody lets them go" in broken_within(rules, 3)
+
+
+def test_a_round_kept_because_who_was_let_in_has_vanished_is_found() -> None:
+    rules = Rules(2, Policy(1, 2), faults=("hurry", "crash"), saves_end_rounds=False)
+    assert "whose ranks stand still for ever" in broken_within(rules, 2)
 
 
 def test_a_world_shown_without_those_that_are_gone_is_found() -> None:
