@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ class Step:
     at_s: float
     rank: int
     size: int
+    number: int
 
 
 class Steps:
@@ -44,8 +45,8 @@ class Steps:
         text = (self.directory / str(pid)).read_text()
         lines = text[: text.rfind("\n") + 1].splitlines()
         return [
-            Step(float(at), int(rank), int(size))
-            for at, rank, size in (line.split() for line in lines)
+            Step(float(at), int(rank), int(size), int(number))
+            for at, rank, size, number in (line.split() for line in lines)
         ]
 
     @property
@@ -55,15 +56,25 @@ class Steps:
 
 
 class Torchrun:
-    """One torchrun with its workers."""
+    """One torchrun with its workers; behind ``wrapper``, where one is given."""
 
-    def __init__(self, directory: Path, environment: dict[str, str], *arguments: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: dict[str, str],
+        *arguments: str,
+        wrapper: Sequence[str] = (),
+    ) -> None:
         self.steps = Steps(directory / "steps")
         self._log = directory / "torchrun.log"
-        self._arguments = arguments
+        self._command = (
+            *(*wrapper, sys.executable, "-m", "torch.distributed.run"),
+            *(*arguments, str(SCRIPT)),
+        )
         self._environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(REPOSITORY),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "BENCH_STEPS": str(self.steps.directory),
             **environment,
@@ -71,20 +82,16 @@ class Torchrun:
         self.process: Process | None = None
 
     async def start(self) -> None:
-        self.process = await child.start(
-            (sys.executable, "-m", "torch.distributed.run", *self._arguments, str(SCRIPT)),
-            self._environment,
-            self._log,
-        )
+        self.process = await child.start(self._command, self._environment, self._log)
 
     @property
     def ended(self) -> bool:
         return self.process is not None and self.process.returncode is not None
 
     def workers(self) -> set[int]:
-        """Its living workers."""
+        """Its living workers, and what is between them and it."""
         assert self.process is not None
-        return set(_children(self.process.pid))
+        return set(_descendants(self.process.pid))
 
     async def kill(self) -> None:
         """Kill -9 the agent and its workers at once."""
@@ -101,10 +108,20 @@ class Torchrun:
 
 
 class Sidecar:
-    """One ``muster agent``, as a new pod: with a run directory of its own."""
+    """One ``muster agent``, as a new pod: with a run directory of its own.
+
+    ``wrapped``: the torchrun beside it runs under ``muster-run``, which has the rendezvous port.
+    """
 
     def __init__(
-        self, run_dir: Path, job: str, member: str, endpoint: str, nodes: tuple[int, int]
+        self,
+        run_dir: Path,
+        job: str,
+        member: str,
+        endpoint: str,
+        nodes: tuple[int, int],
+        *,
+        wrapped: bool = False,
     ) -> None:
         self.http_port = free_port()
         run_dir.parent.mkdir(exist_ok=True)
@@ -120,7 +137,8 @@ class Sidecar:
             "MUSTER_MAX": str(nodes[1]),
             "MUSTER_ETCD_ENDPOINTS": endpoint,
             "MUSTER_RUN_DIR": str(run_dir),
-            "MUSTER_C10D_PORT": str(free_port()),
+            "MUSTER_C10D_PORT": "0" if wrapped else str(free_port()),
+            **({"MUSTER_RELAY_PORT": str(free_port())} if wrapped else {}),
             "MUSTER_HTTP_PORT": str(self.http_port),
         }
         self.process: Process | None = None
@@ -134,6 +152,11 @@ class Sidecar:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await until_ready(self.http_port)
 
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """What to put before the command that runs beside it."""
+        return (str(self._run_dir / "bin" / "muster-run"), "--")
+
     def torch_environment(self) -> dict[str, str]:
         """What it hands to its torchrun."""
         return read_delivery((self._run_dir / "env").read_text())
@@ -144,6 +167,9 @@ class Sidecar:
             await self.process.wait()
 
 
-def _children(pid: int) -> Iterator[int]:
+def _descendants(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
+        for child in map(int, (task / "children").read_text().split()):
+            yield child
+            with suppress(FileNotFoundError):
+                yield from _descendants(child)

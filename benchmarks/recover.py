@@ -9,19 +9,18 @@ imports and their process group, which no rendezvous can save.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 
 from benchmarks.etcd_server import etcd_server, free_port
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
+from benchmarks.worlds import bare_restart, torchruns, until_world
 
 ROUNDS = 3
 NODES = 3
@@ -29,10 +28,6 @@ SIZE = (2, 3)
 LEASE_TTL_S = 10.0
 """The sidecar's default."""
 
-SETTLED_S = 2.0
-"""A world makes steps for so long before something is done to it."""
-
-DEADLINE_S = 90.0
 DEAD_WITHIN_S = 30.0
 
 
@@ -80,7 +75,7 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         for turn in range(rounds):
-            bare.append(await _bare_restart(root / f"bare-{turn}"))
+            bare.append(await bare_restart(root / f"bare-{turn}"))
             _say(f"bare restart of 2 workers: {bare[-1]:.2f} s")
             killed_agent_s, killed_node_s = await _kills(root / f"job-{turn}", endpoint)
             agent.append(killed_agent_s)
@@ -118,19 +113,6 @@ def _figure(name: str, runs: list[float], bare: list[float], limit_s: float) -> 
     )
 
 
-async def _bare_restart(directory: Path) -> float:
-    """From the kill -9 of one of two workers of one torchrun to the step of the restarted two."""
-    async with _torchruns() as running:
-        torchrun = Torchrun(directory, {}, "--standalone", "--nproc-per-node=2", "--max-restarts=9")
-        running.append(torchrun)
-        await torchrun.start()
-        await _world([torchrun], size=2, workers=2)
-        before = torchrun.steps.pids
-        killed_s = time.monotonic()
-        os.kill(min(before), signal.SIGKILL)
-        return await _world([torchrun], size=2, workers=2, without=before) - killed_s
-
-
 async def _kills(directory: Path, endpoint: str) -> tuple[float, float]:
     """Kill rank 0's agent with its workers; let it come back; kill its whole node."""
     nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
@@ -147,7 +129,7 @@ async def _kills(directory: Path, endpoint: str) -> tuple[float, float]:
 
 async def _rank_0(nodes: Sequence[Node]) -> Node:
     """Wait for a world of all nodes, and find its rank 0."""
-    await _world([node.torchrun for node in nodes], size=NODES)
+    await until_world([node.torchrun for node in nodes], size=NODES)
     for node in nodes:
         (worker,) = node.torchrun.workers()
         if node.torchrun.steps.of(worker)[-1].rank == 0:
@@ -162,40 +144,13 @@ async def _recovery(
     before = set().union(*(torchrun.steps.pids for torchrun in survivors))
     killed_s = time.monotonic()
     await kill()
-    return await _world(survivors, size=NODES - 1, without=before) - killed_s
-
-
-async def _world(
-    torchruns: Sequence[Torchrun],
-    *,
-    size: int,
-    workers: int = 1,
-    without: Set[int] = frozenset(),
-) -> float:
-    """Wait until new workers of all ``torchruns`` have made steps in one world, for a while.
-
-    Returns when the last of them had made its first.
-    """
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            await asyncio.sleep(0.1)
-            firsts: list[float] = []
-            for torchrun in torchruns:
-                if torchrun.ended:
-                    raise RuntimeError(f"a torchrun ended:\n{torchrun.last_words()}")
-                for pid in (torchrun.workers() & torchrun.steps.pids) - without:
-                    steps = torchrun.steps.of(pid)
-                    if steps and steps[-1].size == size:
-                        firsts.append(steps[0].at_s)
-            settled = len(firsts) == workers * len(torchruns)
-            if settled and time.monotonic() - max(firsts) >= SETTLED_S:
-                return max(firsts)
+    return await until_world(survivors, size=NODES - 1, without=before) - killed_s
 
 
 async def _native_dies(directory: Path) -> bool:
     """Kill rank 0's agent with its worker under torch's own c10d; whether all agents end."""
     port = free_port()
-    async with _torchruns() as running:
+    async with torchruns() as running:
         for number in range(NODES):
             running.append(
                 Torchrun(
@@ -210,7 +165,7 @@ async def _native_dies(directory: Path) -> bool:
                 )
             )
             await running[-1].start()
-        await _world(running, size=NODES)
+        await until_world(running, size=NODES)
         await running[0].kill()
         deadline_s = time.monotonic() + DEAD_WITHIN_S
         while time.monotonic() < deadline_s:
@@ -218,16 +173,6 @@ async def _native_dies(directory: Path) -> bool:
                 return True
             await asyncio.sleep(0.1)
         return False
-
-
-@asynccontextmanager
-async def _torchruns() -> AsyncIterator[list[Torchrun]]:
-    running: list[Torchrun] = []
-    try:
-        yield running
-    finally:
-        for torchrun in running:
-            await torchrun.kill()
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+from agent.draining.drains import Drains
 from agent.host_delivery import HostDelivery
 from agent.rundir import RunDir
 from benchmarks.worker import LINE_MAX
@@ -82,9 +83,6 @@ class Sidecar:
             clock=monotonic,
             random=random,
         )
-        self._hosts: HostDelivery | None = None
-        if run_dir is not None:
-            self._hosts = HostDelivery(run_dir, self.mirror, membership, 0, monotonic)
         self.endpoint = Endpoint(
             registrar=self.registrar,
             membership=membership,
@@ -96,12 +94,29 @@ class Sidecar:
             clock=monotonic,
             random=random,
         )
+        self._hosts: HostDelivery | None = None
+        self.drains: Drains | None = None
+        if run_dir is not None:
+            self._hosts = HostDelivery(run_dir, self.mirror, membership, 0, monotonic)
+            self.drains = Drains(
+                run_dir,
+                store,
+                self.mirror,
+                membership,
+                self.registrar,
+                self.endpoint,
+                grace_s=30.0,
+                below_min="hold",
+                random=random,
+            )
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watching.run())
             tasks.create_task(self.registrar.run())
             tasks.create_task(self.endpoint.run())
+            if self.drains is not None:
+                tasks.create_task(self.drains.run())
             if self._hosts is not None:
                 await self.registrar.registered.wait()
                 tasks.create_task(self._hosts.run())
@@ -109,6 +124,8 @@ class Sidecar:
     async def ready(self) -> None:
         await self.registrar.registered.wait()
         await self.endpoint.listening.wait()
+        if self.drains is not None:
+            await self.drains.notices.listening.wait()
 
 
 class Sidecars:

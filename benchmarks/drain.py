@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``drain``: a notice is given, and nothing is lost.
+
+First the way to the host lists of 32 sidecars. Then a real torchrun job of three nodes, each under
+``muster-run``: rank 0's container gets a SIGTERM, everybody saves the same step, it leaves, the
+others train on, and another node joins. Beside it, in turns: the restart of a bare torchrun, and
+the same SIGTERM under torch's own c10d.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.figures import Bar, Figure, percentile
+from benchmarks.hosts import PAUSE_S, PROCESSES, SIDECARS
+from benchmarks.node_processes import Sidecar, Torchrun
+from benchmarks.sidecar_parts import Sidecar as Parts
+from benchmarks.sidecar_parts import TimedRunDir, identity
+from benchmarks.training import SAVE_S, STEP_S
+from benchmarks.worker import Worker, worker
+from benchmarks.worlds import bare_restart, torchruns, until_world
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.store import Put
+from rdzv.store.etcd import EtcdStore
+from rdzv.watching import Mirror, Watching
+
+NOTICES = 300
+TURNS = 3
+DRAINS = 3
+"""Of each job: after each, another node joins."""
+
+NODES = 3
+SIZE = (2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One drain. Seconds: notice to ``last_commit`` on record, release to the survivors' next
+    step, notice to that step."""
+
+    committed_s: float
+    next_step_s: float
+    total_s: float
+
+
+async def measure(notices: int = NOTICES, turns: int = TURNS) -> list[Figure]:
+    """Measure the lists first, then jobs in turns with what they are held against."""
+    delisted, writes = await _delist(notices)
+    _say(f"{notices} notices: median {percentile(delisted, 0.5) * 1e3:.1f} ms to the last list")
+    drains: list[Drained] = []
+    bare: list[float] = []
+    native: list[float] = []
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        for turn in range(turns):
+            bare.append(await bare_restart(root / f"bare-{turn}"))
+            drains += await _drains(root / f"job-{turn}", endpoint)
+            native.append(await _native(root / f"native-{turn}"))
+            _say(
+                f"bare restart {bare[-1]:.2f} s; drained, to the next step:"
+                f" {', '.join(f'{one.next_step_s:.2f}' for one in drains[-DRAINS:])} s;"
+                f" native SIGTERM: {native[-1]:.2f} s"
+            )
+    committed = [one.committed_s for one in drains]
+    beyond = [one.next_step_s - median(bare) for one in drains]
+    return [
+        Figure(
+            f"drain/notice to delisted on {SIDECARS} sidecars, p99",
+            percentile(delisted, 0.99) * 1e3,
+            "ms",
+            Bar("value", "<=", 250),
+            tuple(latency * 1e3 for latency in delisted),
+            percentile(writes, 0.99) * 1e3,
+            "one transaction",
+            tuple(write * 1e3 for write in writes),
+        ),
+        Figure(
+            "drain/notice to all committed, beyond one step and the save",
+            median(committed) - STEP_S - SAVE_S,
+            "s",
+            Bar("value", "<=", 0.5),
+            tuple(one - STEP_S - SAVE_S for one in committed),
+        ),
+        Figure(
+            "drain/release to the survivors' next step, beyond a bare restart",
+            median(beyond),
+            "s",
+            Bar("value", "<=", 2.0),
+            tuple(beyond),
+            median(bare),
+            "bare restart",
+            tuple(bare),
+        ),
+        Figure(
+            "drain/SIGTERM to the survivors' next step",
+            median([one.total_s for one in drains]),
+            "s",
+            None,
+            tuple(one.total_s for one in drains),
+            median(native),
+            "native c10d",
+            tuple(native),
+        ),
+    ]
+
+
+# -- the lists
+
+
+async def _delist(notices: int) -> tuple[list[float], list[float]]:
+    """From a notice at one sidecar until the last of the others has delisted it."""
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-"))
+        workers = [
+            await stack.enter_async_context(worker("benchmarks.sidecar_parts"))
+            for _ in range(PROCESSES)
+        ]
+        for number, one in enumerate(workers):
+            await one.ask(
+                "start",
+                endpoint=endpoint,
+                job="drain",
+                members=[f"node-{n}" for n in range(number, SIDECARS, PROCESSES)],
+                min_nodes=1,
+                max_nodes=2 * SIDECARS,
+                run_dirs=root,
+            )
+        latencies, writes = [], []
+        for number in range(notices):
+            latency_s, write_s = await _give_notice(workers, endpoint, Path(root), number)
+            latencies.append(latency_s)
+            writes.append(write_s)
+        return latencies, writes
+
+
+async def _give_notice(
+    workers: Sequence[Worker], endpoint: str, root: Path, number: int
+) -> tuple[float, float]:
+    """Let one more member come, be told to go, and leave."""
+    member = f"extra-{number}"
+    store = EtcdStore([endpoint])
+    run_dir = TimedRunDir(root / member, lambda: None)
+    parts = Parts(store, JobKeys("bench", "drain"), identity(member, 1, 2 * SIDECARS), run_dir)
+    running = asyncio.create_task(parts.run())
+    try:
+        await parts.ready()
+        await _on_lists(workers, member, present=True)
+        sent_s = monotonic()
+        _, writer = await asyncio.open_unix_connection(run_dir.path / "notice.sock")
+        notice = {"notice": "prestop", "reason": "a benchmark", "seconds_left": 30}
+        writer.write(json.dumps(notice).encode() + b"\n")
+        last_s = await _on_lists(workers, member, present=False)
+        writer.close()
+        written_s = monotonic()
+        await store.txn([], [Put("/bench/probe", member.encode())])
+        write_s = monotonic() - written_s
+        await parts.registrar.leave(5.0)
+        await asyncio.sleep(PAUSE_S)
+        return last_s - sent_s, write_s
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await store.close()
+
+
+async def _on_lists(workers: Sequence[Worker], member: str, *, present: bool) -> float:
+    renamed_s = await asyncio.gather(
+        *(one.ask("delivered", timeout_s=20, member=member, present=present) for one in workers)
+    )
+    return max(float(at_s) for share in renamed_s for at_s in share)
+
+
+# -- a job
+
+
+class Node:
+    """One simulated pod: a sidecar, and a torchrun under ``muster-run``."""
+
+    def __init__(self, directory: Path, job: str, name: str, endpoint: str) -> None:
+        self.name = name
+        self._directory = directory
+        self.sidecar = Sidecar(directory / name, job, name, endpoint, SIZE, wrapped=True)
+        self.torchrun: Torchrun
+
+    async def start(self) -> None:
+        """Start its sidecar, then its container."""
+        await self.sidecar.start()
+        await self.sidecar.ready()
+        self.torchrun = Torchrun(
+            self._directory / f"{self.name}.torchrun",
+            self.sidecar.torch_environment(),
+            "--max-restarts=9",
+            wrapper=self.sidecar.wrapper,
+        )
+        await self.torchrun.start()
+
+    async def end(self) -> None:
+        """End what is left of it."""
+        await self.sidecar.kill()
+        await self.torchrun.kill()
+
+
+class Record:
+    """What the store says of the drain that goes on, with the time at which it said so."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def committed(self, after_epoch: int) -> float:
+        """Wait until a commit newer than ``after_epoch`` is on record."""
+        while True:
+            snapshot = self._membership.snapshot()
+            if snapshot.last_commit is not None and snapshot.last_commit.epoch > after_epoch:
+                return monotonic()
+            await self._membership.changed_from(snapshot)
+
+    async def released(self, pod_of: str) -> float:
+        """Wait until the drain of the member ``pod_of`` has its outcome."""
+        while True:
+            snapshot = self._membership.snapshot()
+            for drain in snapshot.drains.values():
+                if drain.member == pod_of and drain.outcome:
+                    if drain.outcome != "committed":
+                        raise RuntimeError(f"a drain ended {drain.outcome}")
+                    return monotonic()
+            await self._membership.changed_from(snapshot)
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest attempt."""
+        commit = self._membership.snapshot().commit
+        return commit.epoch if commit else 0
+
+
+async def _drains(directory: Path, endpoint: str) -> list[Drained]:
+    """Drain rank 0 of one job, again and again; after each, another node joins."""
+    await asyncio.to_thread(directory.mkdir)
+    keys = JobKeys("bench", directory.name)
+    nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
+    drained = []
+    async with _record(keys, endpoint) as record:
+        try:
+            await asyncio.gather(*(node.start() for node in nodes))
+            for turn in range(DRAINS):
+                first = await _rank_0(nodes)
+                staying = [node for node in nodes if node is not first]
+                drained.append(await _drain(record, first, staying))
+                nodes.remove(first)
+                await first.end()
+                if turn + 1 < DRAINS:
+                    name = f"node-{NODES + turn}"
+                    nodes.append(Node(directory, directory.name, name, endpoint))
+                    await nodes[-1].start()
+        finally:
+            await asyncio.gather(*(node.end() for node in nodes))
+    return drained
+
+
+async def _drain(record: Record, leaver: Node, staying: Sequence[Node]) -> Drained:
+    survivors = [node.torchrun for node in staying]
+    before = set().union(*(torchrun.steps.pids for torchrun in survivors))
+    epoch = record.epoch
+    assert leaver.torchrun.process is not None
+    noticed_s = monotonic()
+    leaver.torchrun.process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        committed_s = await record.committed(epoch)
+        released_s = await record.released(leaver.name)
+    stepped_s = await until_world(survivors, size=len(survivors), without=before)
+    status = await leaver.torchrun.process.wait()
+    if status != 128 + signal.SIGTERM:
+        raise RuntimeError(f"a drained container ended with {status}")
+    return Drained(committed_s - noticed_s, stepped_s - released_s, stepped_s - noticed_s)
+
+
+async def _rank_0(nodes: Sequence[Node]) -> Node:
+    """Wait for a world of all nodes, and find its rank 0."""
+    await until_world([node.torchrun for node in nodes], size=len(nodes))
+    for node in nodes:
+        steps = node.torchrun.steps
+        newest = max((steps.of(pid)[-1] for pid in steps.pids), key=lambda step: step.at_s)
+        if newest.rank == 0:
+            return node
+    raise RuntimeError("no node has rank 0")
+
+
+@asynccontextmanager
+async def _record(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
+    store = EtcdStore([endpoint])
+    mirror = Mirror(keys.prefix, monotonic)
+    watching = asyncio.create_task(Watching(store, mirror).run())
+    try:
+        yield Record(Membership(keys, mirror))
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await store.close()
+
+
+async def _native(directory: Path) -> float:
+    """From a SIGTERM of one agent that hosts nothing to the others' next step, natively."""
+    port = free_port()
+    async with torchruns() as running:
+        for number in range(NODES):
+            running.append(
+                Torchrun(
+                    directory / f"node-{number}",
+                    {"PET_LOCAL_ADDR": "127.0.0.1"},
+                    f"--nnodes={SIZE[0]}:{SIZE[1]}",
+                    "--rdzv-backend=c10d",
+                    f"--rdzv-endpoint=127.0.0.1:{port}",
+                    "--rdzv-id=native",
+                    f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=3",
+                    "--max-restarts=9",
+                )
+            )
+            await running[-1].start()
+        await until_world(running, size=NODES)
+        before = set().union(*(torchrun.steps.pids for torchrun in running))
+        leaver = running[-1]
+        assert leaver.process is not None
+        noticed_s = time.monotonic()
+        leaver.process.send_signal(signal.SIGTERM)
+        stepped_s = await until_world(running[:-1], size=NODES - 1, without=before)
+        return stepped_s - noticed_s
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

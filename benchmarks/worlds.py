@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds of real torchruns: waiting for one, and what a bare torchrun takes to restart its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Sequence, Set
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from benchmarks.node_processes import Torchrun
+
+SETTLED_S = 2.0
+"""A world makes steps for so long before something is done to it."""
+
+DEADLINE_S = 90.0
+
+
+async def bare_restart(directory: Path) -> float:
+    """From the kill -9 of one of two workers of one torchrun to the step of the restarted two."""
+    async with torchruns() as running:
+        torchrun = Torchrun(directory, {}, "--standalone", "--nproc-per-node=2", "--max-restarts=9")
+        running.append(torchrun)
+        await torchrun.start()
+        await until_world([torchrun], size=2, workers=2)
+        before = torchrun.steps.pids
+        killed_s = time.monotonic()
+        os.kill(min(before), signal.SIGKILL)
+        return await until_world([torchrun], size=2, workers=2, without=before) - killed_s
+
+
+async def until_world(
+    torchruns: Sequence[Torchrun],
+    *,
+    size: int,
+    workers: int = 1,
+    without: Set[int] = frozenset(),
+) -> float:
+    """Wait until new workers of all ``torchruns`` have made steps in one world, for a while.
+
+    Returns when the last of them had made its first.
+    """
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            await asyncio.sleep(0.1)
+            firsts: list[float] = []
+            for torchrun in torchruns:
+                if torchrun.ended:
+                    raise RuntimeError(f"a torchrun ended:\n{torchrun.last_words()}")
+                for pid in (torchrun.workers() & torchrun.steps.pids) - without:
+                    steps = torchrun.steps.of(pid)
+                    if steps and steps[-1].size == size:
+                        firsts.append(steps[0].at_s)
+            settled = len(firsts) == workers * len(torchruns)
+            if settled and time.monotonic() - max(firsts) >= SETTLED_S:
+                return max(firsts)
+
+
+@asynccontextmanager
+async def torchruns() -> AsyncIterator[list[Torchrun]]:
+    running: list[Torchrun] = []
+    try:
+        yield running
+    finally:
+        for torchrun in running:
+            await torchrun.kill()
