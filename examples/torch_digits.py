@@ -5,8 +5,8 @@
 
 The data are the 1797 images that come inside scikit-learn. Each step takes the same global batch,
 whatever the world size, and every rank its share of it, so that a job that lost and gained nodes
-ends where an undisturbed one does. Rank 0 saves at the end of each epoch; a new world goes on from
-there.
+ends where an undisturbed one does. Rank 0 saves at the end of each epoch, and where a drain asks
+for it; a new world goes on from there.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ def build_net() -> nn.Module:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Rank 0's checkpoint, handed to every rank, so that no two go on from different epochs."""
+    """Rank 0's checkpoint, handed to every rank, so that no two go on from different steps."""
     found: list[dict[str, Any] | None] = [None]
     if dist.get_rank() == 0 and path.exists():
         found[0] = torch.load(path, weights_only=True)
     dist.broadcast_object_list(found, 0)
-    return found[0]
+    saved = found[0]
+    step = saved["step"] if saved is not None else 0
+    if step < (committed := muster.last_commit() or 0):
+        raise SystemExit(f"step {committed} was saved, not in {path}: share it between all nodes")
+    return saved
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -89,19 +93,21 @@ def main() -> None:
     images, labels, test_images, test_labels = load_images()
     net = build_net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    first_epoch = 0
+    start = 0
     if (saved := load_checkpoint(checkpoint)) is not None:
         net.load_state_dict(saved["net"])
         optimizer.load_state_dict(saved["optimizer"])
-        first_epoch = saved["epoch"]
+        start = saved["step"]
     model = DistributedDataParallel(net)
-    print(f"rank {rank} of {world_size} starts at epoch {first_epoch}", flush=True)
+    print(f"rank {rank} of {world_size} starts at step {start}", flush=True)
 
     steps_per_epoch = len(labels) // GLOBAL_BATCH
     next_step_s = time.monotonic()
-    for epoch in range(first_epoch, arguments.epochs):
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED + epoch))
-        for index in range(steps_per_epoch):
+    with muster.drain() as drain:
+        for step in range(start + 1, arguments.epochs * steps_per_epoch + 1):
+            epoch, index = divmod(step - 1, steps_per_epoch)
+            shuffle = torch.Generator().manual_seed(SEED + epoch)
+            order = torch.randperm(len(labels), generator=shuffle)
             batch = order[index * GLOBAL_BATCH : (index + 1) * GLOBAL_BATCH]
             mine = batch[rank::world_size]
             # The ranks' gradients are averaged: this weight makes that the mean over the batch,
@@ -110,12 +116,13 @@ def main() -> None:
             optimizer.zero_grad()
             (loss * world_size / GLOBAL_BATCH).backward()
             optimizer.step()
-            muster.report_step(epoch * steps_per_epoch + index + 1)
+            if drain.commit_due(step) or step % steps_per_epoch == 0:
+                if rank == 0:
+                    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+                    save_checkpoint(checkpoint, {**state, "step": step})
+                drain.committed(step)
             next_step_s = max(next_step_s + arguments.step_ms / 1000, time.monotonic())
             time.sleep(max(0.0, next_step_s - time.monotonic()))
-        if rank == 0:
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-            save_checkpoint(checkpoint, {**state, "epoch": epoch + 1})
 
     if rank == 0:
         with torch.no_grad():

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step loop and nothing else, for drills: one all_reduce a step, a checkpoint every 20 steps.
 
-muster local --nodes 3 --event kill:rank0@30s -- torchrun examples/torch_steps.py --steps 600
+    muster local --nodes 3 --event kill:rank0@30s -- torchrun examples/torch_steps.py --steps 600
+
+Where a drain asks for it, the step is saved as well. Rank 0 alone has to save something, into a
+directory that all nodes share; every rank says that it has done its part.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ CHECKPOINT_EVERY_STEPS = 20
 
 def load_step(path: Path) -> int:
     """The step that the last checkpoint was taken at, 0 without one."""
-    return int(json.loads(path.read_text())["step"]) if path.exists() else 0
+    step = int(json.loads(path.read_text())["step"]) if path.exists() else 0
+    if step < (committed := muster.last_commit() or 0):
+        raise SystemExit(f"step {committed} was saved, not in {path}: share it between all nodes")
+    return step
 
 
 def save_step(path: Path, step: int) -> None:
@@ -49,16 +55,18 @@ def main() -> None:
     print(f"rank {rank} of {world_size} starts at step {int(start)}", flush=True)
 
     next_step_s = time.monotonic()
-    for step in range(int(start) + 1, arguments.steps + 1):
-        ranks = torch.ones(1)
-        dist.all_reduce(ranks)
-        if int(ranks) != world_size:
-            raise RuntimeError(f"step {step}: summed {int(ranks)} ranks in a world of {world_size}")
-        muster.report_step(step)
-        if rank == 0 and step % CHECKPOINT_EVERY_STEPS == 0:
-            save_step(checkpoint, step)
-        next_step_s = max(next_step_s + arguments.step_ms / 1000, time.monotonic())
-        time.sleep(max(0.0, next_step_s - time.monotonic()))
+    with muster.drain() as drain:
+        for step in range(int(start) + 1, arguments.steps + 1):
+            ranks = torch.ones(1)
+            dist.all_reduce(ranks)
+            if int(ranks) != world_size:
+                raise RuntimeError(f"step {step}: {int(ranks)} ranks in a world of {world_size}")
+            if drain.commit_due(step) or step % CHECKPOINT_EVERY_STEPS == 0:
+                if rank == 0:
+                    save_step(checkpoint, step)
+                drain.committed(step)
+            next_step_s = max(next_step_s + arguments.step_ms / 1000, time.monotonic())
+            time.sleep(max(0.0, next_step_s - time.monotonic()))
 
     print(f"rank {rank} of {world_size} done at step {arguments.steps}", flush=True)
     dist.barrier()

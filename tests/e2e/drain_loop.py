@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training script for drills of draining: one all_reduce a step, saved where a drain asks for it.
+"""A training script for drills of draining: one all_reduce a step, saved where a drain asks so.
 
-It writes the step lines that ``step_loop.py`` writes, and beside them, to ``saves``, a line for each
+It writes the step lines that ``step_loop.py`` writes, and beside them, to ``saves``, a line for a
 save: monotonic time, step, rank, world size, restart count, pid, master. Every rank keeps one
 number that grows by one a step: its model. It ends, with all ranks at the same step, when
 ``STEP_LOOP_STOP`` exists.
