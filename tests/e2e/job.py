@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -130,7 +131,10 @@ class Node:
 
 
 class Job:
-    """A job in one store. ``slots`` processes a node; ``lease_s`` is the lease of its members."""
+    """A job in one store. ``slots`` processes a node; ``lease_s`` is the lease of its members.
+
+    ``wrapped``: each torchrun is started by ``muster-run``, which then serves its rendezvous port.
+    """
 
     def __init__(
         self,
@@ -147,6 +151,9 @@ class Job:
         max_restarts: int = 30,
         sidecar_environ: Mapping[str, str] | None = None,
         proxied: bool = False,
+        wrapped: bool = False,
+        script: Path = STEP_LOOP,
+        script_environ: Mapping[str, str] | None = None,
     ) -> None:
         self.token = secrets.token_hex(6)
         self.name = name or f"job-{self.token}"
@@ -160,6 +167,8 @@ class Job:
         self.told: list[tuple[float, str]] = []
         self._sidecar_environ = dict(sidecar_environ or {})
         self._proxied = proxied
+        self._wrapped = wrapped
+        self._script, self.script_environ = script, dict(script_environ or {})
         self._added = 0
         self._proxies: list[TcpProxy] = []
         self._stop, self._fail = self.directory / "stop", self.directory / "fail"
@@ -214,7 +223,8 @@ class Job:
                 "MUSTER_SLOTS": str(self.slots),
                 "MUSTER_ETCD_ENDPOINTS": ",".join(self._endpoints_of(node)),
                 "MUSTER_RUN_DIR": str(node.run_dir),
-                "MUSTER_C10D_PORT": str(node.c10d_port),
+                "MUSTER_C10D_PORT": "0" if self._wrapped else str(node.c10d_port),
+                "MUSTER_RELAY_PORT": str(node.c10d_port),
                 "MUSTER_HTTP_PORT": str(node.http_port),
                 "MUSTER_LEASE_TTL": f"{self.lease_s:g}s",
                 "MUSTER_LOG_FORMAT": "plain",
@@ -231,23 +241,38 @@ class Job:
         self._proxies.append(proxy)
         return self.background.run(proxy.__aenter__())
 
-    def start_launcher(self, node: Node, *, max_restarts: int | None = None) -> None:
-        """Start torchrun with what the sidecar has delivered, or start it again."""
+    def start_launcher(
+        self, node: Node, *, max_restarts: int | None = None, shell: str = ""
+    ) -> None:
+        """Start torchrun with what the sidecar has delivered, or start it again.
+
+        ``shell``: the text that ``sh -c`` runs, with {} for the command.
+        """
         restarts = self.max_restarts if max_restarts is None else max_restarts
         self.tell(f"{node.name}: torchrun starts")
-        delivered = dict(
-            line.split("=", 1) for line in (node.run_dir / "env").read_text().splitlines()
-        )
+        if self._wrapped:
+            # It brings the delivered variables itself, and its word is the last one.
+            wrapper = [str(node.run_dir / "bin" / "muster-run"), "--"]
+            delivered = {"MUSTER_RUN_DIR": str(node.run_dir), "PET_RDZV_ENDPOINT": "localhost:1"}
+        else:
+            wrapper = []
+            lines = (node.run_dir / "env").read_text().splitlines()
+            delivered = dict(line.split("=", 1) for line in lines)
+        command = [
+            *(self.python, "-m", "torch.distributed.run"),
+            *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}"),
+            str(self._script),
+        ]
+        if shell:
+            command = ["sh", "-c", shell.format(shlex.join(command))]
         node.launcher = self._start(
             node,
-            [
-                *(self.python, "-m", "torch.distributed.run"),
-                *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}"),
-                str(STEP_LOOP),
-            ],
+            [*wrapper, *command],
             "torchrun.log",
             {
+                "PYTHONPATH": str(node.run_dir / "python"),
                 **delivered,
+                **self.script_environ,
                 "OMP_NUM_THREADS": "1",
                 "STEP_LOOP_DIR": str(self.steps.directory),
                 "STEP_LOOP_STOP": str(self._stop),
@@ -348,6 +373,13 @@ class Job:
         self.tell(f"{node.name}: sidecar killed")
         node.sidecar.kill()
         node.sidecar.wait(10)
+
+    def stop_sidecar(self, node: Node) -> None:
+        """SIGTERM to the sidecar alone, as for an upgrade in place."""
+        assert node.sidecar is not None
+        self.tell(f"{node.name}: sidecar stopped")
+        node.sidecar.terminate()
+        assert node.sidecar.wait(10) == 0
 
     def freeze(self, node: Node) -> None:
         """SIGSTOP everything of the node."""
@@ -472,6 +504,8 @@ class Job:
             state = f"complete with {len(seen.frozen)}" if seen.complete else "open"
             closed = f", closed by {seen.closed}" if seen.closed else ""
             moments.append((at_s, f"round {generation}.{seen.number} {state}{closed}"))
+        for at_s, commit in self.witness.commits:
+            moments.append((at_s, f"commit {commit.epoch}: {commit.phase}, {commit.reason}"))
         for world in self.steps.worlds():
             nodes = ", ".join(sorted(world.nodes))
             moments.append((world.began_s, f"first step of a world of {world.size}: {nodes}"))

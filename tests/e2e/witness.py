@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from launcher_shim.c10d.nodes import Node, Round
+from rdzv.commit import Commit
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys, last_name
 from rdzv.membership import Membership
@@ -34,6 +35,7 @@ class Witness:
 
     def __init__(self, background: Background, endpoints: Sequence[str], job: JobKeys) -> None:
         self.rounds: list[tuple[float, int, Round]] = []
+        self.commits: list[tuple[float, Commit]] = []
         self.sight = Sight(Snapshot(0), Round(), {})
         self._background = background
         self._job = job
@@ -76,4 +78,7 @@ class Witness:
                     nodes[last_name(key)] = Node.from_kv(kv)
         if not self.rounds or self.rounds[-1][1:] != (generation, current):
             self.rounds.append((time.monotonic(), generation, current))
+        commit = membership.commit
+        if commit is not None and (not self.commits or self.commits[-1][1] != commit):
+            self.commits.append((time.monotonic(), commit))
         self.sight = Sight(membership, current, nodes)
