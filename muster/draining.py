@@ -101,18 +101,25 @@ class Drain:
         Does nothing if ``commit_due`` did not ask for this save, so that a periodic checkpoint may
         share the line. Raises ``ValueError`` for another step than the one that is due.
         """
-        if not self._rank.saving:
+        if not self._is_due(step, "committed"):
             return
-        if step != self._rank.step:
-            raise ValueError(
-                "drain.committed(%d): the save of step %d is due" % (step, self._rank.step)
-            )
         with _sigterm_ends():
             due = True
             while due:  # again where a later attempt agrees on the very step that is saved already
                 self._rank = boundary.acknowledge(self._rank)
                 self._tell(self._rank)
                 due = self._follow()
+
+    def failed(self, step: int, why: str) -> None:
+        """Say that the save of ``step`` did not succeed, where the script itself goes on after it.
+
+        An exception that leaves the ``with`` block needs no such call. Returns when all ranks are
+        told to train on. Does nothing and raises as ``committed`` does.
+        """
+        if self._is_due(step, "failed"):
+            self._rank = boundary.fail(self._rank, why)
+            self._tell(self._rank)
+            self._follow()
 
     @property
     def leaving(self) -> bool:
@@ -133,6 +140,13 @@ class Drain:
         if reading is None or reading.deadline_boot_s is None:
             return None
         return max(0.0, reading.deadline_boot_s - time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def _is_due(self, step: int, call: str) -> bool:
+        if self._rank.saving and step != self._rank.step:
+            raise ValueError(
+                "drain.%s(%d): the save of step %d is due" % (call, step, self._rank.step)
+            )
+        return self._rank.saving != 0
 
     def _own_reading(self) -> Optional[Reading]:
         reading = self._gate.read() if self._gate is not None else None

@@ -152,6 +152,23 @@ def test_a_loop_that_ends_or_trains_on_unsaved_has_failed(pod: PodGate) -> None:
         assert told.step == 4
 
 
+def test_a_script_that_goes_on_after_a_failed_save_says_so_and_waits_for_the_others(
+    pod: PodGate,
+) -> None:
+    pod.show(replace(COMMIT, step=2))
+    with make(pod) as drain:
+        drain.failed(1, "nothing is due")
+        assert drain.commit_due(2)
+        with pytest.raises(ValueError, match="the save of step 2 is due"):
+            drain.failed(1, "")
+        with beside(lambda: drain.failed(2, "no space")) as waits:
+            pod.until(lambda told: told.failed == (4, "no space"))
+            time.sleep(0.02)
+            assert waits.is_alive(), "the others wait as well"
+            pod.show(VOID)
+        assert drain.commit_due(3) is False
+
+
 def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(pod: PodGate) -> None:
     pod.show(replace(COMMIT, step=2))
     with make(pod) as drain:
