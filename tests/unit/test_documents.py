@@ -21,7 +21,9 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md", "docs/protocol.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/protocol.md", "docs/training.md"]
+)
 def test_every_page_and_script_that_a_document_names_is_there(page: str) -> None:
     text = (ROOT / page).read_text()
     named = set(
