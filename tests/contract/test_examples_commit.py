@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples beside a gate moved by hand: saved where told, and gone on with from there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import muster
+from console.local.ports import free_ports
+from rdzv.commit import LastCommit
+from rdzv.gate import Gate
+from tests.unit.pod_gate import PodGate
+
+ROOT = Path(muster.__file__).parents[1]
+START_S = 60.0
+"""For torch to be imported, on cores that are shared."""
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
+
+
+@contextmanager
+def training(pod: PodGate, example: str, steps: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run an example as the only worker of the round that the pod's gate is of."""
+    address, _, port = pod.gate.master.partition(":")
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "MUSTER_RUN_DIR": str(pod.run_dir),
+        "CHECKPOINT_DIR": str(pod.run_dir / "shared"),
+        "TORCHELASTIC_RUN_ID": "job",
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples" / example), "--step-ms=20", *steps],
+        env=environ,
+        cwd=pod.run_dir,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("example", "steps"),
+    [
+        ("torch_steps.py", ["--steps=90"]),
+        ("torch_digits.py", ["--epochs=6"]),
+        ("torch_dcp.py", ["--steps=90"]),
+    ],
+)
+def test_an_example_goes_on_from_the_step_that_all_have_saved(
+    tmp_path: Path, example: str, steps: list[str]
+) -> None:
+    rounds = [f"127.0.0.1:{port}" for port in free_ports(2, random.Random(example))]
+    pod = PodGate(tmp_path, rounds[0])
+    idle = Gate(run="job", round=0, master=rounds[0])
+    pod.show(idle)
+    with training(pod, example, steps) as process:
+        pod.until(lambda told: told.step >= 3, timeout_s=START_S)
+        pod.show(replace(idle, epoch=1, phase="hold"))
+        pod.until(lambda told: told.held)
+        step = pod.told().step + 2
+        pod.show(replace(idle, epoch=1, phase="commit", step=step))
+        pod.until(lambda told: told.acked == (1, step))
+        process.terminate()
+        assert process.wait(10) == -signal.SIGTERM
+    last = LastCommit(step, 0, 1)
+    pod.show(replace(idle, round=1, master=rounds[1], epoch=1, last_commit=last))
+    with training(pod, example, steps) as process:
+        said, _ = process.communicate(timeout=START_S)
+    assert process.returncode == 0
+    assert f"starts at step {step}\n" in said
