@@ -43,8 +43,8 @@ class Drain:
         self._warned = False
 
     def __enter__(self) -> Drain:
-        if self._entered:
-            raise RuntimeError("muster.drain() is entered already: make one for each loop")
+        if self._entered or (self._file is not None and self._file.of_drain):
+            raise RuntimeError("muster.drain() is entered already: a process has one at a time")
         self._entered = True
         if self._file is not None and self._gate is not None:
             self._gate.wait_for_own(self._file.rank)
@@ -116,10 +116,11 @@ class Drain:
         An exception that leaves the ``with`` block needs no such call. Returns when all ranks are
         told to train on. Does nothing and raises as ``committed`` does.
         """
-        if self._is_due(step, "failed"):
+        due = self._is_due(step, "failed")
+        while due:  # again where a later attempt agrees on the very step that could not be saved
             self._rank = boundary.fail(self._rank, why)
             self._tell(self._rank)
-            self._follow()
+            due = self._follow()
 
     @property
     def leaving(self) -> bool:

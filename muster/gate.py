@@ -120,5 +120,5 @@ def parse(content: bytes) -> Reading:
             reason=str(fields["reason"]),
             last_commit=None if last is None else int(last["step"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

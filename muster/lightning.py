@@ -77,7 +77,7 @@ class MusterCallback(Callback):
             self._drain = None
 
     def _save(self, trainer: Trainer, step: int) -> None:
-        path = os.path.join(self._directory, "muster-%d.ckpt" % step)
+        path = _path(self._directory, step)
         trainer.save_checkpoint(path)
         if not trainer.is_global_zero:
             return
@@ -94,9 +94,11 @@ def last_checkpoint(directory: str) -> Optional[str]:
     Warns where the last commit is newer than all of them: then ``directory`` is not the same one
     for all pods.
     """
-    found = glob.glob(os.path.join(glob.escape(directory), "*.ckpt"))
-    whole = [path for path in found if os.path.isfile(path) or _is_whole(path)]
+    found = set(glob.glob(os.path.join(glob.escape(directory), "*.ckpt")))
     committed = last_commit()
+    if committed is not None:
+        found.add(_path(directory, committed))  # by name: a listing may be out of date
+    whole = [path for path in found if os.path.isfile(path) or _is_whole(path)]
     if committed is not None and not whole:
         log.warning(
             "all ranks have saved step %d, but there is no checkpoint in %s: is it a directory that"
@@ -105,6 +107,10 @@ def last_checkpoint(directory: str) -> Optional[str]:
             directory,
         )
     return max(whole, key=os.path.getmtime, default=None)
+
+
+def _path(directory: str, step: int) -> str:
+    return os.path.join(directory, "muster-%d.ckpt" % step)
 
 
 def _is_whole(sharded: str) -> bool:

@@ -78,13 +78,12 @@ def last_checkpoint(output_dir: str) -> Optional[str]:
     One that a save left unfinished when its process was killed is passed over. Warns where the last
     commit is not among them: then ``output_dir`` is not the same directory for all pods.
     """
-    newest = -1
-    if os.path.isdir(output_dir):
-        for name in os.listdir(output_dir):
-            match = _CHECKPOINT.fullmatch(name)
-            if match and _is_whole(os.path.join(output_dir, name), int(match.group(1))):
-                newest = max(newest, int(match.group(1)))
     committed = last_commit()
+    steps = set() if committed is None else {committed}  # by name: a listing may be out of date
+    if os.path.isdir(output_dir):
+        matches = map(_CHECKPOINT.fullmatch, os.listdir(output_dir))
+        steps.update(int(match.group(1)) for match in matches if match)
+    newest = max((step for step in steps if _is_whole(_path(output_dir, step), step)), default=-1)
     if committed is not None and newest < committed:
         log.warning(
             "all ranks have saved step %d, but the newest checkpoint in %s is of step %d: is it a"
@@ -93,7 +92,11 @@ def last_checkpoint(output_dir: str) -> Optional[str]:
             output_dir,
             max(newest, 0),
         )
-    return os.path.join(output_dir, "checkpoint-%d" % newest) if newest >= 0 else None
+    return _path(output_dir, newest) if newest >= 0 else None
+
+
+def _path(output_dir: str, step: int) -> str:
+    return os.path.join(output_dir, "checkpoint-%d" % step)
 
 
 def _is_whole(directory: str, step: int) -> bool:

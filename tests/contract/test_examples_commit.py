@@ -22,10 +22,10 @@ from rdzv.gate import Gate
 from tests.unit.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
-START_S = 60.0
+START_S = 100.0
 """For torch to be imported, on cores that are shared."""
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
 
 @contextmanager

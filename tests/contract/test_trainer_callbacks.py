@@ -23,7 +23,7 @@ from tests.unit.pod_gate import PodGate
 ROOT = Path(muster.__file__).parents[1]
 STEPS = 60
 MASTER = "10.0.0.7:40123"
-START_S = 60.0
+START_S = 100.0
 """For a library to be imported, on cores that are shared."""
 
 
@@ -64,7 +64,7 @@ def counted(log: Path) -> list[int]:
 
 
 @pytest.mark.torch
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("script", "checkpoint"),
     [

@@ -165,7 +165,11 @@ def test_a_script_that_goes_on_after_a_failed_save_says_so_and_waits_for_the_oth
             pod.until(lambda told: told.failed == (4, "no space"))
             time.sleep(0.02)
             assert waits.is_alive(), "the others wait as well"
-            pod.show(VOID)
+            pod.show(replace(HOLD, epoch=5))
+            pod.until(lambda told: told.held)
+            pod.show(replace(COMMIT, epoch=5, step=2))
+            pod.until(lambda told: told.failed == (5, "no space"))
+            pod.show(replace(VOID, epoch=5))
         assert drain.commit_due(3) is False
 
 
@@ -262,6 +266,8 @@ def test_mistakes_are_said(pod: PodGate) -> None:
     with drain:
         with pytest.raises(RuntimeError, match="entered already"):
             drain.__enter__()
+        with pytest.raises(RuntimeError, match="one at a time"):
+            Drain(drain._file, drain._gate).__enter__()
         drain.commit_due(5)
         drain.committed(5)  # nothing was due: a periodic checkpoint
         for step in (5, 4):
