@@ -13,7 +13,7 @@ from typing import TypeVar
 import click
 
 from agent.config import JobConfig
-from agent.draining.own_drain import reserve_of
+from agent.draining.notes import reserve_of
 from agent.logs import printable
 from agent.values import duration_s, free_text
 from console.looking import connected

@@ -66,7 +66,7 @@ class GateFile:
             if self._reading is None:
                 return None
             self._warn("it is gone")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self._warn(error)
         return self._reading
 

@@ -49,7 +49,9 @@ class DrainingSnapshot:
 
     ``round`` is None where no launcher has a rendezvous. ``votes`` are those of the present epoch,
     by member. ``pod_uid`` is the pod of the sidecar that decides, ``commands`` how many commands of
-    a Horovod launcher run in it; None where no such launcher uses it.
+    a Horovod launcher run in it; None where no such launcher uses it. ``sent`` is the newest epoch
+    that this sidecar voted in: a store that was emptied would count from 1 again, and what ranks
+    said before would count for the wrong attempt.
     """
 
     membership: Snapshot
@@ -58,6 +60,7 @@ class DrainingSnapshot:
     votes: Mapping[str, Vote]
     pod_uid: str
     commands: int | None = None
+    sent: int = 0
 
     @property
     def commit(self) -> Commit:

@@ -83,9 +83,9 @@ class Drains:
         await asyncio.to_thread(self._restore)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")
+            tasks.create_task(self.own.run(), name="own-drain")
             # Until the store has been read once, nothing is known: the gate stays as it lies.
             await self._mirror.changed_after(0)
-            tasks.create_task(self.own.run(), name="own-drain")
             tasks.create_task(self.steward.run(), name="steward")
             tasks.create_task(self.gatekeeper.run(), name="gatekeeper")
 

@@ -30,11 +30,15 @@ GATE_NAME = "gate.json"
 NOTE_NAME = "commit.json"
 PROGRESS_NAME = "progress"
 
-POLL_S = 0.015
-"""How often the ranks' progress is read while they are held or save: files tell of no change that
-another container makes."""
+POLL_S = (0.015, 0.25)
+"""How often the ranks' progress is read while they save: files tell of no change that another
+container makes. The longer it takes, the less often."""
 
-CUT_LOOK_S = 0.5
+POLL_SHARE = 0.02
+"""Of the time that a save takes already, how much it may seem longer for being looked at late."""
+
+LOOK_S = 0.5
+"""How often a sidecar looks whether the store is cut off, or the disk takes a file again."""
 
 
 class Gatekeeper:
@@ -59,8 +63,9 @@ class Gatekeeper:
         self._policy = policy
         self._clock = clock
         self._identity = writing.registrar.identity
-        self._sent = 0
         self._cut_since_s: float | None = None
+        self._shown_since_s = clock()
+        self._refused = False
         self._diary = Diary(log)
 
     def restore(self) -> None:
@@ -68,10 +73,17 @@ class Gatekeeper:
         try:
             content = self._run_dir.content(GATE_NAME)
             self.shown = None if content is None else Gate.from_json(GATE_NAME, content)
-            note = self._run_dir.content(NOTE_NAME)
-            self._sent = 0 if note is None else _sent_in(note)
         except (OSError, RecordError) as error:
             log.warning("the gate is made anew: %s", error, extra={"event": "gate_unreadable"})
+        try:
+            note = self._run_dir.content(NOTE_NAME)
+            self._sight.sent = 0 if note is None else _sent_in(note)
+        except (OSError, RecordError) as error:
+            # It may well have voted: only the store opens the gate then.
+            self._sight.sent = self.shown.epoch if self.shown else 0
+            log.warning(
+                "what was voted is not known: %s", error, extra={"event": "note_unreadable"}
+            )
 
     async def run(self) -> None:
         """Follow the store and the ranks for ever."""
@@ -86,8 +98,6 @@ class Gatekeeper:
                 last_commit=snapshot.membership.last_commit,
                 hold_s=self._policy.hold_s,
             )
-            if move.reason:
-                self._diary.say(move.reason)
             if not await self._do(move, snapshot):
                 await self._sight.changed_from(snapshot, self._pause_s(snapshot))
 
@@ -102,7 +112,7 @@ class Gatekeeper:
             pod_uid=self._identity.pod_uid,
             shown=self.shown,
             ranks=read_ranks(self._run_dir.path / PROGRESS_NAME),
-            sent=self._sent,
+            sent=self._sight.sent,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
             deadline_boot_s=self._own.due_boot_s,
         )
@@ -117,27 +127,39 @@ class Gatekeeper:
         if move.note is not None:
             return await self._note(move.note)
         if move.vote is not None:
+            self._diary.say(move.reason)
             return await self._send(move.vote, snapshot)
         return False
 
     async def _show(self, gate: Gate) -> bool:
-        try:
-            await asyncio.to_thread(self._run_dir.put, GATE_NAME, gate.to_json())
-        except OSError as error:
-            self._diary.say(f"{GATE_NAME} cannot be written: {error.strerror}")
+        if not await self._put(GATE_NAME, gate.to_json()):
             return False
-        self.shown = gate
-        log.debug("gate: %s", gate)
+        former, self.shown = self.shown or Gate(), gate
+        if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
+            log.info(
+                "the gate is %s: %s",
+                gate.phase,
+                gate.reason,
+                extra={"event": "gate", "phase": gate.phase, "epoch": gate.epoch},
+            )
+        if gate.phase != former.phase:
+            self._shown_since_s = self._clock()
         return True
 
     async def _note(self, epoch: int) -> bool:
-        content = dump_record({"sent": epoch})
-        try:
-            await asyncio.to_thread(self._run_dir.put, NOTE_NAME, content)
-        except OSError as error:
-            self._diary.say(f"{NOTE_NAME} cannot be written, so no vote is sent: {error.strerror}")
+        if not await self._put(NOTE_NAME, dump_record({"sent": epoch})):
             return False
-        self._sent = epoch
+        self._sight.sent = epoch
+        return True
+
+    async def _put(self, name: str, content: bytes) -> bool:
+        try:
+            await asyncio.to_thread(self._run_dir.put, name, content)
+        except OSError as error:
+            self._diary.say(f"{name} cannot be written: {error.strerror}")
+            self._refused = True
+            return False
+        self._refused = False
         return True
 
     async def _send(self, vote: Vote, snapshot: DrainingSnapshot) -> bool:
@@ -150,11 +172,17 @@ class Gatekeeper:
         return True
 
     def _pause_s(self, snapshot: DrainingSnapshot) -> float | None:
-        commit = snapshot.membership.commit
-        if commit is not None and commit.phase in ("hold", "commit"):
-            return POLL_S
-        # Nothing tells that the store has fallen silent.
-        return CUT_LOOK_S if self.shown is not None and self.shown.phase == "hold" else None
+        phase = self.shown.phase if self.shown is not None else "idle"
+        if phase == "commit" and self._ranks_save(snapshot):
+            least, most = POLL_S
+            return min(most, max(least, POLL_SHARE * (self._clock() - self._shown_since_s)))
+        # Nothing tells that the store has fallen silent, or is heard again.
+        return LOOK_S if self._refused or phase in ("hold", "commit") else None
+
+    def _ranks_save(self, snapshot: DrainingSnapshot) -> bool:
+        """Whether what the ranks of this pod say next is still to be told."""
+        vote = self._own_vote(snapshot)
+        return vote is not None and vote.acked is None and not vote.failed
 
 
 def _sent_in(note: bytes) -> int:

@@ -9,75 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from agent.draining.notes import NAME, SAME_DEADLINE_S, Notes
 from agent.draining.writing import Writing
-from agent.notices.notice import TERMINAL, Notice
+from agent.notices.notice import Notice
 from agent.notices.socket import Phase
 from agent.rundir import RunDir
 from rdzv.errors import RecordError
 from rdzv.membership import Membership
-from rdzv.model import Drain, Snapshot, dump_record, load_record, take
+from rdzv.model import Drain, Snapshot
 from rdzv.phases import phase_of
-from rdzv.store import Compare, Delete, Put
+from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)
 
-NAME = "drain.json"
-OUTLIVED_S = 5.0
-"""A pod that lives on for this long past its deadline was not being ended after all."""
+AGAIN_S = 0.2
+"""What could not be written to the store or to the disk is tried again after so long."""
 
-
-def reserve_of(grace_s: float) -> float:
-    """Seconds of a grace that belong to the processes' own end, after the drain's."""
-    return max(1.0, min(5.0, grace_s / 3))
-
-
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """What is known of the own drain. Times are of the boot clock, None where there is none.
-
-    ``sources`` are those of all notices. ``generation`` is the one that the drain was last seen
-    on record in, 0 for none.
-    """
-
-    sources: tuple[str, ...]
-    reason: str
-    deadline_boot_s: float | None
-    reserve_s: float
-    generation: int = 0
-
-    @property
-    def due_boot_s(self) -> float | None:
-        """When SIGTERM passes at the latest."""
-        return None if self.deadline_boot_s is None else self.deadline_boot_s - self.reserve_s
-
-    def to_json(self) -> bytes:
-        """Encode for the run directory."""
-        return dump_record(
-            {
-                "sources": self.sources,
-                "reason": self.reason,
-                "deadline_boot_s": self.deadline_boot_s,
-                "reserve_s": self.reserve_s,
-                "generation": self.generation,
-            }
-        )
-
-    @classmethod
-    def from_json(cls, content: bytes) -> Notes:
-        """Decode; raises ``RecordError``."""
-        fields = load_record(NAME, content)
-        deadline = fields.get("deadline_boot_s")
-        return cls(
-            tuple(str(source) for source in take(NAME, fields, "sources", list)),
-            take(NAME, fields, "reason", str),
-            None if deadline is None else take(NAME, fields, "deadline_boot_s", float),
-            take(NAME, fields, "reserve_s", float),
-            take(NAME, fields, "generation", int),
-        )
+Writes = tuple[Sequence[Compare], Sequence[Operation]]
 
 
 class OwnDrain:
@@ -103,6 +54,8 @@ class OwnDrain:
         self._identity = writing.registrar.identity
         self._grace_s = grace_s
         self._boot_s = boot_s
+        self._kept: Notes | None = None
+        self._recorded: tuple[float | None, float | None] = (None, None)
         self._stirred = asyncio.Event()
         self._phase: Phase | None = None
         self._phase_changed = asyncio.Event()
@@ -113,9 +66,13 @@ class OwnDrain:
         """Find what the sidecar before this one kept; may block for as long as the disk does."""
         try:
             content = self._run_dir.content(NAME)
-            self.notes = None if content is None else Notes.from_json(content)
+            kept = None if content is None else Notes.from_json(content)
         except (OSError, RecordError) as error:
             log.warning("a drain that was going on is looked up in the store alone: %s", error)
+            return
+        # A directory may outlive its pod, and what drained then does not drain now.
+        if kept is not None and kept.pod_uid == self._identity.pod_uid:
+            self.notes = self._kept = kept
 
     @property
     def active(self) -> bool:
@@ -129,12 +86,12 @@ class OwnDrain:
 
     def notify(self, notice: Notice) -> None:
         """Take a notice."""
-        left_s = self._grace_s if notice.seconds_left is None else notice.seconds_left
-        deadline_s = self._boot_s() + left_s
-        former = self.notes
-        if former is None:
+        now_s = self._boot_s()
+        if self.notes is None:
             self._phase = None
-            self.notes = Notes((notice.source,), notice.reason, deadline_s, reserve_of(left_s))
+            self.notes = Notes.of_notice(self._identity.pod_uid, notice, now_s, self._grace_s)
+            assert self.notes.deadline_boot_s is not None
+            left_s = round(self.notes.deadline_boot_s - now_s, 1)
             log.info(
                 "this pod is to go away within %.1f s (%s): %s",
                 left_s,
@@ -143,13 +100,7 @@ class OwnDrain:
                 extra={"event": "notice", "source": notice.source, "seconds_left": left_s},
             )
         else:
-            known_s = math.inf if former.deadline_boot_s is None else former.deadline_boot_s
-            self.notes = replace(
-                former,
-                sources=tuple(dict.fromkeys((*former.sources, notice.source))),
-                deadline_boot_s=min(known_s, deadline_s),
-                reserve_s=former.reserve_s or reserve_of(left_s),
-            )
+            self.notes = self.notes.and_notice(notice, now_s, self._grace_s)
         self._stirred.set()
 
     async def phase_after(self, known: Phase | None) -> Phase:
@@ -162,90 +113,117 @@ class OwnDrain:
 
     async def run(self) -> None:
         """See the drain through, for ever."""
-        kept = self.notes
         while True:
             self._stirred.clear()
             snapshot = self._membership.snapshot()
             drain = self._drain(snapshot)
-            await self._follow(snapshot, drain)
-            if self.notes != kept:
-                kept = self.notes
-                await self._keep(kept)
+            self._take_in(snapshot, drain)
+            kept = await self._keep()
             self._tell(snapshot, drain)
-            await self._change_from(snapshot)
+            written = await self._write(snapshot, drain)
+            await self._change_from(snapshot, None if kept and written else AGAIN_S)
 
     def _drain(self, snapshot: Snapshot) -> Drain | None:
         return snapshot.drains.get(self._identity.pod_uid)
 
-    async def _follow(self, snapshot: Snapshot, drain: Drain | None) -> None:
-        """Bring the record and the notes into step."""
+    def _take_in(self, snapshot: Snapshot, drain: Drain | None) -> None:
+        """Bring the notes into step with the record."""
         notes, job = self.notes, snapshot.job
-        if drain is not None and job is not None:
+        if job is None:
+            return
+        if drain is not None:
+            now_s = self._boot_s()
             if notes is None:
-                notes = self._notes_of(drain)
-            self.notes = replace(notes, generation=job.generation)
-            await self._end_if_outlived(drain)
-        elif notes is not None and job is not None:
-            if notes.generation == job.generation:
-                log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
-                self.notes = None
-            else:
-                await self._record(notes)
+                notes = Notes.of_drain(drain, now_s)
+                log.info(
+                    "this pod is drained by %s: %s",
+                    drain.requested_by or drain.source,
+                    drain.reason,
+                    extra={
+                        "event": "notice",
+                        "source": drain.source,
+                        "seconds_left": drain.seconds_left,
+                    },
+                )
+            self.notes = replace(notes, generation=job.generation, revision=drain.mod_revision)
+            if drain.seconds_left != self._recorded[0]:
+                left_s = drain.seconds_left
+                self._recorded = (left_s, None if left_s is None else now_s + left_s)
+        elif (
+            notes is not None
+            and notes.generation == job.generation
+            # A store that was emptied or restored has lost the drain: nobody has cancelled it.
+            and snapshot.revision >= notes.revision
+        ):
+            log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
+            self.notes = None
 
-    def _notes_of(self, drain: Drain) -> Notes:
-        """A drain that somebody else asked for: its time counts from when it is seen."""
-        left_s = drain.seconds_left
-        deadline_s = None if left_s is None else self._boot_s() + left_s
-        log.info(
-            "this pod is drained by %s: %s",
-            drain.requested_by or drain.source,
-            drain.reason,
-            extra={"event": "notice", "source": drain.source, "seconds_left": left_s},
-        )
-        return Notes((drain.source,), drain.reason, deadline_s, drain.reserve_s)
-
-    async def _record(self, notes: Notes) -> None:
-        held = self._writing.registrar.held
-        if held is None or not self._writing.registrar.registered.is_set():
-            return
-        key = self._membership.keys.in_generation(held.generation).drain(self._identity.pod_uid)
-        left_s = None
-        if notes.deadline_boot_s is not None:
-            left_s = max(0.0, notes.deadline_boot_s - self._boot_s())
-        drain = Drain(
-            pod_uid=self._identity.pod_uid,
-            member=self._identity.member,
-            reason=notes.reason,
-            source=notes.sources[0],
-            seconds_left=left_s,
-            reserve_s=notes.reserve_s,
-            requested_by=self._identity.member,
-        )
-        await self._writing.txn([Compare(key, "create", "=", 0)], [Put(key, drain.to_json())])
-
-    async def _end_if_outlived(self, drain: Drain) -> None:
-        """Take a drain back behind which there was no end: only the sidecar was restarted."""
+    async def _keep(self) -> bool:
+        """Keep the notes for the sidecar that starts here next; False if that failed."""
         notes = self.notes
-        if notes is None or notes.deadline_boot_s is None or not drain.outcome:
-            return
-        if TERMINAL.intersection(notes.sources) or notes.sources[0] != "prestop":
-            return
-        if self._boot_s() < notes.deadline_boot_s + OUTLIVED_S:
-            return
-        keys = self._membership.keys.in_generation(notes.generation)
-        key = keys.drain(drain.pod_uid)
-        why = "the pod has outlived its grace: only its sidecar was stopped, and it may come back"
-        await self._writing.txn(
-            [Compare(key, "mod", "=", drain.mod_revision)],
-            [Delete(key), *self._writing.history(drain.member, why, {"outcome": "cancelled"})],
-        )
+        if notes == self._kept:
+            return True
+        try:
+            if notes is None:
+                await asyncio.to_thread((self._run_dir.path / NAME).unlink, missing_ok=True)
+            else:
+                await asyncio.to_thread(self._run_dir.put, NAME, notes.to_json())
+        except OSError as error:
+            self._writing.say(f"{NAME} cannot be written: {error.strerror}")
+            return False
+        self._kept = notes
+        return True
+
+    async def _write(self, snapshot: Snapshot, drain: Drain | None) -> bool:
+        """Bring the record into step with the notes; False if that is still to be done."""
+        writes = self._writes(snapshot, drain)
+        if writes is None:
+            return True
+        due_s, now_s = self.due_boot_s, self._boot_s()
+        try:
+            # Whoever waits here must hear in time that the time is over.
+            async with asyncio.timeout(
+                due_s - now_s if due_s is not None and due_s > now_s else None
+            ):
+                return await self._writing.txn(*writes)
+        except TimeoutError:
+            return False
+
+    def _writes(self, snapshot: Snapshot, drain: Drain | None) -> Writes | None:
+        notes, job, now_s = self.notes, snapshot.job, self._boot_s()
+        if notes is None or job is None:
+            return None
+        key = self._membership.keys.in_generation(job.generation).drain(notes.pod_uid)
+        if drain is None:
+            record = notes.record(self._identity.member, now_s)
+            return [Compare(key, "create", "=", 0)], [Put(key, record.to_json())]
+        unchanged = [Compare(key, "mod", "=", drain.mod_revision)]
+        if drain.outcome:
+            outlived_s = notes.outlived_boot_s
+            if outlived_s is None or now_s < outlived_s:
+                return None
+            why = "the pod outlives its grace: only its sidecar was stopped, and it may come back"
+            history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
+            return unchanged, [Delete(key), *history]
+        if notes.deadline_boot_s is None or (
+            self._recorded[1] is not None
+            and self._recorded[1] <= notes.deadline_boot_s + SAME_DEADLINE_S
+        ):
+            return None
+        sooner = notes.record(drain.member, now_s)
+        sooner = replace(drain, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
+        return unchanged, [Put(key, sooner.to_json())]
+
+    # -- telling
 
     def _tell(self, snapshot: Snapshot, drain: Drain | None) -> None:
         phase = self._phase_now(snapshot, drain)
         if phase is None or phase == self._phase:
             return
         self._phase = phase
-        log.info("%s", phase.sentence, extra={"event": "drain", "phase": phase.name})
+        if phase.last:
+            # What comes before that is told of where the gate is shown.
+            log.info("%s", phase.sentence, extra={"event": "drain", "phase": phase.name})
         changed, self._phase_changed = self._phase_changed, asyncio.Event()
         changed.set()
 
@@ -254,34 +232,26 @@ class OwnDrain:
         if notes is None:
             was_going = self._phase is not None and not self._phase.last
             return Phase("cancelled", "the drain was cancelled") if was_going else None
-        if drain is not None:
-            stand = phase_of(snapshot, drain)
-            if stand.name == "released":
-                return Phase("released", stand.sentence, stand.outcome)
+        stand = phase_of(snapshot, drain) if drain is not None else None
+        if stand is not None and stand.outcome:
+            return Phase("released", stand.sentence, stand.outcome)
         if notes.due_boot_s is not None and self._boot_s() >= notes.due_boot_s:
             return Phase("released", "the time is over before all had saved", "expired")
-        if drain is None:
+        if stand is None:
             return Phase("noted", "the notice is not on record yet")
         return Phase(stand.name, stand.sentence)
 
-    async def _keep(self, notes: Notes | None) -> None:
-        """Keep the notes for the sidecar that starts here next."""
-        try:
-            if notes is None:
-                await asyncio.to_thread((self._run_dir.path / NAME).unlink, missing_ok=True)
-            else:
-                await asyncio.to_thread(self._run_dir.put, NAME, notes.to_json())
-        except OSError as error:
-            log.error("%s cannot be written: %s", NAME, error, extra={"event": "drain_not_kept"})
+    # -- waiting
 
-    async def _change_from(self, snapshot: Snapshot) -> None:
+    async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
         """Wait for a notice, a change in the store, or the moment at which time changes things."""
         stirred = asyncio.create_task(self._stirred.wait(), name="notice")
         changed = asyncio.create_task(self._membership.changed_from(snapshot), name="membership")
+        left_s = [s for s in (timeout_s, *self._moments_left_s()) if s is not None]
         try:
             await asyncio.wait(
                 (stirred, changed),
-                timeout=self._pause_s(),
+                timeout=min(left_s, default=None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
@@ -289,16 +259,9 @@ class OwnDrain:
                 task.cancel()
             await asyncio.gather(stirred, changed, return_exceptions=True)
 
-    def _pause_s(self) -> float | None:
-        notes = self.notes
-        if notes is None:
-            return None
-        registered = self._writing.registrar.registered.is_set()
-        moments = [self._boot_s() + 0.1] if registered and not notes.generation else []
-        if not registered:
-            moments.append(self._boot_s() + 0.5)
-        if notes.deadline_boot_s is not None:
-            now = self._boot_s()
-            ends = (notes.deadline_boot_s - notes.reserve_s, notes.deadline_boot_s + OUTLIVED_S)
-            moments += [at for at in ends if at > now]
-        return max(0.01, min(moments) - self._boot_s()) if moments else None
+    def _moments_left_s(self) -> list[float]:
+        if self.notes is None:
+            return []
+        now_s = self._boot_s()
+        moments = (self.notes.due_boot_s, self.notes.outlived_boot_s)
+        return [moment - now_s for moment in moments if moment is not None and moment > now_s]

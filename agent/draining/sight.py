@@ -16,12 +16,16 @@ COMMANDS_NAME = "workers"
 
 
 class Sight:
-    """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next."""
+    """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
+
+    ``sent`` is the newest epoch that the gatekeeper has noted as voted in.
+    """
 
     def __init__(
         self, membership: Membership, endpoint: Endpoint, pod_uid: str, run_dir: Path
     ) -> None:
         self.membership = membership
+        self.sent = 0
         self._endpoint = endpoint
         self._pod_uid = pod_uid
         self._commands_dir = run_dir / COMMANDS_NAME
@@ -37,6 +41,7 @@ class Sight:
             votes=self.membership.votes(),
             pod_uid=self._pod_uid,
             commands=commands,
+            sent=self.sent,
         )
 
     async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from agent.draining.chronicle import Chronicle
@@ -25,6 +26,12 @@ STAGGER_S = (0.1, 0.4)
 COMMANDS_LOOK_S = 0.1
 """How often the commands of a pod that drains are counted: files tell of no change."""
 
+LOOK_S = (0.05, 0.5)
+"""Shortest pause between two looks, and that of a sidecar which is not registered just now."""
+
+STANDS_S = 2.0
+"""A reason why nothing moves is said once it has stood for so long."""
+
 FINISHED_KEPT = 100
 """Drains of pods that are gone. A pod behind a cut may still come back, and find its own."""
 
@@ -43,7 +50,6 @@ class Steward:
         boot_s: Callable[[], float],
         random: Random,
     ) -> None:
-        self.reason = ""
         self._sight = sight
         self._writing = writing
         self._own = own
@@ -56,6 +62,8 @@ class Steward:
         self._chronicle = Chronicle()
         self._due_since_s: float | None = None
         self._patience_s = 0.0
+        self._reason = ""
+        self._reason_since_s = 0.0
         self._diary = Diary(log)
 
     async def run(self) -> None:
@@ -66,19 +74,16 @@ class Steward:
             self._observations = observe(now, self._observations, snapshot, self._known_due_s(now))
             self._chronicle.see(now, snapshot.membership)
             decision = decide(now, snapshot, self._observations, self._policy)
-            if decision.reason:
-                self.reason = decision.reason
-                self._diary.say(decision.reason)
-            if self._is_due(decision):
+            wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
+            if decision.commit or decision.last_commit or decision.drains:
                 wait_s = self._turn_s(now, snapshot)
                 if wait_s <= 0:
                     await self._carry_out(now, snapshot, decision)
                     continue
             else:
                 self._due_since_s = None
-                wait_s = decision.wake_at_s - now
-                if self._forgettable(snapshot):
-                    await self._forget(snapshot)
+                if drains := self._forgettable(snapshot):
+                    await self._forget(snapshot, drains)
                     continue
             await self._sight.changed_from(snapshot, self._pause_s(snapshot, wait_s))
 
@@ -88,13 +93,24 @@ class Steward:
             return {}
         return {self._writing.registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
 
-    def _is_due(self, decision: Decision) -> bool:
-        registered = self._writing.registrar.registered.is_set()
-        something = decision.commit or decision.last_commit or decision.drains
-        return bool(something) and registered
+    def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> float:
+        """Say why nothing moves, where somebody waits for that; else how long until it is said."""
+        drains = snapshot.membership.drains.values()
+        joins = snapshot.round is not None and snapshot.round.newcomers
+        if decision.reason != self._reason:
+            self._reason, self._reason_since_s = decision.reason, now
+        if not joins and all(drain.outcome for drain in drains):
+            return math.inf
+        left_s = self._reason_since_s + STANDS_S - now
+        if left_s > 0:
+            return left_s
+        self._diary.say(decision.reason)
+        return math.inf
 
     def _turn_s(self, now: float, snapshot: DrainingSnapshot) -> float:
         """How long until it is this sidecar's turn to write what is due."""
+        if not self._writing.registrar.registered.is_set():
+            return LOOK_S[1]
         if self._due_since_s is None:
             self._due_since_s = now
             self._patience_s = self._random.uniform(*STAGGER_S)
@@ -112,6 +128,9 @@ class Steward:
             operations += self._entry(now, drain)
         if await self._writing.txn(compares, operations):
             self._due_since_s = None
+            if decision.commit is None:
+                # A commit is told of where its gate is shown, in every pod.
+                self._diary.say(decision.reason)
 
     def _entry(self, now: float, drain: Drain) -> tuple[Operation, ...]:
         details: dict[str, object] = {
@@ -138,11 +157,10 @@ class Steward:
         oldest_first = sorted(finished, key=lambda drain: drain.created_revision)
         return oldest_first[: max(0, len(finished) - FINISHED_KEPT)][:20]
 
-    async def _forget(self, snapshot: DrainingSnapshot) -> None:
+    async def _forget(self, snapshot: DrainingSnapshot, drains: Sequence[Drain]) -> None:
         job = snapshot.membership.job
         assert job is not None
         keys = self._sight.membership.keys.in_generation(job.generation)
-        drains = self._forgettable(snapshot)
         await self._writing.txn(
             [Compare(keys.drain(d.pod_uid), "mod", "=", d.mod_revision) for d in drains],
             [Delete(keys.drain(d.pod_uid)) for d in drains],
@@ -151,4 +169,4 @@ class Steward:
     def _pause_s(self, snapshot: DrainingSnapshot, wait_s: float) -> float | None:
         if snapshot.commands and self._own.active:
             wait_s = min(wait_s, COMMANDS_LOOK_S)
-        return None if wait_s == float("inf") else max(0.0, wait_s)
+        return None if wait_s == math.inf else max(LOOK_S[0], wait_s)

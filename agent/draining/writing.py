@@ -19,7 +19,7 @@ from rdzv.watching import Mirror
 log = logging.getLogger(__name__)
 
 PAUSE_S = (0.2, 0.5)
-"""After a transaction that the store did not take, or that lost."""
+"""After a transaction that the store did not take, or that lost once more in a row."""
 
 SEE_S = 5.0
 """Longest wait for the watch to show what a transaction found or wrote."""
@@ -33,7 +33,12 @@ class Writing:
         self._store = store
         self._mirror = mirror
         self._random = random
+        self._lost_before = False
         self._diary = Diary(log)
+
+    def say(self, sentence: str) -> None:
+        """Log why something about drains cannot be written, unless it was said last."""
+        self._diary.say(sentence)
 
     async def txn(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> bool:
         """Write once; return whether it was certainly written.
@@ -48,7 +53,7 @@ class Writing:
         try:
             result = await self._store.txn([*compares, *registered], list(operations))
         except StoreError as error:
-            self._diary.say(f"a drain waits for the store: {error}")
+            self.say(f"a drain waits for the store: {error}")
             await self._pause()
             return False
         try:
@@ -56,6 +61,10 @@ class Writing:
                 await self._mirror.reached(result.revision)
         except TimeoutError:
             log.info("the watch is more than %.0f s behind the store", SEE_S)
+        # Who loses once has seen the winner by now; who loses again may do so for ever.
+        if not result.succeeded and self._lost_before:
+            await self._pause()
+        self._lost_before = not result.succeeded
         return result.succeeded
 
     def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:

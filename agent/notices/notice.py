@@ -8,18 +8,15 @@ is never compared.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from rdzv.errors import RecordError
+from rdzv.model import take_seconds
 
 Source = Literal["prestop", "sigterm", "hold", "control"]
 """Who gave notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,
 ``muster-hold`` as the training container's preStop hook, or anybody else in the pod."""
-
-TERMINAL: frozenset[Source] = frozenset({"sigterm", "hold"})
-"""Sources behind which the training container really ends."""
 
 REASON_LENGTH = 200
 LINE_LENGTH = 4096
@@ -47,9 +44,7 @@ def read_notice(line: bytes) -> Notice:
         raise RecordError(f"'notice' is {source!r}: expected one of {', '.join(get_args(Source))}")
     if not isinstance(reason, str):
         raise RecordError(f"'reason' is {reason!r}: expected text")
-    if left is not None and (
-        isinstance(left, bool) or not isinstance(left, int | float) or not math.isfinite(left)
-    ):
-        raise RecordError(f"'seconds_left' is {left!r}: expected a number or null")
+    if left is not None:
+        left = take_seconds("a notice", fields, "seconds_left")
     printable = "".join(c if c.isprintable() else " " for c in reason)[:REASON_LENGTH]
-    return Notice(cast(Source, source), printable, None if left is None else max(0.0, left))
+    return Notice(cast(Source, source), printable, left)

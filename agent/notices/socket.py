@@ -21,7 +21,7 @@ from rdzv.errors import RecordError
 
 log = logging.getLogger(__name__)
 
-CONNECTIONS_MAX = 16
+CONNECTIONS_MAX = 64
 LINE_TIMEOUT_S = 5.0
 
 
@@ -63,7 +63,7 @@ class NoticeSocket:
         self._path = path
         self._notify = notify
         self._phase_after = phase_after
-        self._clients: set[asyncio.Task[object]] = set()
+        self._clients: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -76,30 +76,31 @@ class NoticeSocket:
             await asyncio.Event().wait()
         finally:
             server.close()
-            for task in tuple(self._clients):
-                task.cancel()
+            # Each sees its connection end; a task of asyncio's server is not to be cancelled.
+            for writer in self._clients.values():
+                writer.close()
             await asyncio.gather(*self._clients, return_exceptions=True)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self._clients[task] = writer
         try:
             # A client that goes away changes nothing: its notice stands.
             with suppress(ConnectionError, TimeoutError):
                 if len(self._clients) <= CONNECTIONS_MAX:
                     await self._converse(reader, writer)
         finally:
-            self._clients.discard(task)
+            del self._clients[task]
             writer.close()
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(LINE_TIMEOUT_S):
                 notice = read_notice(await reader.readuntil(b"\n"))
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        except asyncio.IncompleteReadError:
             return
-        except RecordError as error:
+        except (RecordError, asyncio.LimitOverrunError) as error:
             log.warning("a notice is refused: %s", error, extra={"event": "notice_refused"})
             writer.write(Phase("refused", str(error)).line())
             await writer.drain()

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains in the middle of which a sidecar dies, the store is away, or an answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from random import Random
+
+import pytest
+
+from rdzv.errors import StoreAmbiguous, StoreUnavailable
+from rdzv.store import Operation, Put
+from tests.contract.drain_harness import HERE, Job, Loop, Moment, job
+from tests.contract.job_harness import KEYS
+
+SAVES = Loop(save_s=0.15)
+
+WHEN: dict[str, tuple[Moment, str]] = {
+    "noted": ("sending", HERE.drains),
+    "on record": ("answering", HERE.drains),
+    "before its vote": ("sending", HERE.votes_of(1)),
+    "after its vote": ("answering", HERE.votes_of(1)),
+}
+"""Moments at which a transaction of the sidecar's is held, for it to die there."""
+
+
+async def finish(one: Job, client_of: str = "b") -> int:
+    """Wait until the drain ends as it should; return the one step that was saved."""
+    await one.until(lambda: one.snapshot.drains[f"uid-{client_of}"].outcome != "")
+    assert one.snapshot.drains[f"uid-{client_of}"].outcome == "committed"
+    return {step for _, step in one.done}.pop()
+
+
+async def drain_until(one: Job, phase: str) -> None:
+    await one.until(lambda: one.commit.phase == phase or phase in {c.phase for c in one.commits})
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_the_sidecar_of_the_pod_that_drains_dies(when: str) -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        drained = one.pods["b"]
+        tripped = drained.cable.trip(*WHEN[when])
+        client = drained.notice("sigterm", 20)
+        async with asyncio.timeout(5):
+            await tripped.wait()
+        await drained.kill()
+        await drained.start()
+        assert (await client.release())["outcome"] == "committed"
+        assert len({await finish(one)}) == 1
+        assert len(one.history()) == 1
+
+
+@pytest.mark.parametrize("when", ["before its vote", "after its vote"])
+async def test_the_sidecar_of_another_pod_dies(when: str) -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        tripped = one.pods["a"].cable.trip(*WHEN[when])
+        client = one.pods["b"].notice("sigterm", 20)
+        async with asyncio.timeout(5):
+            await tripped.wait()
+        await one.pods["a"].kill()
+        await asyncio.sleep(0)
+        await one.pods["a"].start()
+        assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+@pytest.mark.parametrize("phase", ["commit", "done"])
+@pytest.mark.parametrize("who", ["a", "b"])
+async def test_a_sidecar_dies_while_ranks_save_and_after(phase: str, who: str) -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        await drain_until(one, phase)
+        await one.pods[who].kill()
+        await one.pods["c"].soon(partial(one.pods["c"].logged, "save"))
+        await one.pods[who].start()
+        assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+async def test_all_sidecars_die_at_once_while_ranks_save() -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.pods["a"].soon(lambda: all(pod.shown() == "commit" for pod in one.pods.values()))
+        await asyncio.gather(*(pod.kill() for pod in one.pods.values()))
+        for pod in one.pods.values():
+            await pod.soon(partial(pod.logged, "save"))
+            await pod.start()
+        assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+async def test_a_sidecar_that_dies_with_no_drain_going_stops_no_step() -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        await one.pods["a"].kill()
+        await one.goes_on()
+        await one.pods["a"].start()
+        await one.goes_on()
+        assert (one.commit.epoch, one.snapshot.drains) == (0, {})
+
+
+@pytest.mark.parametrize("moment", ["noted", "hold", "commit", "done"])
+async def test_the_store_is_away_for_three_seconds(moment: str) -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        pods = one.pods.values()
+        if moment == "noted":
+            for pod in pods:
+                pod.cable.cut()
+            client = one.pods["b"].notice("sigterm", 20)
+        else:
+            client = one.pods["b"].notice("sigterm", 20)
+            await drain_until(one, moment)
+            for pod in pods:
+                pod.cable.cut()
+        await asyncio.sleep(3)
+        for pod in pods:
+            pod.cable.mend()
+        assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_answers_and_requests_are_lost(seed: int) -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=SAVES)
+        await one.training()
+        chance = Random(seed)
+
+        def lose(moment: Moment, operations: Sequence[Operation]) -> None:
+            if chance.random() < 0.4:
+                error = StoreUnavailable if moment == "sending" else StoreAmbiguous
+                raise error(f"{moment}: lost")
+
+        for pod in one.pods.values():
+            pod.cable.on_txn = lose
+        clients = [one.pods[name].notice("sigterm", 25) for name in ("ab" if seed % 2 else "b")]
+        for client in clients:
+            assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+        drained = [entry.member for entry in one.history()]
+        assert sorted(drained) == (["a", "b"] if seed % 2 else ["b"])
+
+
+@pytest.mark.parametrize("key", [HERE.commit, HERE.vote(1, "a"), KEYS.last_commit])
+async def test_records_that_cannot_be_read_stop_nothing(key: str) -> None:
+    async with job("ab") as one:
+        await one.form("ab", loop=SAVES)
+        await one.training()
+        await one.put(Put(key, b"\xff{not json"))
+        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
+        await finish(one)
+
+
+@pytest.mark.parametrize("name", ["drain.json", "gate.json", "commit.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'{"schema":1}', b"[" * 100_000])
+async def test_files_that_cannot_be_read_stop_nothing(name: str, content: bytes) -> None:
+    async with job("ab") as one:
+        await one.form("ab", loop=SAVES)
+        await one.training()
+        drained = one.pods["b"]
+        tripped = drained.cable.trip("answering", HERE.votes_of(1))
+        client = drained.notice("sigterm", 20)
+        async with asyncio.timeout(5):
+            await tripped.wait()
+        await drained.kill()
+        await asyncio.to_thread((drained.run_dir / name).write_bytes, content)
+        await drained.start()
+        assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+async def test_drain_notes_of_another_pod_drain_nobody() -> None:
+    async with job("ab") as one:
+        drained = one.pods["b"]
+        client = drained.notice("sigterm", 20)
+        await client.last()
+        await drained.kill()
+        drained.uid, drained.held = "uid-new", None
+        await drained.start()
+        await one.until(lambda: one.snapshot.members["b"].pod_uid == "uid-new")
+        assert drained.drains.own.notes is None
+        assert drained.drain is None
+
+
+async def test_a_notice_before_the_store_has_been_read_is_kept() -> None:
+    async with job("ab") as one:
+        drained = one.pods["b"]
+        await drained.kill()
+        await drained.start(cut=True)
+        client = drained.notice("prestop")
+        await drained.soon(lambda: client.phases == ["noted"])
+        kept = await drained.kept("drain.json")
+        assert kept is not None
+        assert kept["sources"] == ["prestop"]
+        drained.cable.mend()
+        assert (await client.last())["outcome"] == "uncommitted"

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains from the notice to the release, with ranks that are real processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import permutations
+
+import pytest
+
+import agent.draining.drains
+from rdzv.draining import cancel
+from rdzv.live_round import Policy
+from rdzv.model import Drain
+from rdzv.store import Put
+from rdzv.store.memory import MemoryStore
+from tests.contract.drain_harness import HERE, RUN, Job, Loop, job
+from tests.contract.job_harness import KEYS
+
+SLOW_SAVE = Loop(save_s=0.4)
+
+
+async def committed_step(one: Job) -> int:
+    """The one step that has been committed, and that every rank has saved last."""
+    ((_, step),) = one.done
+    return step
+
+
+async def test_all_save_the_same_step_and_the_pod_is_let_go() -> None:
+    async with job("abc") as one:
+        await one.form("abc")
+        await one.training()
+        line = await one.pods["b"].notice("sigterm", 20).release()
+        assert (line["phase"], line["outcome"]) == ("released", "committed")
+        step = await committed_step(one)
+        drain = one.pods["b"].drain
+        assert drain is not None
+        assert (drain.outcome, drain.step, drain.source) == ("committed", step, "sigterm")
+        (entry,) = one.history()
+        assert entry.member == "b"
+        assert {"outcome": "committed", "step": step}.items() <= entry.details.items()
+        assert {"agreeing_after_s", "took_s"} <= entry.details.keys()
+        await one.form("ac")
+        await one.training()
+        assert await one.pods["a"].steps("begin") == [step]
+        assert (await one.pods["c"].steps("step"))[0] == step + 1
+
+
+async def test_i7_when_sigterm_is_released_every_acknowledgement_is_on_record() -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=Loop(save_s=0.1))
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        assert (await client.last())["outcome"] == "committed"
+        told = client.told[-1]
+        assert told.last_commit is not None
+        assert {name: vote.acked for name, vote in told.votes.items()} == dict.fromkeys(
+            "abc", told.last_commit.step
+        )
+
+
+async def test_i2_no_watched_snapshot_lists_a_member_after_its_drain_began() -> None:
+    async with job("abc") as one:
+        looks = 0
+
+        def looked(events: object) -> None:
+            nonlocal looks
+            looks += 1
+
+        await one.form("abc", loop=SLOW_SAVE)
+        await one.training()
+        client = one.pods["c"].notice("sigterm", 20)
+        await one.until(lambda: one.pods["c"].drain is not None)
+        for pod in one.pods.values():
+            pod.mirror.subscribe(looked)
+        await client.release()
+        await one.form("ab")
+        await one.goes_on()
+        # Each pod's mirror is looked at with every batch, and whoever was listed wrongly is found
+        # at the end of this test, as of every other.
+        assert looks > 10
+        assert one.drained == {"uid-c"}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_i3_two_processes_in_each_of_two_pods_save_the_same_step(seed: int) -> None:
+    async with job("ab") as one:
+        one.number += seed
+        await one.form("ab", ranks=2, a=Loop(step_s=0.004), b=Loop(step_s=0.03))
+        await one.training(2 + seed)
+        await one.pods["b"].notice("sigterm", 20).release()
+        step = await committed_step(one)
+        for name in "ab":
+            for local_rank in (0, 1):
+                assert await one.pods[name].steps("save", None, local_rank) == [step]
+
+
+@pytest.mark.parametrize("order", list(permutations(["prestop", "sigterm", "hold"]))[::2])
+async def test_notices_in_any_order_are_one_drain(order: tuple[str, ...]) -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        clients = [
+            one.pods["b"].notice(source, None if source == "prestop" else 25) for source in order
+        ]
+        clients += [one.pods["b"].notice("control", 3600) for _ in range(2)]
+        lines = [await client.last() for client in clients]
+        assert {line["outcome"] for line in lines} == {"committed"}
+        await committed_step(one)
+        drain = one.pods["b"].drain
+        assert drain is not None
+        assert drain.seconds_left is not None
+        assert 24 < drain.seconds_left <= 30
+        assert [entry.member for entry in one.history()] == ["b"]
+
+
+async def test_an_earlier_deadline_shortens_the_drain_in_every_sidecar() -> None:
+    async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
+        first = one.pods["b"].notice("control", 600)
+        await one.until(lambda: one.commit.phase in ("done", "idle") and one.commit.epoch > 0)
+        assert first.phases[-1] != "released"
+        second = one.pods["b"].notice("sigterm", 3)
+        assert (await second.last(5))["outcome"] in ("committed", "expired")
+        assert await first.last() == await second.last()
+        drain = one.pods["b"].drain
+        assert drain is not None
+        assert drain.seconds_left is not None
+        assert drain.seconds_left <= 3
+        assert drain.reserve_s == 1
+
+
+async def test_an_operators_drain_is_told_to_whoever_asks_later() -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        drain = replace(_by_hand("b"), seconds_left=60.0)
+        await one.put(Put(HERE.drain(drain.pod_uid), drain.to_json()))
+        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
+        await committed_step(one)
+
+
+def _by_hand(name: str) -> Drain:
+    return Drain(f"uid-{name}", name, "by hand", "operator", reserve_s=5, requested_by="me@here")
+
+
+async def test_two_drains_at_once_share_one_save() -> None:
+    async with job("abcd") as one:
+        await one.form("abcd")
+        await one.training()
+        clients = [one.pods[name].notice("sigterm", 20) for name in "ac"]
+        for client in clients:
+            assert (await client.release())["outcome"] == "committed"
+        await committed_step(one)
+        assert {commit.epoch for commit in one.commits} == {1}
+
+
+async def test_a_drain_that_comes_during_a_save_is_served_by_it() -> None:
+    async with job("abcd") as one:
+        await one.form("abcd", loop=SLOW_SAVE)
+        await one.training()
+        first = one.pods["a"].notice("sigterm", 20)
+        await one.until(one.phase_is("commit"))
+        second = one.pods["c"].notice("sigterm", 20)
+        assert (await first.release())["outcome"] == "committed"
+        assert (await second.release())["outcome"] == "committed"
+        await committed_step(one)
+        assert one.commit.epoch == 1
+
+
+async def test_a_newcomer_is_let_in_after_a_save() -> None:
+    async with job("abc") as one:
+        await one.form("ab")
+        await one.training()
+        await one.ask("c")
+        await one.until(lambda: one.commit.admitted)
+        step = await committed_step(one)
+        await one.form("abc")
+        await one.training()
+        assert {(await pod.steps("begin"))[0] for pod in one.pods.values()} == {step}
+
+
+async def test_a_script_that_takes_no_part_is_let_go_without_a_save() -> None:
+    async with job("ab") as one:
+        await one.form("ab", b=Loop(drains=False))
+        await one.pods["a"].soon(lambda: len(one.pods["a"].logged("step")) > 2)
+        line = await one.pods["a"].notice("sigterm", 20).release()
+        assert (line["outcome"], one.done) == ("uncommitted", [])
+        assert one.commit.refused
+
+
+async def test_a_pod_in_no_round_is_let_go_at_once() -> None:
+    async with job("abc") as one:
+        await one.form("ab")
+        await one.training()
+        line = await one.pods["c"].notice("sigterm", 20).release()
+        assert (line["outcome"], one.commit.epoch) == ("uncommitted", 0)
+        await one.goes_on()
+
+
+async def test_without_any_launcher_a_pod_is_let_go_at_once() -> None:
+    async with job("ab") as one:
+        assert (await one.pods["b"].notice("prestop").last())["outcome"] == "uncommitted"
+
+
+async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, pause_s=0.2))
+    async with job("ab") as one:
+        await one.form("ab", a=Loop(save_errors=2))
+        await one.training()
+        line = await one.pods["b"].notice("sigterm", 25).release()
+        assert line["outcome"] == "committed"
+        assert one.commit.epoch == 3
+        assert len(await one.pods["a"].steps("error")) == 2
+        assert len(await one.pods["b"].steps("save")) == 3
+
+
+async def test_a_rank_whose_save_raises_fails_the_attempt_with_its_reason() -> None:
+    async with job("ab") as one:
+        await one.form("ab", a=Loop(save_errors=1, save_errors_end_it=True))
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 3)
+        await one.until(one.phase_is("void"))
+        assert "OSError: no space left" in one.commit.reason
+        assert (await client.release())["outcome"] == "expired"
+        assert one.done == []
+
+
+async def test_cancelled_before_it_is_granted_training_goes_on() -> None:
+    async with job("ab") as one:
+        await one.form("ab", loop=SLOW_SAVE)
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.until(one.phase_is("commit"))
+        await _cancel(one, "b")
+        assert (await client.last())["phase"] == "cancelled"
+        await one.until(lambda: one.commit.phase in ("void", "idle"))
+        await one.goes_on()
+        assert await one.pods["b"].kept("drain.json") is None
+        again = one.pods["b"].notice("sigterm", 20)
+        assert (await again.release())["outcome"] == "committed"
+
+
+async def _cancel(one: Job, name: str) -> None:
+    while True:
+        planned = cancel(KEYS, one.snapshot, one.pods[name].uid)
+        assert not isinstance(planned, str), planned
+        result = await MemoryStore(one.engine).txn(*planned)
+        if result.succeeded:
+            return
+        await one.mirror.reached(result.revision)
+
+
+async def test_cancelled_too_late_it_stays() -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        await one.pods["b"].notice("sigterm", 20).release()
+        assert "was let go already (committed)" in str(cancel(KEYS, one.snapshot, "uid-b"))
+
+
+async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:
+    async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 6)
+        await one.until(lambda: one.pods["b"].drain is not None)
+        assert one.snapshot.job is not None
+        await one.pods["a"].registrar.next_generation(one.snapshot.job, "test")
+        await one.until(lambda: one.snapshot.job is not None and one.snapshot.job.generation == 2)
+        await one.until(lambda: one.pods["b"].drain is not None)
+        drain = one.pods["b"].drain
+        assert drain is not None
+        assert drain.seconds_left is not None
+        assert drain.seconds_left < 6
+        assert (await client.release())["outcome"] == "expired"
+
+
+async def test_a_drain_outlives_a_store_that_is_emptied() -> None:
+    async with job("abc") as one:
+        await one.form("abc", loop=replace(SLOW_SAVE, save_s=0.8))
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.until(one.phase_is("commit"))
+        await one.lose_store()
+        await one.until(lambda: one.pods["b"].drain is not None)
+        round_key = HERE.run(RUN).round
+        await one.until(lambda: round_key in one.mirror.kvs)
+        assert (await client.release())["outcome"] == "committed"
+
+
+async def test_what_was_saved_before_the_store_was_emptied_does_not_count_after() -> None:
+    async with job("abc") as one:
+        await one.form("abc", b=Loop(save_s=0.6))
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.until(lambda: len(one.pods["a"].membership.votes()) == 3)
+        await one.pods["a"].soon(partial(one.pods["a"].logged, "save"))
+        await one.lose_store()
+        assert (await client.release())["outcome"] == "committed"
+        assert (one.commit.epoch, one.commit.failures) == (2, 0)
+
+
+async def test_drains_of_pods_that_are_gone_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with job("ab") as one:
+        gone = [replace(_by_hand(f"gone-{n}"), outcome="expired") for n in range(130)]
+        for part in (gone[:60], gone[60:]):
+            await one.put(*(Put(HERE.drain(drain.pod_uid), drain.to_json()) for drain in part))
+        await one.until(lambda: len(one.snapshot.drains) == 100)
+        assert "uid-gone-129" in one.snapshot.drains
+
+
+async def test_a_sidecar_says_what_an_operator_wants_to_know(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO"):
+        async with job("a", below_min="commit") as one:
+            await one.form("a")
+            await one.training()
+            await one.pods["a"].notice("sigterm", 20.02, "the node is drained").release()
+            step = await committed_step(one)
+    said = [r.getMessage() for r in caplog.records if r.name.startswith("agent.")]
+    assert said[:5] == [
+        "this pod is to go away within 20.0 s (sigterm): the node is drained",
+        "the gate is hold: holding the ranks: a leaves",
+        f"votes in epoch 1: step {step}",
+        f"the gate is commit: all save step {step}: a leaves",
+        f"all ranks saved step {step}",
+    ]
+    # Who holds SIGTERM is told first.
+    rest = [sentence for sentence in said[5:] if not sentence.startswith("the gate is done: ")]
+    assert rest == [f"a may go: all ranks saved step {step}"]
