@@ -14,6 +14,8 @@ from tests.e2e.background import Background
 from tests.e2e.job import Job
 
 _jobs: list[Job] = []
+_ended: list[tuple[str, str]] = []
+"""Name and timeline of each job that ended within the present test."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -21,8 +23,11 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if report.when == "setup":
+        _ended.clear()
     if report.failed:
-        report.sections += [(f"timeline of {job.name}", job.timeline()) for job in _jobs]
+        told = [*_ended, *((job.name, job.timeline()) for job in _jobs)]
+        report.sections += [(f"timeline of {name}", timeline) for name, timeline in told]
     return report
 
 
@@ -46,6 +51,7 @@ def run_job(
             yield job
         finally:
             _jobs.remove(job)
+            _ended.append((job.name, job.timeline()))
             job.end()
 
     return run

@@ -21,7 +21,12 @@ STEPS_BETWEEN = 10
 
 
 def drain_and_replace(
-    job: Job, world: World, leavers: Sequence[Node], notice: Callable[[Job, Node], object]
+    job: Job,
+    world: World,
+    leavers: Sequence[Node],
+    notice: Callable[[Job, Node], object],
+    *,
+    replace: int | None = None,
 ) -> World:
     """Tell ``leavers`` to go, all at once; others come in their place; the next world steps."""
     commits = len(job.witness.commits)
@@ -43,7 +48,10 @@ def drain_and_replace(
             assert gone(job, node) == DRAINED_STATUS
         else:
             job.kill_node(node)
-    job.add(len(leavers))
+    coming = len(leavers) if replace is None else replace
+    if not coming:
+        return smaller
+    job.add(coming)
     again = job.world_of(job.nodes.values(), not_=smaller)
     job.goes_on(again, STEPS_BETWEEN)
     return again
@@ -64,30 +72,57 @@ def operators(job: Job, node: Node) -> None:
     assert process.returncode == 0, said
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+def a_row_of_drains(job: Job, drains: int) -> None:
+    """Drain one node after another, by each way in turn; every fifth time two at once."""
+    world = job.world_of(job.nodes.values())
+    job.goes_on(world, STEPS_BETWEEN)
+    for turn in range(drains):
+        notice = (drills.terminate, operator, drills.sigterm)[turn % 3]
+        leavers = [drills.hosts_rank_0(job, world)]
+        if turn % 3 == 1:
+            leavers = [job.nodes[max(job.nodes)]]
+        if turn % 5 == 4:
+            job.add()
+            world = job.world_of(job.nodes.values(), not_=world)
+            job.goes_on(world, STEPS_BETWEEN)
+            notice = operators if notice is operator else notice
+            leavers = [job.nodes[name] for name in sorted(job.nodes)[:2]]
+        many = len(leavers) > 1
+        world = drain_and_replace(job, world, leavers, notice, replace=1 if many else None)
+    told = nothing_lost(job)
+    assert told.steps > 2 * STEPS_BETWEEN * drains
+    outcomes = [entry["details"]["outcome"] for entry in drills.history(job)]
+    assert set(outcomes) == {"committed"}
+    assert len(outcomes) >= drains
+
+
+@pytest.mark.parametrize(("slots", "drains"), [(1, 2), (2, 2)])
 def test_drains_in_a_row_lose_no_step_and_repeat_none(
-    run_job: RunJob, embedded: list[str], slots: int
+    run_job: RunJob, embedded: list[str], slots: int, drains: int
 ) -> None:
     with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
-        job.add(3 if slots == 1 else 2)
+        job.add(3)
+        a_row_of_drains(job, drains)
+
+
+def test_two_drains_at_once_share_one_commit_and_one_round(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with draining_job(run_job, embedded, least=2, most=4) as job:
+        job.add(4)
         world = job.world_of(job.nodes.values())
         job.goes_on(world, STEPS_BETWEEN)
-        world = (
-            drain_and_replace(job, world, [drills.hosts_rank_0(job, world)], drills.terminate)
-            if slots == 1
-            else world
-        )
-        if slots == 1:
-            last, second = sorted(job.nodes)[-1], sorted(job.nodes)[-2]
-            job.add()
-            world = job.world_of(job.nodes.values(), not_=world)
-            pair = [job.nodes[last], job.nodes[second]]
-            world = drain_and_replace(job, world, pair, drills.sigterm)
-        else:
-            job.add()
-            world = job.world_of(job.nodes.values(), not_=world)
-            world = drain_and_replace(job, world, [drills.hosts_rank_0(job, world)], operator)
-        told = nothing_lost(job)
-        assert told.steps > 4 * STEPS_BETWEEN
-        entries = drills.history(job)
-        assert {entry["details"]["outcome"] for entry in entries} == {"committed"}
+        before = job.round.number
+        pair = [job.nodes[name] for name in sorted(job.nodes)[:2]]
+        drain_and_replace(job, world, pair, drills.terminate, replace=0)
+        assert job.round.number == before + 1
+        nothing_lost(job)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_thirty_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int) -> None:
+    with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
+        job.add(3)
+        a_row_of_drains(job, 30)
