@@ -40,12 +40,12 @@ class Pod:
         return self.endpoint.port
 
 
-def registrar_of(one: Client, name: str) -> Registrar:
+def registrar_of(one: Client, name: str, uid: str = "") -> Registrar:
     return Registrar(
         one.store,
         one.mirror,
         one.membership,
-        Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4),
+        Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4),
         lease_ttl_s=5.0,
         clock=monotonic,
         random=Random(name),
@@ -54,10 +54,15 @@ def registrar_of(one: Client, name: str) -> Registrar:
 
 @asynccontextmanager
 async def pod(
-    engine: MemoryEngine, name: str, faults: Faults | None = None, *, register: bool = True
+    engine: MemoryEngine,
+    name: str,
+    faults: Faults | None = None,
+    *,
+    register: bool = True,
+    uid: str = "",
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
-        registrar = registrar_of(one, name)
+        registrar = registrar_of(one, name, uid)
         endpoint = Endpoint(
             registrar=registrar,
             membership=one.membership,
@@ -65,7 +70,7 @@ async def pod(
             store=one.store,
             port=0,
             unix_path=None,
-            last_call_s=0.2,
+            last_call_s=2.0,
             clock=monotonic,
             random=Random(f"endpoint {name}"),
         )

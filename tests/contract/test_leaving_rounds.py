@@ -203,11 +203,14 @@ async def test_who_is_finishing_is_left_in_peace() -> None:
         await one.tell(granted="b")
         await one.passed(1.5)
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
-        for name in "bac":
+        one.torchruns["b"].order("finish")
+        await one.until(lambda: one.torchruns["b"].ended)
+        rendezvous = one.sidecars["c"].rendezvous
+        await one.until(lambda: rendezvous.snapshot().nodes["b"].left_reason == "done")
+        for name in "ac":
             one.torchruns[name].order("finish")
         await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
         assert [torchrun.failure for torchrun in one.everyone] == [None, None, None]
-        rendezvous = one.sidecars["c"].rendezvous
         await one.until(lambda: rendezvous.closed == "success")
         assert times_formed_again(one) == {"a": 0, "b": 0, "c": 0}
 

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's own agent loop over real endpoints while pods are drained: no restart is burnt."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the agent is torch's")
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from rdzv.commit import Commit
+from rdzv.model import Drain
+from rdzv.store import Put
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.contract.job_harness import KEYS
+from tests.contract.test_endpoint import Pod, pod
+from tests.contract.test_endpoint_handlers import RUN_ID, handler_at
+
+HERE = KEYS.in_generation(1)
+MAX_RESTARTS = 3
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
+    """torch's agent with workers that only wait. ``closes``: as 2.3 to 2.7 do when they end."""
+
+    def __init__(self, spec: WorkerSpec, *, closes: bool) -> None:
+        super().__init__(spec)
+        self.worlds: list[tuple[int, str]] = []
+        self.terminated = threading.Event()
+        self._closes = closes
+
+    @property
+    def burnt(self) -> int:
+        return MAX_RESTARTS - int(self._remaining_restarts)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        master = f"{worker_group.master_addr}:{worker_group.master_port}"
+        self.worlds.append((worker_group.group_world_size or 0, master))
+        return {0: "worker"}
+
+    def _stop_workers(self, worker_group: WorkerGroup, is_restart: bool = False) -> None:
+        pass
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self.terminated.is_set():
+            raise SignalException("terminated", signal.SIGTERM)
+        return RunResult(state=WorkerState.HEALTHY)
+
+    def _shutdown(self, *args: object, **options: object) -> None:
+        if self._closes:
+            self._worker_group.spec.rdzv_handler.shutdown()
+
+
+class Torchrun:
+    """An agent in a thread of its own, with its own connection to its pod."""
+
+    def __init__(self, port: int, address: str, *, closes: bool = False) -> None:
+        self.agent: MakeBelieve | None = None
+        self.failure: BaseException | None = None
+        self._port, self._address, self._closes = port, address, closes
+        self._thread = threading.Thread(target=self._run, name=address, daemon=True)
+        self._thread.start()
+
+    @property
+    def worlds(self) -> list[tuple[int, str]]:
+        return self.agent.worlds if self.agent else []
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def terminate(self) -> None:
+        assert self.agent is not None
+        self.agent.terminated.set()
+
+    def _run(self) -> None:
+        handler, _ = handler_at(self._port, self._address)
+        try:
+            spec = WorkerSpec(
+                role="trainer",
+                local_world_size=1,
+                entrypoint="train",
+                rdzv_handler=handler,
+                max_restarts=MAX_RESTARTS,
+                monitor_interval=0.1,
+            )
+            self.agent = MakeBelieve(spec, closes=self._closes)
+            self.agent.run()
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            handler._stop_heartbeats()
+
+
+async def until(what: Callable[[], bool], timeout_s: float = 25) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def put(engine: MemoryEngine, *puts: Put) -> None:
+    await MemoryStore(engine).txn([], puts)
+
+
+def drain_of(name: str) -> Drain:
+    return Drain(f"uid-{name}", name, "evicted", "prestop")
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["leaves", "closes"])
+async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: bool) -> None:
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        pods: dict[str, Pod] = {}
+        leaving = await stack.enter_async_context(AsyncExitStack())
+        for name in ("w-0", "w-1", "w-2"):
+            where = leaving if name == "w-0" else stack
+            pods[name] = await where.enter_async_context(pod(engine, name))
+        torchruns = {
+            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=closes)
+            for at, (name, one) in enumerate(pods.items())
+        }
+        try:
+            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
+            ((size, master),) = {t.worlds[0] for t in torchruns.values()}
+            assert size == 3
+            # What each sidecar tells the drains is what the workers were told.
+            for one in pods.values():
+                live = one.endpoint.live_round()
+                assert live is not None
+                assert (live.members, live.master) == (("w-0", "w-1", "w-2"), master)
+                assert (live.number, live.left, live.newcomers) == (0, frozenset(), False)
+
+            await put(engine, Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()))
+            commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
+            seen = pods["w-1"].endpoint.live_round()
+            await put(engine, Put(HERE.commit, commit.to_json()))
+            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
+            async with asyncio.timeout(10):
+                while seen is None or not (seen.live and seen.number == 1 and seen.master):
+                    seen = await pods["w-1"].endpoint.live_round_changed(seen)
+            assert seen.members == ("w-1", "w-2")
+            assert {torchruns[n].worlds[1] for n in ("w-1", "w-2")} == {(2, seen.master)}
+            assert seen.master != master
+            leaver = torchruns["w-0"]
+            assert len(leaver.worlds) == 1
+
+            leaver.terminate()
+            await until(lambda: leaver.ended)
+            assert isinstance(leaver.failure, SignalException)
+            await leaving.aclose()
+            await put(engine, Put(HERE.commit, replace(commit, round=1, refused=True).to_json()))
+            again = await stack.enter_async_context(pod(engine, "w-0", uid="uid-of-another"))
+            torchruns["w-0 again"] = Torchrun(again.port, "127.0.0.1")
+            there = [torchruns[n] for n in ("w-1", "w-2", "w-0 again")]
+            await until(lambda: all(t.worlds and t.worlds[-1][0] == 3 for t in there))
+            assert [t.agent.burnt for t in torchruns.values() if t.agent] == [0, 0, 0, 0]
+            assert [len(t.worlds) for t in there] == [3, 3, 1]
+            assert again.endpoint.rendezvous()[RUN_ID].closed == ""
+        finally:
+            for torchrun in torchruns.values():
+                if torchrun.agent is not None:
+                    torchrun.terminate()
+            await until(lambda: all(t.ended for t in torchruns.values()))
