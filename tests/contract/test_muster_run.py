@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster-run`` and ``muster-hold`` as they are delivered, with and without a sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import stat
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.pod_programs import PROGRAMS, program
+from tests.contract.agent_harness import until
+from tests.contract.notice_server import NoticeServer, notice_server
+
+PATIENCE_S = 20.0
+
+TELLTALE = """
+import signal, sys, time
+def tell(number, frame):
+    print("got", number, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(int(sys.argv[1]))
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT):
+    signal.signal(number, tell)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+"""A command that says which signals reach it, and ends by SIGTERM with the status it is given."""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory as the sidecar delivers it, as far as these programs look at it."""
+    path = tmp_path / "run"
+    (path / "bin").mkdir(parents=True)
+    (path / "env").write_text("MUSTER_MEMBER=node-0\nDELIVERED=a=b\n")
+    deliver(path)
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """The programs alone, without a sidecar."""
+    path = tmp_path / "bare"
+    (path / "bin").mkdir(parents=True)
+    deliver(path)
+    return path
+
+
+def deliver(path: Path) -> None:
+    for name in PROGRAMS:
+        (path / "bin" / name).write_bytes(program(name))
+        (path / "bin" / name).chmod(0o755)
+
+
+class Started:
+    """A running program; ``lines`` of its output come as they are written."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.out: list[str] = []
+
+    async def said(self, line: str) -> None:
+        """Read its output up to a line."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while line not in self.out:
+                read = await self.process.stdout.readline()
+                assert read, self.out
+                self.out.append(read.decode().rstrip("\n"))
+
+    async def ended(self) -> int:
+        """Read on to its end; return its status."""
+        async with asyncio.timeout(PATIENCE_S):
+            rest, err = await self.process.communicate()
+        self.out += rest.decode().splitlines()
+        self.err = err.decode()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@asynccontextmanager
+async def started(
+    directory: Path, name: str, *arguments: str, **environ: str
+) -> AsyncIterator[Started]:
+    process = await asyncio.create_subprocess_exec(
+        directory / "bin" / name,
+        *arguments,
+        env={**os.environ, **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield Started(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+def telltale(status: int) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", TELLTALE, str(status))
+
+
+# --- a plain init ---
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 7", 7),
+        ("kill -KILL $$", 137),
+        ("kill -ABRT $$", 134),
+        ("(sleep 600 &) ; exit 3", 3),
+    ],
+)
+async def test_it_ends_as_its_command_does(bare: Path, command: str, status: int) -> None:
+    async with started(bare, "muster-run", "--", "sh", "-c", command) as run:
+        assert await run.ended() == status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [((), 2), (("--",), 2), (("--wrong",), 2), (("--", "no-such-command"), 127), (("/etc",), 126)],
+)
+async def test_what_cannot_be_run_is_said(
+    bare: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    async with started(bare, "muster-run", *arguments) as run:
+        assert await run.ended() == status
+        assert len(run.err.splitlines()) == 1
+
+
+async def test_it_leaves_nothing_behind_and_reaps_what_is_not_its_own(bare: Path) -> None:
+    mark = f"left-{os.getpid()}-{time.monotonic_ns()}"
+    command = f"setsid sh -c 'sleep 600; : {mark}' & sh -c 'true & exec true'; exit 4"
+    async with started(bare, "muster-run", "--", "sh", "-c", command) as run:
+        assert await run.ended() == 4
+
+    def found() -> list[str]:
+        lines = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = path.read_bytes().decode(errors="replace")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            lines += [line] if mark in line else []
+        return lines
+
+    assert await asyncio.to_thread(found) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])
+async def test_every_signal_reaches_the_command(bare: Path, number: signal.Signals) -> None:
+    async with started(bare, "muster-run", *telltale(5)) as run:
+        await run.said("ready")
+        run.process.send_signal(number)
+        await run.said(f"got {number}")
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 5
+        assert run.out.count("got 15") == 1
+
+
+@pytest.mark.parametrize("line", ["{}", "{}; echo after", "{} & wait"])
+async def test_a_sigterm_that_a_shell_would_swallow_arrives_once(bare: Path, line: str) -> None:
+    telling = f"{sys.executable} -c '{TELLTALE}' 5"
+    async with started(bare, "muster-run", "--", "sh", "-c", line.format(telling)) as run:
+        await run.said("ready")
+        run.process.send_signal(signal.SIGTERM)
+        status = await run.ended()
+        assert run.out.count("got 15") == 1
+        assert status in (5, 143)
+
+
+async def test_it_starts_quickly(bare: Path) -> None:
+    best_s = 9.0
+    for _ in range(3):
+        began_s = time.monotonic()
+        async with started(bare, "muster-run", "--", "true") as run:
+            assert await run.ended() == 0
+        best_s = min(best_s, time.monotonic() - began_s)
+    assert best_s < 0.6  # 0.2 s on a quiet machine
+
+
+async def test_it_runs_with_the_oldest_python_that_is_here(bare: Path, tmp_path: Path) -> None:
+    oldest = shutil.which("python3.8") or sys.executable
+    await asyncio.to_thread((tmp_path / "python3").symlink_to, oldest)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    async with started(bare, "muster-run", "--", "sh", "-c", "exit 6", PATH=path) as run:
+        assert await run.ended() == 6
+
+
+# --- beside a sidecar ---
+
+
+async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
+    def deliver_more() -> None:
+        (run_dir / "env").write_text("PET_RDZV_ENDPOINT=elsewhere:1\nDELIVERED=a=b\n")
+
+    await asyncio.to_thread(deliver_more)
+    show = "echo $PET_RDZV_ENDPOINT $DELIVERED $PYTHONPATH $MUSTER_RUN_DIR $KEPT"
+    async with started(
+        run_dir,
+        *("muster-run", "--", "sh", "-c", show),
+        PET_RDZV_ENDPOINT="localhost:1",
+        PYTHONPATH="/mine",
+        KEPT="kept",
+    ) as run:
+        assert await run.ended() == 0
+        assert run.out == [f"elsewhere:1 a=b {run_dir}/python:/mine {run_dir} kept"]
+
+
+async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> None:
+    env = run_dir / "env"
+    content = await asyncio.to_thread(env.read_text)
+    await asyncio.to_thread(env.unlink)
+    async with started(
+        run_dir, "muster-run", "--", "sh", "-c", "echo $DELIVERED", MUSTER_RUN_DIR=str(run_dir)
+    ) as run:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await run.process.wait()
+        await asyncio.to_thread(env.write_text, content)
+        assert await run.ended() == 0
+        assert run.out == ["a=b"]
+
+
+async def test_a_sigterm_before_the_command_was_started_ends_it(run_dir: Path) -> None:
+    await asyncio.to_thread((run_dir / "env").unlink)
+    async with started(run_dir, "muster-run", *telltale(0), MUSTER_RUN_DIR=str(run_dir)) as run:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await run.process.wait()
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 143
+        assert run.out == []
+
+
+@asynccontextmanager
+async def held(
+    run_dir: Path, status: int = 0, grace_s: float = 30
+) -> AsyncIterator[tuple[Started, NoticeServer]]:
+    """A command whose SIGTERM is held by a sidecar."""
+    command = telltale(status)
+    async with (
+        notice_server(run_dir) as server,
+        started(run_dir, "muster-run", *command, MUSTER_GRACE_S=f"{grace_s:g}") as run,
+    ):
+        await run.said("ready")
+        run.process.send_signal(signal.SIGTERM)
+        await server.came()
+        yield run, server
+
+
+async def unheard(run: Started) -> bool:
+    """Whether SIGTERM has not reached the command: it hears SIGUSR1, which was sent later."""
+    run.process.send_signal(signal.SIGUSR1)
+    await run.said(f"got {signal.SIGUSR1}")
+    return "got 15" not in run.out
+
+
+@pytest.mark.parametrize("outcome", ["committed", "uncommitted", "expired"])
+@pytest.mark.parametrize(("status", "shown"), [(0, 143), (1, 143), (143, 143), (134, 134)])
+async def test_a_sigterm_is_held_until_the_drain_is_over(
+    run_dir: Path, outcome: str, status: int, shown: int
+) -> None:
+    async with held(run_dir, status) as (run, server):
+        (notice,) = server.notices
+        assert notice["notice"] == "sigterm"
+        assert 29 < notice["seconds_left"] <= 30
+        server.say("draining", "all ranks save at step 7")
+        assert await unheard(run)
+        server.say("released", "every rank has saved", outcome=outcome)
+        assert await run.ended() == shown
+        assert run.out.count("got 15") == 1
+        assert "all ranks save at step 7" in run.err
+
+
+async def test_more_sigterms_change_nothing(run_dir: Path) -> None:
+    async with held(run_dir) as (run, server):
+        for _ in range(3):
+            run.process.send_signal(signal.SIGTERM)
+        assert await unheard(run)
+        assert len(server.notices) == 1
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
+
+
+async def test_a_sidecar_that_dies_is_told_again_when_it_is_back(run_dir: Path) -> None:
+    async with held(run_dir) as (run, server):
+        await server.die()
+        assert await unheard(run)
+        await server.listen()
+        await server.came(2)
+        assert server.notices[1]["seconds_left"] < server.notices[0]["seconds_left"]
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_the_deadline_minus_the_reserve_is_kept_whatever_the_sidecar_does(
+    run_dir: Path, *, dies: bool
+) -> None:
+    async with held(run_dir, grace_s=4) as (run, server):
+        began_s = time.monotonic()
+        if dies:
+            await server.die()
+        await run.said("got 15")
+        assert 1.5 < time.monotonic() - began_s < 4  # the reserve is a third of 4 s
+        assert await run.ended() == 143
+
+
+async def test_a_cancelled_drain_lets_the_command_go_on_and_a_later_one_begins_anew(
+    run_dir: Path,
+) -> None:
+    async with held(run_dir) as (run, server):
+        server.say("cancelled", "the operator took it back")
+        await until(lambda: still_open(server))
+        assert await unheard(run)
+        run.process.send_signal(signal.SIGTERM)
+        await server.came(2)
+        server.clients.pop(0)
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
+        assert "the operator took it back" in run.err
+
+
+async def still_open(server: NoticeServer) -> bool:
+    return all(client.is_closing() for client in server.clients)
+
+
+async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(
+    run_dir: Path,
+) -> None:
+    async with notice_server(run_dir) as server:
+        line = "echo ready; trap 'exit 9' USR1; while :; do sleep 0.05; done"
+        async with started(run_dir, "muster-run", "--", "sh", "-c", line) as run:
+            await run.said("ready")
+            run.process.send_signal(signal.SIGTERM)
+            await server.came()
+            run.process.send_signal(signal.SIGUSR1)
+            assert await run.ended() == 9
+
+
+async def test_without_a_sidecar_there_is_nothing_to_hold_for(run_dir: Path, bare: Path) -> None:
+    async with started(bare, "muster-run", *telltale(5)) as run:
+        await run.said("ready")
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 5
+    async with started(run_dir, "muster-run", *telltale(5)) as run:
+        await run.said("ready")
+        began_s = time.monotonic()
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 5
+        assert time.monotonic() - began_s < 6
+
+
+# --- muster-hold ---
+
+
+async def test_the_hold_ends_with_the_drain(run_dir: Path) -> None:
+    async with notice_server(run_dir) as server, started(run_dir, "muster-hold") as hold:
+        await server.came()
+        assert server.notices[0]["notice"] == "hold"
+        server.say("released", "every rank has saved", outcome="committed")
+        assert await hold.ended() == 0
+        assert "every rank has saved" in hold.err
+
+
+async def test_the_hold_ends_before_the_grace_does(run_dir: Path) -> None:
+    async with (
+        notice_server(run_dir) as server,
+        started(run_dir, "muster-hold", MUSTER_GRACE_S="3") as hold,
+    ):
+        await server.came()
+        began_s = time.monotonic()
+        assert await hold.ended() == 0
+        assert time.monotonic() - began_s < 2.5
+
+
+async def test_the_hold_holds_nothing_without_a_sidecar(bare: Path) -> None:
+    async with started(bare, "muster-hold") as hold:
+        assert await hold.ended() == 0
+
+
+# --- delivery ---
+
+
+def test_the_programs_are_executable_and_the_same_each_time(run_dir: Path) -> None:
+    for name in PROGRAMS:
+        path = run_dir / "bin" / name
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
+        assert path.read_bytes() == program(name)
