@@ -47,9 +47,9 @@ class Drain:
             raise RuntimeError("muster.drain() is entered already: a process has one at a time")
         self._entered = True
         if self._file is not None and self._gate is not None:
-            self._gate.wait_for_own(self._file.rank)
+            matched = self._gate.wait_for_own(self._file.rank)
             self._file.of_drain = True
-            self._rank = self._rank._replace(step=ENTERED_STEP)
+            self._rank = self._rank._replace(step=ENTERED_STEP, matched=matched)
             self._tell(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
         return self

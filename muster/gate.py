@@ -70,18 +70,20 @@ class GateFile:
             self._warn(error)
         return self._reading
 
-    def wait_for_own(self, rank: Rank) -> None:
+    def wait_for_own(self, rank: Rank) -> bool:
         """Wait, bounded, until the gate is of this rank's round: so it tells the commits before it.
 
-        Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain.
+        Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain. Returns
+        whether the gate is of this round.
         """
-        if not rank.of_torchrun or not os.path.exists(os.path.join(self._run_dir, "env")):
-            return
-        deadline_s = time.monotonic() + OWN_ROUND_WAIT_S
+        waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, "env"))
+        deadline_s = time.monotonic() + (OWN_ROUND_WAIT_S if waits else 0.0)
         while True:
             reading = self.read()
             if reading is not None and reading.gate.master == rank.master:
-                return
+                return True
+            if not waits:
+                return False
             if time.monotonic() >= deadline_s:
                 log.warning(
                     "the sidecar has not told within %g s that this round (%s) is complete;"
@@ -89,7 +91,7 @@ class GateFile:
                     OWN_ROUND_WAIT_S,
                     rank.master,
                 )
-                return
+                return False
             time.sleep(POLL_S)
 
     def _warn(self, why: object) -> None:

@@ -56,7 +56,7 @@ def wait(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None
 
 
 @contextmanager
-def beside(loop: Callable[[], None]) -> Iterator[Thread]:
+def beside(loop: Callable[[], object]) -> Iterator[Thread]:
     """Run a training loop beside the test; what it raises is raised at the end of the block."""
     raised: list[BaseException] = []
 

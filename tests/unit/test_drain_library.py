@@ -207,6 +207,15 @@ def test_a_grant_never_lets_it_return(pod: PodGate) -> None:
     assert loop.saved == [2]
 
 
+def test_a_round_that_is_over_before_the_first_boundary_is_over(pod: PodGate) -> None:
+    with make(pod) as drain:
+        pod.show(replace(IDLE, round=4, master="10.0.0.8:40999"))
+        with beside(lambda: drain.commit_due(1)) as waits:
+            time.sleep(0.02)
+            assert waits.is_alive(), "its agent is about to stop it"
+            pod.show(IDLE)
+
+
 def test_the_gate_of_an_earlier_round_is_none(pod: PodGate) -> None:
     pod.show(replace(HOLD, round=2, master="10.0.0.9:1"))
     with make(pod) as drain:
