@@ -337,8 +337,6 @@ class Endpoint:
         fenced = self._registrar.identity.member if self.fenced else None
         if known is None or known[0] is not snapshot or known[1:3] != (number, fenced):
             made = run_membership(snapshot, run_id, number, fenced)
-            if snapshot.commit is None:
-                made = replace(made, joins_wait=False)
             known = self._run_memberships[run_id] = (snapshot, number, fenced, made)
         return known[3]
 
