@@ -62,6 +62,7 @@ class Worker:
         self.status: Optional[int] = None
         self.moved = 0
         self.blocked = 0
+        self.draining = asyncio.Lock()
 
     def look(self) -> None:
         """See whether the process has ended; its id stays taken until ``finish``."""
@@ -241,7 +242,8 @@ async def _pump(worker: Worker, pipe: object, kind: int, writer: asyncio.StreamW
             writer.write(encode(kind, data))
             worker.blocked += 1
             try:
-                await writer.drain()
+                async with worker.draining:  # before Python 3.10 only one may wait at a time
+                    await writer.drain()
             finally:
                 worker.blocked -= 1
             worker.moved += len(data)

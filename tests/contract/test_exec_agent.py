@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent beside the workers and the launcher's side of them: real processes, exact statuses."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from shlex import quote
+
+import pytest
+
+import launcher_shim
+from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
+from launcher_shim.pod.exec_frames import (
+    ALIVE,
+    EXIT,
+    REFUSED,
+    STDOUT,
+    Decoder,
+    Frame,
+    encode,
+    encode_start,
+)
+
+SHIM = Path(launcher_shim.__file__).parent
+HOST = "node-0.1a2b3c4d"
+PYTHONS = [sys.executable, *([old] if (old := shutil.which("python3.8")) else [])]
+
+_AGENT = """import sys
+sys.path.insert(0, sys.argv.pop(1))
+from launcher_shim.pod.exec_agent import main
+sys.exit(main(sys.argv[1:]))"""
+
+
+def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.01)
+
+
+def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -> str:
+    told = {"HOROVOD_HOSTNAME": host, "HOROVOD_LOCAL_RANK": str(local_rank), **environ}
+    sent = " ".join(f"{name}={quote(value)}" for name, value in told.items())
+    return f"cd / > /dev/null 2>&1 ; env {sent} {' '.join(map(quote, argv))}"
+
+
+class Pods:
+    """A launcher's and a worker's container; everything that runs in them bears the run's mark."""
+
+    def __init__(self, directory: Path, python: str) -> None:
+        self.run = uuid.uuid4().hex
+        self.directory = directory
+        self.workers = directory / "workers"
+        self.run_dir = self.workers / HOST
+        self.run_dir.mkdir(parents=True)
+        pod = directory / "python" / "launcher_shim"
+        shutil.copytree(SHIM / "pod", pod / "pod")
+        shutil.copy(SHIM / "__init__.py", pod)
+        shutil.copy(SHIM / "pod" / "kubexec.sh", directory)
+        (directory / "bin").mkdir()
+        (directory / "bin" / "python3").symlink_to(python)
+        self.agent = subprocess.Popen(
+            [python, "-I", "-S", "-c", _AGENT, str(directory / "python"), HOST, str(self.run_dir)],
+            env=self.environ("worker", MODE="pod"),
+            start_new_session=True,
+        )
+        until((self.run_dir / "exec.sock").exists, 10, "the agent listens")
+
+    def environ(self, node: str, **more: str) -> dict[str, str]:
+        path = f"{self.directory / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, RUN_MARK: self.run, NODE_MARK: node, **more}
+
+    def start(self, text: str, host: str = HOST) -> subprocess.Popen[bytes]:
+        """Run ``text`` on ``host`` as horovodrun does, from a directory with modules in the way."""
+        (self.directory / "here").mkdir(exist_ok=True)
+        (self.directory / "here" / "select.py").write_text("raise SystemExit(0)\n")
+        return subprocess.Popen(
+            [str(self.directory / "kubexec.sh"), host, text],
+            cwd=self.directory / "here",
+            env=self.environ("launcher", MUSTER_WORKERS_DIR=str(self.workers)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def on_worker(self) -> set[int]:
+        """Processes of the worker's container but the agent."""
+        return marked(self.run, "worker") - {self.agent.pid}
+
+    def connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(20)
+        connection.connect(str(self.run_dir / "exec.sock"))
+        return connection
+
+    def end(self) -> None:
+        end_all(lambda: marked(self.run), set(), time.monotonic() + 10)
+        self.agent.wait(10)
+
+
+@pytest.fixture(params=PYTHONS, ids=lambda python: Path(python).name)
+def pods(request: pytest.FixtureRequest) -> Iterator[Pods]:
+    # A short path: that of a unix socket has 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="pods-") as directory:
+        pods = Pods(Path(directory), request.param)
+        yield pods
+        pods.end()
+
+
+def frames_of(connection: socket.socket) -> list[Frame]:
+    """Everything that the agent sends until it closes, but signs of life."""
+    decoder, frames = Decoder(), []
+    while data := connection.recv(65536):
+        frames += decoder.feed(data)
+    return [frame for frame in frames if frame.kind != ALIVE]
+
+
+SLEEP = ("sh", "-c", "echo up; exec sleep 1000")
+STUBBORN = ("sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done")
+
+one_python_is_enough = pytest.mark.parametrize("pods", PYTHONS[:1], indirect=True, ids=["python"])
+
+
+def sleeper(pods: Pods, *argv: str, local_rank: int = 0) -> subprocess.Popen[bytes]:
+    process = pods.start(command(*(argv or SLEEP), local_rank=local_rank))
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 1", 1),
+        ("exit 134", 134),
+        ("exit 255", 255),
+        ("kill -KILL $$", 137),
+        ("kill -ABRT $$", 134),
+        ("kill -SEGV $$", 139),
+        ("kill -TERM $$", 143),
+    ],
+)
+def test_the_status_is_the_workers_own(pods: Pods, script: str, status: int) -> None:
+    worker = pods.start(command("sh", "-c", f"ulimit -c 0; {script}"))
+    assert worker.communicate(timeout=20) == (b"", b"")
+    assert worker.returncode == status
+
+
+def test_streams_stay_apart_and_whole(pods: Pods) -> None:
+    script = "head -c 3000000 /dev/zero; echo end >&2; exec >&-; echo after >&2; exit 7"
+    worker = pods.start(command("sh", "-c", script))
+    out, err = worker.communicate(timeout=30)
+    assert (len(out), set(out), err, worker.returncode) == (3000000, {0}, b"end\nafter\n", 7)
+
+
+def test_the_worker_has_its_pods_environment_and_what_horovod_tells(pods: Pods) -> None:
+    script = "echo $MODE $HOROVOD_RANK $SEED $MUSTER_MEMBER $PWD $PYTHONPATH"
+    told = {"HOROVOD_RANK": "5", "SEED": "7", "MUSTER_MEMBER": "launcher", "MODE": "launcher"}
+    text = command("sh", "-c", script, **told)
+    out, _ = pods.start(text).communicate(timeout=20)
+    assert out == b"pod 5 7 worker /\n"
+
+
+def test_a_program_that_is_not_there_is_no_unknown_end(pods: Pods) -> None:
+    worker = pods.start(command("no-such-program"))
+    _, err = worker.communicate(timeout=20)
+    assert worker.returncode == 127
+    assert b"no-such-program" in err
+
+
+@pytest.mark.parametrize("host", ["node-0.ffffffff", "node-9.00000000"])
+def test_a_pod_of_another_life_starts_nothing(pods: Pods, host: str) -> None:
+    if host.startswith("node-0"):
+        (pods.workers / host).symlink_to(pods.run_dir)
+    worker = pods.start(command("touch", str(pods.directory / "ran"), host=host), host)
+    worker.communicate(timeout=20)
+    assert worker.returncode == (126 if host.startswith("node-0") else 255)
+    assert not (pods.directory / "ran").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_who_ends_the_launchers_side_ends_the_worker(pods: Pods, number: signal.Signals) -> None:
+    worker = sleeper(pods, *STUBBORN)
+    worker.send_signal(number)
+    worker.wait(10)
+    until(lambda: not pods.on_worker(), 10, "the worker ends")
+    assert worker.returncode == -number
+    worker.communicate()
+
+
+@one_python_is_enough
+def test_who_freezes_the_launchers_side_ends_the_worker(pods: Pods) -> None:
+    worker = sleeper(pods)
+    worker.send_signal(signal.SIGSTOP)
+    until(lambda: not pods.on_worker(), 20, "the worker ends")
+    worker.send_signal(signal.SIGCONT)
+    worker.communicate(timeout=10)
+    assert worker.returncode == 255
+
+
+def test_the_worker_may_end_well_when_it_is_told_to(pods: Pods) -> None:
+    script = f"trap 'touch {pods.directory}/ended; exit' TERM; echo up; while :; do sleep 0.1; done"
+    worker = sleeper(pods, "sh", "-c", script)
+    worker.kill()
+    worker.communicate()
+    until((pods.directory / "ended").exists, 10, "the worker ends by itself")
+    until(lambda: not pods.on_worker(), 10, "the worker has ended")
+
+
+def test_an_agent_that_is_killed_is_no_success(pods: Pods) -> None:
+    worker = sleeper(pods)
+    pods.agent.kill()
+    _, err = worker.communicate(timeout=10)
+    assert worker.returncode == 255
+    assert b"not known" in err
+
+
+@one_python_is_enough
+def test_a_node_that_freezes_is_no_success_and_its_worker_ends_when_it_goes_on(pods: Pods) -> None:
+    worker = sleeper(pods)
+    pods.agent.send_signal(signal.SIGSTOP)
+    _, err = worker.communicate(timeout=20)
+    assert worker.returncode == 255
+    assert b"nothing was heard for 10 s" in err
+    pods.agent.send_signal(signal.SIGCONT)
+    until(lambda: not pods.on_worker(), 10, "the worker ends")
+
+
+def test_an_agent_that_is_told_to_end_ends_its_workers_and_tells_how(pods: Pods) -> None:
+    worker = sleeper(pods)
+    pods.agent.terminate()
+    worker.communicate(timeout=10)
+    assert worker.returncode == 143
+    assert pods.agent.wait(10) == 143
+    assert not pods.on_worker()
+
+
+def test_one_command_a_slot(pods: Pods) -> None:
+    first, other = sleeper(pods), sleeper(pods, local_rank=1)
+    second = sleeper(pods)
+    first.communicate(timeout=10)
+    assert first.returncode == 143
+    assert (second.poll(), other.poll()) == (None, None)
+    for worker in (second, other):
+        worker.kill()
+        worker.communicate()
+    until(lambda: not pods.on_worker(), 10, "the workers end")
+
+
+def test_what_a_worker_leaves_behind_ends_with_it(pods: Pods) -> None:
+    worker = pods.start(command("sh", "-c", "sleep 1000 & exit 3"))
+    began_s = time.monotonic()
+    worker.communicate(timeout=20)
+    assert worker.returncode == 3
+    assert time.monotonic() - began_s < 5
+    until(lambda: not pods.on_worker(), 5, "nothing is left")
+
+
+def test_a_pipe_held_from_another_session_delays_the_end_and_no_more(pods: Pods) -> None:
+    worker = pods.start(command("sh", "-c", "setsid sleep 1000 & exit 3"))
+    worker.communicate(timeout=20)
+    assert worker.returncode == 3
+
+
+@one_python_is_enough
+def test_a_launcher_that_does_not_read_loses_neither_worker_nor_output(pods: Pods) -> None:
+    lines = 400_000
+    worker = pods.start(command("sh", "-c", f"seq {lines}; exit 4"))
+    time.sleep(12)  # longer than either side would wait for a sign of life
+    assert worker.poll() is None
+    out, err = worker.communicate(timeout=30)
+    assert (worker.returncode, err) == (4, b"")
+    assert out == b"".join(b"%d\n" % number for number in range(1, lines + 1))
+
+
+def test_the_socket_is_for_its_own_user_alone(pods: Pods) -> None:
+    assert stat.S_IMODE((pods.run_dir / "exec.sock").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        encode(STDOUT, b"x"),
+        encode_start(HOST, "reboot"),
+        encode_start("node-1.00000000", command("true")),
+        encode_start(HOST, command("true", host="node-1.00000000")),
+    ],
+)
+def test_i8_nonsense_is_refused_and_the_agent_goes_on(pods: Pods, sent: bytes) -> None:
+    with pods.connect() as connection:
+        connection.sendall(sent)
+        (frame,) = frames_of(connection)
+    assert frame.kind == REFUSED
+    with pods.connect() as connection:
+        connection.sendall(encode_start(HOST, command("sh", "-c", "exit 5")))
+        assert frames_of(connection) == [Frame(EXIT, b"5")]
+
+
+def test_i8_nonsense_after_the_start_ends_the_worker(pods: Pods) -> None:
+    with pods.connect() as connection:
+        connection.sendall(encode_start(HOST, command(*SLEEP)))
+        until(pods.on_worker, 10, "the worker runs")
+        connection.sendall(b"nonsense")
+        frames_of(connection)
+    until(lambda: not pods.on_worker(), 10, "the worker ends")
