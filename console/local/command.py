@@ -84,6 +84,14 @@ Example:
     help="Seconds after which a silent node counts as lost.",
 )
 @click.option(
+    "--grace",
+    "grace_s",
+    default=30.0,
+    envvar="MUSTER_GRACE_S",
+    show_envvar=True,
+    help="Seconds that a drained node has: a pod's terminationGracePeriodSeconds.",
+)
+@click.option(
     "--etcd-endpoints",
     envvar="MUSTER_ETCD_ENDPOINTS",
     show_envvar=True,
@@ -120,6 +128,7 @@ def local(
     report: Path | None,
     log_dir: Path | None,
     lease_ttl_s: float,
+    grace_s: float,
     etcd_endpoints: str | None,
     namespace: str,
     job: str,
@@ -142,6 +151,8 @@ def local(
         faults.append(
             f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
         )
+    if grace_s < 1:
+        faults.append(f"--grace {grace_s:g}: give a node 1 s or more")
     for flag, directory in (("--report", report), ("--log-dir", log_dir)):
         if directory is not None:
             _try(faults, _make_directory, (flag, directory))
@@ -170,6 +181,7 @@ def local(
         max_nodes=max_nodes,
         restarts=restarts,
         lease_ttl_s=lease_ttl_s,
+        grace_s=grace_s,
         checkpoints=logs / "checkpoints",
         endpoints=etcd_endpoints,
         native=native,

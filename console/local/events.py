@@ -10,9 +10,11 @@ from rdzv.errors import ConfigError
 
 ACTIONS = {
     "add": "start a node, empty; without a name under the lowest that is free",
+    "drain": "the pod is deleted: notice and SIGTERM, SIGKILL after --grace; not replaced",
     "kill": "the whole node at once: sidecar, torchrun and workers (SIGKILL)",
     "kill-container": "torchrun and its workers at once; the container is restarted",
     "kill-launcher": "torchrun alone: its workers are orphans; the container is restarted",
+    "kill-sidecar": "the sidecar alone (SIGKILL); it is started again",
     "stop": "freeze every process of the node (SIGSTOP)",
     "cont": "let a stopped node go on (SIGCONT)",
 }
@@ -49,8 +51,6 @@ def read_event(text: str) -> Event:
     if match is None:
         raise ConfigError(f"--event {text!r}: write ACTION:NODE@TIME, as in kill:node-1@15s")
     action, target = match["action"], match["target"]
-    if action == "drain":
-        raise ConfigError(f"--event {text!r}: drain is not supported by this version")
     if action not in ACTIONS:
         raise ConfigError(f"--event {text!r}: no action {action!r}; there are {', '.join(ACTIONS)}")
     if target is None and action != "add":

@@ -25,7 +25,7 @@ from console.local.outcome import (
     shell_status,
 )
 from console.local.payload import Payload
-from console.local.processes import end_all, marked, send, send_to_all
+from console.local.processes import children, end_all, marked, send, send_to_all
 from console.local.readiness import until_ready
 from console.local.settings import Pod, Settings, sidecar_command, sidecar_environment
 from console.local.timeline import Timeline
@@ -37,6 +37,8 @@ State = Literal[
     "stopped",
     "restarting",
     "closing",
+    "draining",
+    "drained",
     "done",
     "spare",
     "failed",
@@ -47,6 +49,8 @@ READY_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 INSIST_INTERVAL_S = 1.0
+TERMINATED_STATUS = 128 + signal.SIGTERM
+NOTICE_TIMEOUT_S = 10.0
 MAX_SIDECAR_PAUSE_S = 10.0
 
 
@@ -83,6 +87,7 @@ class Node:
         self._state_before_stop: State = "starting"
         self._interrupted = asyncio.Event()
         self._killed_by_event = False
+        self._deleted = False
 
     async def live(self, endpoints: str, ticket: Ticket) -> Ending:
         """Run from the start of the node to its end."""
@@ -150,6 +155,8 @@ class Node:
         """Run the launcher, again where the restart policy says so."""
         payload = self._payload
         while True:
+            if self._deleted:
+                return self._end("drained", TERMINATED_STATUS, "deleted between two containers")
             process = await asyncio.to_thread(
                 payload.prepare, self.name, self._pod.uid, self.run_dir, self._pod.c10d_port
             )
@@ -165,6 +172,8 @@ class Node:
             await self._end_container()
             if self._interrupted.is_set():
                 return Ending(self.name, "killed", status)
+            if self._deleted:
+                return self._end("drained", status, f"its container ended with {status}")
             if self._killed_by_event and payload.restarts != 0:
                 reason = "its container was killed"
             else:
@@ -195,7 +204,9 @@ class Node:
                 ended.cancel()
         return await launcher.wait()
 
-    def _end(self, how: Literal["done", "spare", "failed"], status: int, reason: str) -> Ending:
+    def _end(
+        self, how: Literal["done", "spare", "failed", "drained"], status: int, reason: str
+    ) -> Ending:
         self.state = how
         self._timeline.record("node", how, self.name, reason)
         return Ending(self.name, how, status)
@@ -205,8 +216,38 @@ class Node:
         self._interrupted.set()
         self.state = "closing"
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
-        if self.launcher is not None:
-            send({self.launcher.pid}, signal.SIGTERM)
+        # muster-run itself would take it for the end of its pod, and drain every node.
+        send(self._command_pids(), signal.SIGTERM)
+
+    async def delete(self) -> None:
+        """End the node as the kubelet does: notice to the sidecar, SIGTERM, SIGKILL in the end."""
+        self._deleted = True
+        self.state = "draining"
+        launcher = self.launcher
+        if not self._settings.native:
+            try:
+                said = await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
+                self._timeline.record("node", "draining", self.name, said)
+            except (OSError, ValueError, TimeoutError) as error:
+                self._timeline.record("node", "draining", self.name, f"no sidecar: {error}")
+        if launcher is not None and launcher.returncode is None:
+            send({launcher.pid}, signal.SIGTERM)
+            try:
+                await asyncio.wait_for(launcher.wait(), self._settings.grace_s)
+            except TimeoutError:
+                self._timeline.record("node", "killed", self.name, "its grace was over")
+                await self._end_container()
+
+    async def _give_notice(self) -> str:
+        """Do what the sidecar's preStop hook does; returns what the sidecar said."""
+        path = self.run_dir / "notice.sock"
+        reader, writer = await asyncio.open_unix_connection(path)
+        try:
+            notice = {"notice": "prestop", "reason": "the pod is deleted", "seconds_left": None}
+            writer.write(json.dumps(notice).encode() + b"\n")
+            return str(json.loads(await reader.readline())["sentence"])
+        finally:
+            writer.close()
 
     async def kill(self) -> Ending:
         """End every process at once, after ``live`` was cancelled with the state ``killed``.
@@ -226,8 +267,12 @@ class Node:
     def kill_launcher(self) -> None:
         """End the launcher alone."""
         self._killed_by_event = True
-        if self.launcher is not None:
-            send({self.launcher.pid}, signal.SIGKILL)
+        send(self._command_pids(), signal.SIGKILL)
+
+    def kill_sidecar(self) -> None:
+        """End the sidecar alone."""
+        if self.sidecar is not None:
+            send({self.sidecar.pid}, signal.SIGKILL)
 
     async def stop(self) -> None:
         """Freeze every process of the node."""
@@ -240,6 +285,13 @@ class Node:
         if self.state == "stopped":
             self.state = self._state_before_stop
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
+
+    def _command_pids(self) -> set[int]:
+        """The launcher; under muster-run, what that has started."""
+        if self.launcher is None or self.launcher.returncode is not None:
+            return set()
+        own = {self.launcher.pid}
+        return (children(self.launcher.pid) or own) if self._payload.wrapped else own
 
     def _processes(self) -> set[int]:
         return marked(self._settings.run, self.name)

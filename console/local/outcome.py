@@ -32,7 +32,7 @@ class Ending:
     """How one node ended for good, in the order in which nodes did."""
 
     node: str
-    how: Literal["done", "spare", "failed", "killed"]
+    how: Literal["done", "spare", "failed", "drained", "killed"]
     status: int
 
 

@@ -20,7 +20,6 @@ from console.local.settings import (
     horovodrun_environment,
     launcher_environment,
     native_delivery,
-    read_delivery,
 )
 from launcher_shim.horovod.hosts import token_of
 
@@ -41,12 +40,14 @@ class Process:
 class Payload(Protocol):
     """One node's.
 
-    ``insistent`` is set where one SIGTERM may go unheard; ``restarts`` is None without a limit.
+    ``insistent`` is set where one SIGTERM may go unheard, ``wrapped`` where muster-run is around
+    the command; ``restarts`` is None without a limit.
     """
 
     name: str
     role: Literal["worker", "launcher"]
     insistent: bool
+    wrapped: bool
     restarts: int | None
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
@@ -57,7 +58,10 @@ class Payload(Protocol):
 
 
 class Torchrun:
-    """One torchrun on each node; ``closing`` tells how they closed the run, once they have."""
+    """One torchrun on each node; ``closing`` tells how they closed the run, once they have.
+
+    Without Muster there is no ``muster-run`` around it.
+    """
 
     name = "torchrun"
     role: Literal["worker", "launcher"] = "worker"
@@ -66,6 +70,7 @@ class Torchrun:
     def __init__(
         self, settings: Settings, line: LaunchLine, closing: Callable[[], Closing | None]
     ) -> None:
+        self.wrapped = not settings.native
         self.restarts: int | None = settings.restarts
         self._settings = settings
         self._line = line
@@ -73,11 +78,11 @@ class Torchrun:
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
         """Take what the sidecar has delivered, or without one deliver it."""
-        if self._settings.native:
-            _copy_package(Path(muster.__file__).parent, run_dir / "python" / "muster")
-            delivered = native_delivery(self._settings, port, is_host=node == "node-0")
-        else:
-            delivered = read_delivery((run_dir / "env").read_text())
+        if not self._settings.native:
+            environment = launcher_environment(self._settings, node, run_dir, {})
+            return Process(_wrapped(self._line.command, run_dir), environment)
+        _copy_package(Path(muster.__file__).parent, run_dir / "python" / "muster")
+        delivered = native_delivery(self._settings, port, is_host=node == "node-0")
         environment = launcher_environment(self._settings, node, run_dir, delivered)
         return Process(self._line.command, environment)
 
@@ -95,6 +100,7 @@ class Horovodrun:
     name = "horovodrun"
     role: Literal["worker", "launcher"] = "launcher"
     insistent = True
+    wrapped = False
 
     def __init__(self, settings: Settings, line: HorovodLine, workers: Path) -> None:
         self.restarts: int | None = 0
@@ -137,6 +143,7 @@ class Agent:
     insistent = False
 
     def __init__(self, settings: Settings, workers: Path) -> None:
+        self.wrapped = True
         self.restarts: int | None = None
         self._settings = settings
         self._workers = workers
@@ -150,11 +157,17 @@ class Agent:
             link.symlink_to(run_dir)
         root = str(Path(launcher_shim.__file__).parent.parent)
         command = (sys.executable, "-I", "-S", "-c", _START_AGENT, root, host, str(run_dir))
-        return Process(command, launcher_environment(self._settings, node, run_dir, {}))
+        environment = launcher_environment(self._settings, node, run_dir, {})
+        return Process(_wrapped(command, run_dir), environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """Started again, as often as it takes."""
         return "restart", f"its agent ended with {status}, and starts again"
+
+
+def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
+    """The same command under the ``muster-run`` that the sidecar has delivered."""
+    return (str(run_dir / "bin" / "muster-run"), "--", *command)
 
 
 def _copy_package(source: Path, target: Path) -> None:

@@ -46,6 +46,14 @@ def marked(run: str, node: str | None = None) -> set[int]:
     return found
 
 
+def children(parent: int) -> set[int]:
+    """The processes that one process has started and not yet seen the end of."""
+    try:
+        return set(map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
+    except FileNotFoundError:
+        return set()  # it has ended
+
+
 def send(pids: Set[int], number: signal.Signals) -> None:
     """Signal each process that is still there."""
     for pid in pids:

@@ -53,6 +53,7 @@ class Run:
         self._randomness = randomness
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._lives_begun = 0
+        self._drains: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._native_port = 0
         self._interrupted = False
@@ -111,6 +112,8 @@ class Run:
 
     def abandon(self) -> None:
         """Wait for nobody any longer; the sweeper ends what is left."""
+        for drain in self._drains:
+            drain.cancel()
         for name, life in self._lives.items():
             if not life.done():
                 self.nodes[name].state = "killed"
@@ -181,7 +184,7 @@ class Run:
             if event.action == "add":
                 await self._add(event, endpoints, tasks)
             else:
-                await self._disturb(event)
+                await self._disturb(event, tasks)
             self._pending.remove(event)
             self._changed.set()
 
@@ -199,7 +202,7 @@ class Run:
         taken = {name for name, life in self._lives.items() if not life.done()}
         return next(name for i in itertools.count() if (name := f"node-{i}") not in taken)
 
-    async def _disturb(self, event: Event) -> None:
+    async def _disturb(self, event: Event, tasks: asyncio.TaskGroup) -> None:
         node, asked = self._find(event)
         life = self._lives.get(node.name) if node else None
         if node is None or life is None or life.done():
@@ -213,6 +216,11 @@ class Run:
             life.cancel()
             await asyncio.wait((life,))
             self.endings.append(await node.kill())
+        elif event.action == "drain":
+            # Two that are drained at once must not wait for each other.
+            self._drains.append(tasks.create_task(node.delete(), name=f"drain {node.name}"))
+        elif event.action == "kill-sidecar":
+            node.kill_sidecar()
         elif event.action == "kill-container":
             await node.kill_container()
         elif event.action == "kill-launcher":

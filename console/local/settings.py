@@ -48,6 +48,7 @@ class Settings:
     checkpoints: Path
     endpoints: str | None
     native: bool
+    grace_s: float = 30.0
 
 
 def sidecar_command() -> tuple[str, ...]:
@@ -88,9 +89,11 @@ def sidecar_environment(settings: Settings, pod: Pod, endpoints: str) -> dict[st
         "MUSTER_MAX": str(settings.max_nodes),
         "MUSTER_ETCD_ENDPOINTS": endpoints,
         "MUSTER_RUN_DIR": str(pod.run_dir),
-        "MUSTER_C10D_PORT": str(pod.c10d_port),
+        "MUSTER_C10D_PORT": "0",
+        "MUSTER_RELAY_PORT": str(pod.c10d_port),
         "MUSTER_HTTP_PORT": str(pod.http_port),
         "MUSTER_LEASE_TTL": f"{settings.lease_ttl_s:g}",
+        "MUSTER_GRACE_S": f"{settings.grace_s:g}",
     }
 
 

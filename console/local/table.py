@@ -18,6 +18,8 @@ _STYLES: dict[State, str] = {
     "stopped": "yellow",
     "restarting": "yellow",
     "closing": "yellow",
+    "draining": "yellow",
+    "drained": "dim",
     "failed": "bold red",
     "killed": "red",
 }
@@ -33,7 +35,7 @@ def draw_table(run: Run) -> Table:
         table.add_column(heading, justify="left" if heading in ("node", "state") else "right")
     for name in sorted(run.nodes, key=lambda name: (len(name), name)):
         node = run.nodes[name]
-        ranks = run.progress.get(name, ()) if node.state == "running" else ()
+        ranks = run.progress.get(name, ()) if node.state in ("running", "draining") else ()
         state = "training" if ranks else node.state
         table.add_row(
             name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import stat
 import sys
@@ -190,14 +189,6 @@ async def test_it_starts_quickly(bare: Path) -> None:
             assert await run.ended() == 0
         best_s = min(best_s, time.monotonic() - began_s)
     assert best_s < 0.6  # 0.2 s on a quiet machine
-
-
-async def test_it_runs_with_the_oldest_python_that_is_here(bare: Path, tmp_path: Path) -> None:
-    oldest = shutil.which("python3.8") or sys.executable
-    await asyncio.to_thread((tmp_path / "python3").symlink_to, oldest)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    async with started(bare, "muster-run", "--", "sh", "-c", "exit 6", PATH=path) as run:
-        assert await run.ended() == 6
 
 
 # --- beside a sidecar ---

@@ -59,8 +59,7 @@ def test_events_as_written(text: str, event: Event) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("drain:node-0@15s", "drain is not supported by this version"),
-        ("explode:node-0@15s", "no action 'explode'; there are add, kill"),
+        ("explode:node-0@15s", "no action 'explode'; there are add, drain, kill"),
         ("kill@15s", "say which node, as in kill:node-1@15s"),
         ("kill:15s", "write ACTION:NODE@TIME"),
         ("kill:worker@15s", "no node 'worker'"),
