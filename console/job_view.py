@@ -13,6 +13,7 @@ from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys, JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.model import Job, Member, Snapshot
+from rdzv.phases import phase_of
 from rdzv.store import KeyValue
 
 
@@ -56,10 +57,21 @@ class JobView:
             *((member, "listed", "") for member in self.listing.listed),
             *((member, "standby", "max are listed") for member in self.listing.standby),
             *(
-                (self.snapshot.members[name], "excluded", why)
+                self._excluded(self.snapshot.members[name], why)
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
+
+    def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
+        drain = self.snapshot.drains.get(member.pod_uid)
+        if drain is None:
+            return member, "excluded", why
+        phase = phase_of(self.snapshot, drain)
+        return (
+            member,
+            "drained" if phase.outcome else "draining",
+            f"{drain.reason}: {phase.sentence}",
+        )
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """What Horovod is told, host by host."""

@@ -236,6 +236,8 @@ class OwnDrain:
         if stand is not None and stand.outcome:
             return Phase("released", stand.sentence, stand.outcome)
         if notes.due_boot_s is not None and self._boot_s() >= notes.due_boot_s:
+            if stand is not None and stand.name == "saved":
+                return Phase("released", f"the time is over: {stand.sentence}", "committed")
             return Phase("released", "the time is over before all had saved", "expired")
         if stand is None:
             return Phase("noted", "the notice is not on record yet")

@@ -272,6 +272,11 @@ class Pod:
         except FileNotFoundError:
             return None
 
+    def signal_ranks(self, number: signal.Signals) -> None:
+        """Send its ranks a signal."""
+        for rank in self.ranks:
+            rank.send_signal(number)
+
     async def end_ranks(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Let the launcher's command end."""
         ranks, self.ranks = self.ranks, []
@@ -430,6 +435,13 @@ class Job:
             rank = await self._rank(self.pods[name], at, local_rank, ranks, settings)
             self.pods[name].ranks.append(rank)
 
+    async def add(self, name: str) -> None:
+        """Start another pod, and wait until it is a member."""
+        pod = self.pods[name] = Pod(self, name, self.directory / name)
+        await asyncio.to_thread(pod.deliver)
+        await pod.start()
+        await self.until(lambda: name in self.snapshot.members)
+
     async def lose_store(self) -> None:
         """Let the store be an empty one from now on. The launcher puts its round back."""
         former = self.mirror.kvs[HERE.run(RUN).round]
@@ -566,10 +578,7 @@ async def job(
     one.follow()
     try:
         for name in names:
-            pod = one.pods[name] = Pod(one, name, directory / name)
-            await asyncio.to_thread(pod.deliver)
-            await pod.start()
-        await one.until(lambda: len(one.snapshot.members) == len(names))
+            await one.add(name)
         yield one
         await asyncio.to_thread(one.check)
     finally:

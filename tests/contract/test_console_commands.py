@@ -83,9 +83,9 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
         ["a", "listed"],
         ["b", "listed"],
         ["c", "standby"],
-        ["d", "excluded"],
+        ["d", "draining"],
     ]
-    assert "it drains: spot" in ended.out
+    assert "spot: d is delisted, and no save has begun" in ended.out
     assert "digits  7      training  a b            c" in ended.out
     assert "cannot be read" in ended.out
     assert "\x1b" not in ended.out
@@ -96,7 +96,7 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
     state = json.loads(ended.out)
     assert len(ended.out.splitlines()) == 1
     assert (state["generation"], state["min"], state["max"]) == (3, 1, 2)
-    assert [m["state"] for m in state["members"]] == ["listed", "listed", "standby", "excluded"]
+    assert [m["state"] for m in state["members"]] == ["listed", "listed", "standby", "draining"]
     assert state["runs"] == [
         {"run_id": "digits", "round": 7, "state": "training", "nodes": ["a", "b"], "waiting": ["c"]}
     ]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster drain`` and ``muster notice`` as real processes, beside sidecars and ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from rdzv.store import Delete, Put
+from rdzv.store.embedded import EmbeddedServer
+from tests.contract.agent_harness import Ended, muster
+from tests.contract.drain_harness import HERE, Job, Loop, job
+
+
+class Terminal:
+    """Where commands about one job are given."""
+
+    def __init__(self, one: Job, endpoint: str) -> None:
+        self.one = one
+        self._environ = {
+            "MUSTER_ETCD_ENDPOINTS": endpoint,
+            "MUSTER_NAMESPACE": "team",
+            "MUSTER_JOB": "digits",
+        }
+
+    async def drain(self, *arguments: str) -> Ended:
+        return await muster("drain", *arguments, **self._environ)
+
+    async def status(self, *arguments: str) -> Ended:
+        return await muster("status", *arguments, **self._environ)
+
+    async def history(self, *arguments: str) -> Ended:
+        return await muster("history", *arguments, **self._environ)
+
+
+@asynccontextmanager
+async def terminal(
+    names: str = "ab", least: int = 1, below_min: Literal["hold", "commit"] = "hold"
+) -> AsyncIterator[Terminal]:
+    async with (
+        job(names, least, below_min=below_min) as one,
+        EmbeddedServer(engine=one.engine) as server,
+    ):
+        yield Terminal(one, server.endpoint)
+
+
+def phases(ended: Ended) -> list[str]:
+    return [line.split()[0] for line in ended.out.splitlines()]
+
+
+async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> None:
+    async with terminal() as at:
+        await at.one.form("ab", loop=Loop(save_s=0.3))
+        await at.one.training()
+        ended = await at.drain("b", "--wait", "--deadline", "20s", "--reason", "new kernel")
+        assert (ended.status, ended.err) == (0, "")
+        # Each in its order; one that is over before anybody has looked is not told of.
+        order = ["draining", "agreeing", "saving", "saved", "released"]
+        assert phases(ended) == [phase for phase in order if phase in phases(ended)]
+        assert {"saving", "released"} <= {*phases(ended)}
+        ((_, step),) = at.one.done
+        assert ended.out.endswith(f"b may go: all ranks saved step {step}\n")
+        drain = at.one.pods["b"].drain
+        assert drain is not None
+        assert (drain.source, drain.reason, drain.seconds_left) == ("operator", "new kernel", 20)
+        assert "@" in drain.requested_by
+        again = await at.drain("b", "--wait")
+        assert (again.status, phases(again)) == (0, ["released"])
+        history = (await at.history()).out
+        assert "drain      b: new kernel outcome=committed" in history
+        assert f"step={step} source=operator requested_by={drain.requested_by}" in history
+
+
+async def test_without_wait_it_returns_at_once() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        ended = await at.drain("b", "--json")
+        assert ended.status == 0
+        (line,) = map(json.loads, ended.out.splitlines())
+        assert (line["member"], line["outcome"]) == ("b", "")
+        assert line["phase"] in ("draining", "agreeing", "saving", "saved")
+        shown = json.loads((await at.status("--json")).out)["members"]
+        (drained,) = [member for member in shown if member["name"] == "b"]
+        assert drained["state"] == "draining"
+
+
+async def test_out_of_time_it_ends_with_3() -> None:
+    async with terminal() as at:
+        await at.one.form("ab", b=Loop(save_s=9))
+        await at.one.training()
+        ended = await at.drain("b", "--wait", "--deadline", "2s")
+        assert (ended.status, phases(ended)[-1]) == (3, "released")
+        assert "out of time" in ended.out
+
+
+async def test_cancelled_it_ends_with_4() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        waiting = asyncio.create_task(at.drain("b", "--wait", "--json"))
+        await at.one.until(at.one.phase_is("done"))
+        cancelled = await at.drain("b", "--cancel")
+        assert (cancelled.status, phases(cancelled)) == (0, ["cancelled"])
+        ended = await waiting
+        last = json.loads(ended.out.splitlines()[-1])
+        assert (ended.status, last["phase"], last["outcome"]) == (4, "cancelled", "cancelled")
+        await at.one.goes_on()
+        again = await at.drain("b", "--cancel")
+        assert again.status == 2
+        assert "the drain of b cannot be cancelled: pod uid-b does not drain" in again.err
+
+
+async def test_lost_it_ends_with_5() -> None:
+    async with terminal() as at:
+        await at.one.form("ab", loop=Loop(save_s=9))
+        await at.one.training()
+        waiting = asyncio.create_task(at.drain("b", "--wait"))
+        await at.one.until(at.one.phase_is("commit"))
+        await at.one.pods["b"].kill()
+        await at.one.put(Delete(HERE.member("b")))
+        ended = await waiting
+        assert (ended.status, phases(ended)[-1]) == (5, "lost")
+
+
+async def test_without_a_save_it_ends_with_6_and_cannot_be_cancelled_then() -> None:
+    async with terminal() as at:
+        ended = await at.drain("b", "--wait")
+        assert (ended.status, phases(ended)[-1]) == (6, "released")
+        cancelled = await at.drain("b", "--cancel")
+        assert cancelled.status == 2
+        assert "b was let go already (uncommitted)" in cancelled.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["x"], "job digits has no member x: its members are a, b"),
+        (["b", "--deadline", "soon"], "--deadline: 'soon' is wrong"),
+        (["b", "--deadline", "0.5s"], "--deadline: '0.5s' is wrong"),
+        (["b", "--cancel"], "the drain of b cannot be cancelled: pod uid-b does not drain"),
+        ([], "Missing argument 'MEMBER'"),
+    ],
+)
+async def test_a_mistake_is_said_in_one_sentence(arguments: list[str], says: str) -> None:
+    async with terminal() as at:
+        ended = await at.drain(*arguments)
+        assert ended.status == 2
+        assert says in ended.err
+        assert at.one.snapshot.drains == {}
+
+
+async def test_with_the_store_away_it_ends_with_69() -> None:
+    ended = await muster("drain", "b", "--job", "digits", MUSTER_ETCD_ENDPOINTS="127.0.0.1:1")
+    assert ended.status == 69
+    assert "check --etcd-endpoints" in ended.err
+
+
+async def test_a_notice_returns_when_it_is_taken_and_kept() -> None:
+    async with terminal() as at:
+        pod = at.one.pods["b"]
+        for _ in range(2):
+            ended = await muster("notice", "--reason", "preStop", MUSTER_RUN_DIR=str(pod.run_dir))
+            assert (ended.status, ended.err) == (0, "")
+            kept = await pod.kept("drain.json")
+            assert kept is not None
+            assert (kept["sources"], kept["reason"]) == (["prestop"], "preStop")
+        await at.one.until(lambda: at.one.snapshot.drains["uid-b"].outcome == "uncommitted")
+
+
+async def test_a_notice_without_a_sidecar_says_where_it_looked(tmp_path: Path) -> None:
+    ended = await muster("notice", "--run-dir", str(tmp_path))
+    assert ended.status == 2
+    assert f"no sidecar answers at {tmp_path}/notice.sock" in ended.err
+    assert "check --run-dir (MUSTER_RUN_DIR)" in ended.err
+
+
+async def test_status_says_how_far_a_drain_is() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        await at.one.put(Put(HERE.drain("uid-gone"), b"not json"))
+        at.one.pods["b"].notice("sigterm", 30, "the node goes")
+        await at.one.until(at.one.phase_is("done"))
+        shown = (await at.status()).out
+        (row,) = [line for line in shown.splitlines() if line.startswith("b ")]
+        assert row.split()[1] == "draining"
+        ((_, step),) = at.one.done
+        assert f"the node goes: step {step} is saved" in row

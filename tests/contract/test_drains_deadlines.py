@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains that have too little time, too few others, or no end behind them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+from time import monotonic
+
+import pytest
+
+import agent.draining.notes
+from agent.boot_clock import boot_s
+from agent.draining.notes import Notes, reserve_of
+from agent.notices.notice import Notice
+from tests.contract.drain_harness import Loop, job
+
+
+async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
+    async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
+        began = monotonic()
+        client = one.pods["b"].notice("sigterm", 3)
+        line = await client.release()
+        # The reserve of so short a grace is a second.
+        assert 1.95 <= monotonic() - began < 3
+        assert line["outcome"] == "committed"
+        assert one.commit.granted == ("uid-b",)
+        assert client.phases[-2:] == ["saved", "released"]
+
+
+async def test_i10_below_min_it_is_released_at_once_where_the_policy_says_so() -> None:
+    async with job("ab", least=2, below_min="commit") as one:
+        await one.form("ab")
+        await one.training()
+        began = monotonic()
+        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
+        assert monotonic() - began < 2
+
+
+async def test_i10_a_replacement_lets_it_go() -> None:
+    async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 60)
+        await one.until(one.phase_is("done"))
+        assert client.phases[-1] != "released"
+        await one.add("c")
+        assert (await client.release())["outcome"] == "committed"
+
+
+async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        clients = [one.pods[name].notice("sigterm", 3) for name in "ab"]
+        assert {(await client.release())["outcome"] for client in clients} == {"committed"}
+        assert len(one.done) == 1
+
+
+async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
+    async with job("abc") as one:
+        await one.form("abc", c=Loop(save_s=5))
+        await one.training()
+        began = monotonic()
+        line = await one.pods["b"].notice("sigterm", 2.5).release()
+        assert (line["outcome"], one.done) == ("expired", [])
+        assert 1.4 <= monotonic() - began < 2.2
+        drain = one.pods["b"].drain
+        assert drain is not None
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "expired")
+
+
+async def test_a_step_longer_than_the_grace_is_out_of_time_and_stops_nobody() -> None:
+    async with job("abc") as one:
+        await one.form("abc")
+        await one.training()
+        one.pods["c"].signal_ranks(signal.SIGSTOP)
+        # Its sidecar votes for a rank that is within a step: the save is agreed on, and not made.
+        line = await one.pods["b"].notice("sigterm", 2).release()
+        assert (line["outcome"], one.done) == ("expired", [])
+        one.pods["c"].signal_ranks(signal.SIGCONT)
+
+
+async def test_while_the_store_is_away_the_end_of_the_time_is_told() -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        one.pods["b"].cable.cut()
+        began = monotonic()
+        client = one.pods["b"].notice("sigterm", 2)
+        line = await client.last()
+        assert (line["phase"], line["outcome"]) == ("released", "expired")
+        assert 0.95 <= monotonic() - began < 1.5
+        one.pods["b"].cable.mend()
+        await one.until(lambda: one.pods["b"].drain is not None)
+
+
+async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 0.3)
+    async with job("ab", grace_s=1.5) as one:
+        drained = one.pods["b"]
+        assert (await drained.notice("prestop").last())["outcome"] == "uncommitted"
+        await drained.kill()
+        await drained.start()
+        assert drained.drains.own.active
+        await one.until(lambda: drained.drain is None)
+        await drained.soon(lambda: not drained.drains.own.active)
+        assert await drained.kept("drain.json") is None
+        outcomes = [entry.details["outcome"] for entry in one.history()]
+        assert outcomes == ["uncommitted", "cancelled"]
+        assert (await drained.notice("sigterm", 20).last())["outcome"] == "uncommitted"
+
+
+@pytest.mark.parametrize("other", ["sigterm", "hold", "control"])
+async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 0.1)
+    async with job("ab", grace_s=1.1) as one:
+        drained = one.pods["b"]
+        await drained.notice("prestop").last()
+        await drained.notice(other, 1).last()
+        await asyncio.sleep(1.5)
+        assert drained.drain is not None
+
+
+def notice(source: str, left_s: float | None) -> Notice:
+    return Notice(source, "why", left_s)  # type: ignore[arg-type]
+
+
+def test_the_reserve_is_a_third_of_a_short_grace_and_at_least_a_second() -> None:
+    assert [reserve_of(grace_s) for grace_s in (1, 5, 15, 30, 600)] == [1, 5 / 3, 5, 5, 5]
+
+
+def test_the_earliest_deadline_counts_with_its_own_reserve() -> None:
+    notes = Notes.of_notice("uid", notice("control", 600), 100, 30)
+    assert notes.due_boot_s == 695
+    sooner = notes.and_notice(notice("sigterm", 5), 100, 30)
+    assert sooner.due_boot_s == pytest.approx(105 - 5 / 3)
+    assert sooner.sources == ("control", "sigterm")
+    assert sooner.and_notice(notice("prestop", None), 100, 30).due_boot_s == sooner.due_boot_s
+
+
+def test_a_notice_that_is_repeated_changes_nothing() -> None:
+    notes = Notes.of_notice("uid", notice("sigterm", 30), 100, 30)
+    for left_s in (29, 12, 3, 0.5):
+        again = notes.and_notice(notice("sigterm", left_s), 130 - left_s - 0.1, 30)
+        assert again == notes
+
+
+def test_an_operators_drain_without_end_takes_the_time_of_a_notice() -> None:
+    notes = Notes("uid", ("operator",), "by hand", None, 0)
+    assert notes.and_notice(notice("prestop", None), 50, 30).due_boot_s == 75
+
+
+def test_notes_survive_the_file() -> None:
+    notes = Notes.of_notice("uid", notice("sigterm", 30), boot_s(), 30)
+    assert Notes.from_json(notes.to_json()) == notes
+    assert notes.outlived_boot_s is None
+    assert math.isclose(notes.record("a", boot_s()).seconds_left or 0, 30, abs_tol=0.1)
