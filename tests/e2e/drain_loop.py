@@ -9,7 +9,8 @@ number that grows by one a step: its model. It ends, with all ranks at the same 
 From the environment: ``CHECKPOINT_DIR``, shared by all nodes; ``DRAIN_LOOP_STEP_S`` (0.05);
 ``DRAIN_LOOP_SAVE_S`` (0), what a save takes; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step;
 ``DRAIN_LOOP_EVERY`` (0: never), rank 0's periodic checkpoint; ``DRAIN_LOOP_FAIL_SAVE``
-(``STEP:RANK``): the first save of this rank from this step on raises.
+(``STEP:RANK``): the first save of this rank from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it
+is caught, and training goes on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import muster
 STEP_S = float(os.environ.get("DRAIN_LOOP_STEP_S", "0.05"))
 SAVE_S = float(os.environ.get("DRAIN_LOOP_SAVE_S", "0"))
 ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
+CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
 FAIL_STEP, _, FAIL_RANK = os.environ.get("DRAIN_LOOP_FAIL_SAVE", "-1:-1").partition(":")
 
@@ -111,10 +113,16 @@ def main() -> None:
             now_s = time.monotonic()
             steps.write(f"{now_s} {step} {rank} {size} {restarts} {os.getpid()} {int(world)}\n")
             if drain.commit_due(step):
-                checkpoints.commit(step, model)
-                at_s = time.monotonic()
-                saves.write(f"{at_s} {step} {rank} {size} {restarts} {os.getpid()} {master}\n")
-                drain.committed(step)
+                try:
+                    checkpoints.commit(step, model)
+                except OSError as error:
+                    if not CATCH:
+                        raise
+                    drain.failed(step, str(error))
+                else:
+                    at_s = time.monotonic()
+                    saves.write(f"{at_s} {step} {rank} {size} {restarts} {os.getpid()} {master}\n")
+                    drain.committed(step)
             if EVERY and rank == 0 and step % EVERY == 0:
                 checkpoints.save("periodic.json", step, model)
             if int(wishes[1]):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """From progress files to the worlds that trained."""
 
-import json
 import os
 from pathlib import Path
+
+import pytest
 
 from console.local.progress import Progress, newest_rank_0, read_progress
 from console.local.worlds import MAX_POINTS, World, Worlds
@@ -21,7 +22,7 @@ def test_a_world_is_told_from_the_next_by_its_rank_0() -> None:
     assert worlds.see(18.5, at(13, pid=2, size=4)) == (
         "trains again at step 13 in a world of 4 after 7.5 s, 8 steps are trained again"
     )
-    assert worlds.see(20.0, at(40, pid=2)) is None
+    assert worlds.see(20.0, at(40, pid=2, size=4)) is None
     assert worlds.see(21.0, at(41, pid=3)) == (
         "trains again at step 41 in a world of 2 after 1.0 s, no step is lost"
     )
@@ -53,7 +54,7 @@ def test_a_long_world_keeps_its_ends_and_a_bounded_number_of_points() -> None:
 def test_progress_is_read_as_the_ranks_write_it(tmp_path: Path) -> None:
     for local_rank in (1, 0):
         environ = {"LOCAL_RANK": str(local_rank), "RANK": str(2 + local_rank), "WORLD_SIZE": "4"}
-        ProgressFile(str(tmp_path), environ).report(7)
+        ProgressFile(str(tmp_path), environ).write(7)
     found = read_progress(tmp_path)
     assert [(p.pid, p.rank, p.world_size, p.step) for p in found] == [
         (os.getpid(), 2, 4, 7),
@@ -61,10 +62,14 @@ def test_progress_is_read_as_the_ranks_write_it(tmp_path: Path) -> None:
     ]
 
 
-def test_dead_ranks_and_foreign_files_are_left_out(tmp_path: Path) -> None:
-    ProgressFile(str(tmp_path), {}).report(7)
-    record = json.loads((tmp_path / "0.json").read_text())
-    (tmp_path / "1.json").write_text(json.dumps({**record, "pid": 2**22 + 1}))
+def test_dead_ranks_and_foreign_files_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ProgressFile(str(tmp_path), {}).write(7)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 2**22 + 1)
+        ProgressFile(str(tmp_path), {"LOCAL_RANK": "1"}).write(7)
+    ProgressFile(str(tmp_path), {"LOCAL_RANK": "2"}).write(-1)  # has entered, made no step yet
     for index, content in enumerate(("", "[]", "{", '{"pid": "x"}', '{"step": null}', "\xff")):
         (tmp_path / f"foreign{index}.json").write_text(content, "latin-1")
     assert [progress.pid for progress in read_progress(tmp_path)] == [os.getpid()]
