@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sidecar looks at drains when there is something to see, and never as often as it can."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+import agent.draining.drains
+from agent.draining.sight import Sight
+from agent.rundir import RunDir
+from rdzv.live_round import DrainingSnapshot, Policy
+from rdzv.model import Drain
+from rdzv.store import Put
+from tests.contract.drain_harness import HERE, RUN, Loop, job
+
+
+class Looks:
+    """How often sidecars have looked at all there is to know of drains."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def during(self, seconds: float) -> int:
+        """How often they do within so many seconds."""
+        before = self.count
+        await asyncio.sleep(seconds)
+        return self.count - before
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    counted = Looks()
+    snapshot: Callable[[Sight], Awaitable[DrainingSnapshot]] = Sight.snapshot
+
+    async def counting(self: Sight) -> DrainingSnapshot:
+        counted.count += 1
+        return await snapshot(self)
+
+    monkeypatch.setattr(Sight, "snapshot", counting)
+    return counted
+
+
+async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
+    async with job("ab") as one:
+        await one.form("ab")
+        await one.training()
+        assert await looks.during(0.5) == 0
+        for number in range(20):
+            await one.put(Put(HERE.run(RUN).value(b"anything"), b"%d" % number))
+        assert await looks.during(0.3) == 0
+
+
+async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
+    async with job("abc") as one:
+        await one.form("ab", loop=Loop(save_s=3))
+        await one.training()
+        client = one.pods["a"].notice("sigterm", 20)
+        await one.until(one.phase_is("commit"))
+        client.leave()
+        # Two gatekeepers read what their ranks say, ever less often.
+        assert await looks.during(0.5) < 2 * 0.5 / 0.015 * 1.5
+        assert one.commit.phase == "commit"
+
+
+async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, done_s=0.1))
+    async with job("ab", least=2) as one:
+        await one.form("ab", loop=Loop(save_s=0.7))
+        await one.training()
+        client = one.pods["b"].notice("sigterm", 6)
+        # The last commit took so long that this is its last chance: it stays saved.
+        await one.until(lambda: one.commit.phase == "done" and one.commit.took_s > 0.6)
+        await asyncio.sleep(0.2)
+        assert await looks.during(0.5) < 50
+        assert (await client.release())["outcome"] == "committed"
+
+
+async def test_what_is_due_waits_for_the_registration(looks: Looks) -> None:
+    async with job("ab") as one:
+        for pod in one.pods.values():
+            pod.registrar.registered.clear()
+        drain = Drain("uid-b", "b", "by hand", "operator", 60, 5)
+        await one.put(Put(HERE.drain("uid-b"), drain.to_json()))
+        assert 0 < await looks.during(1) < 20
+        assert one.snapshot.drains["uid-b"].outcome == ""
+        for pod in one.pods.values():
+            pod.registrar.registered.set()
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted", 2)
+
+
+async def test_a_writer_that_always_loses_pauses() -> None:
+    async with job("ab", below_min="commit") as one:
+        await one.form("ab")
+        await one.training()
+        for pod in one.pods.values():
+            pod.registrar.lease_id = 7
+        sent = 0
+
+        def count(moment: object, operations: object) -> None:
+            nonlocal sent
+            sent += 1
+
+        one.pods["b"].cable.on_txn = count
+        client = one.pods["b"].notice("sigterm", 2)
+        assert (await client.last())["outcome"] == "expired"
+        assert 2 <= sent < 30
+
+
+async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(
+    looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = False
+    put = RunDir.put
+
+    def sometimes(self: RunDir, name: str, content: bytes) -> None:
+        if full and self.path.name == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, name, content)
+
+    monkeypatch.setattr(RunDir, "put", sometimes)
+    async with job("ab", below_min="commit") as one:
+        await one.form("ab")
+        await one.training()
+        full = True
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.until(one.phase_is("hold"))
+        assert await looks.during(0.6) < 20
+        assert one.commit.phase == "hold"
+        full = False
+        assert (await client.release())["outcome"] == "committed"
+        full = True
+        again = one.pods["a"].notice("control", 20)
+        assert (await again.last())["phase"] == "released"
+        full = False
+        await one.pods["a"].soon((one.pods["a"].run_dir / "drain.json").exists)
