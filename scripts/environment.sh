@@ -78,3 +78,10 @@ ensure_etcd() {
     MUSTER_TEST_ETCD=$("$REPOSITORY/scripts/toolchain/etcd") || fail "etcd could not be made ready."
     export MUSTER_TEST_ETCD
 }
+
+# Leaves the folder of horovodrun, and of a python that has Horovod, in $MUSTER_TEST_HOROVOD.
+ensure_horovod() {
+    MUSTER_TEST_HOROVOD=$("$REPOSITORY/scripts/toolchain/horovod" "$PYTHON") ||
+        fail "Horovod could not be made ready."
+    export MUSTER_TEST_HOROVOD
+}

@@ -133,7 +133,7 @@ class Horovodrun:
 
 
 class Agent:
-    """What starts horovodrun's workers on their node, and outlives them.
+    """What starts horovodrun's workers on their node, and outlives them; muster-run is around it.
 
     ``workers`` holds for each host of the list a link to its node's run directory.
     """

@@ -42,6 +42,9 @@ from launcher_shim.pod.worker_command import (
 )
 
 SOCKET_NAME = "exec.sock"
+WORKERS_NAME = "workers"
+"""Directory in which each command that runs has a file: by it the sidecar knows whether a drained
+pod still has work in it."""
 TERM_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL of a worker that nobody waits for any longer."""
 OUTPUT_GRACE_S = 2.0
@@ -95,21 +98,27 @@ class Worker:
 
 
 class ExecAgent:
-    """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own."""
+    """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own.
 
-    def __init__(self, host: str, environ: Mapping[str, str]) -> None:
+    ``run_dir`` takes the socket, and a note for each command that runs.
+    """
+
+    def __init__(self, host: str, environ: Mapping[str, str], run_dir: Path) -> None:
         self._host = host
         self._environ = environ
+        self._path = run_dir / SOCKET_NAME
+        self._notes = run_dir / WORKERS_NAME
         self._workers: dict[int, Worker] = {}
         self._starting: dict[int, asyncio.Lock] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._stopping = False
 
-    async def run(self, path: Path, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set; then end every worker and tell how it ended."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
-        server = await asyncio.start_unix_server(self._serve, sock=listen(path))
+        forget_all(self._notes)
+        server = await asyncio.start_unix_server(self._serve, sock=listen(self._path))
         await stop.wait()
         self._stopping = True
         server.close()
@@ -150,9 +159,12 @@ class ExecAgent:
             if before is not None:
                 await before.end()
                 await before.ended.wait()
+            note = self._notes / ("%d.json" % slot)
+            note.write_text("{}\n")
             try:
                 worker = Worker(start(command, self._environ))
             except OSError as error:
+                note.unlink()
                 status = 127 if isinstance(error, FileNotFoundError) else 126
                 writer.write(encode(STDERR, ("%s: %s\n" % (command.argv[0], error)).encode()))
                 writer.write(encode(EXIT, b"%d" % status))
@@ -164,6 +176,7 @@ class ExecAgent:
             await follow(worker, reader, writer, decoder)
         finally:
             del self._workers[slot]
+            note.unlink()
             worker.ended.set()
 
     def _read_start(self, frame: tuple[int, bytes]) -> WorkerCommand:
@@ -307,6 +320,13 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+def forget_all(notes: Path) -> None:
+    """Make the directory of notes, without those of an agent that ended before."""
+    notes.mkdir(mode=0o755, exist_ok=True)
+    for note in notes.glob("*.json"):
+        note.unlink()
+
+
 def is_own_user(connection: socket.socket) -> bool:
     """Whether the peer runs as this user, or as root."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -314,17 +334,17 @@ def is_own_user(connection: socket.socket) -> bool:
     return uid in (os.geteuid(), 0)
 
 
-async def serve(host: str, path: Path) -> None:
+async def serve(host: str, run_dir: Path) -> None:
     """Serve ``host`` until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await ExecAgent(host, os.environ).run(path, stop)
+    await ExecAgent(host, os.environ, run_dir).run(stop)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``HOST DIRECTORY``: the host's name in the list, and where the socket goes."""
-    host, directory = arguments
-    asyncio.run(serve(host, Path(directory) / SOCKET_NAME))
+    """``HOST RUN_DIR``: the host's name in the list, and the pod's run directory."""
+    host, run_dir = arguments
+    asyncio.run(serve(host, Path(run_dir)))
     return TERMINATED
 
 

@@ -34,7 +34,18 @@ from launcher_shim.pod.exec_frames import (
 
 SHIM = Path(launcher_shim.__file__).parent
 HOST = "node-0.1a2b3c4d"
-PYTHONS = [sys.executable, *([old] if (old := shutil.which("python3.8")) else [])]
+
+
+def older_pythons() -> Iterator[str]:
+    """A Python 3.8 that runs, where the machine has one: a shim may stand for none."""
+    found = [shutil.which("python3.8"), *Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")]
+    for path in filter(None, found):
+        if subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
+            yield str(path)
+            return
+
+
+PYTHONS = [sys.executable, *older_pythons()]
 
 _AGENT = """import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -168,8 +179,8 @@ def test_streams_stay_apart_and_whole(pods: Pods) -> None:
 
 def test_the_worker_has_its_pods_environment_and_what_horovod_tells(pods: Pods) -> None:
     script = "echo $MODE $HOROVOD_RANK $SEED $MUSTER_MEMBER $PWD $PYTHONPATH"
-    told = {"HOROVOD_RANK": "5", "SEED": "7", "MUSTER_MEMBER": "launcher", "MODE": "launcher"}
-    text = command("sh", "-c", script, **told)
+    told = {"HOROVOD_RANK": "5", "SEED": "7", "MUSTER_MEMBER": "launcher"}
+    text = command("sh", "-c", script, MODE="launcher", **told)
     out, _ = pods.start(text).communicate(timeout=20)
     assert out == b"pod 5 7 worker /\n"
 
