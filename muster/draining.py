@@ -108,7 +108,7 @@ class Drain:
             while due:  # again where a later attempt agrees on the very step that is saved already
                 self._rank = boundary.acknowledge(self._rank)
                 self._tell(self._rank)
-                due = self._follow()
+                due = self._follow(parked=True)
 
     def failed(self, step: int, why: str) -> None:
         """Say that the save of ``step`` did not succeed, where the script itself goes on after it.
@@ -155,7 +155,7 @@ class Drain:
             return None
         return reading
 
-    def _follow(self) -> bool:
+    def _follow(self, parked: bool = False) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
         assert self._gate is not None
         while True:
@@ -165,6 +165,9 @@ class Drain:
             if verdict == boundary.PUBLISH:
                 self._tell(rank)
             elif verdict == boundary.WAIT:
+                if not parked and reading is not None and reading.gate.master != rank.master:
+                    with _sigterm_ends():  # its round is over
+                        return self._follow(parked=True)
                 if self._untold:
                     self._tell(rank)
                 time.sleep(POLL_S)
@@ -210,7 +213,7 @@ class Drain:
 
 @contextmanager
 def _sigterm_ends() -> Iterator[None]:
-    """Let SIGTERM end the process: all is saved, a handler might wait for ranks that are gone."""
+    """Let SIGTERM end the process: nothing is left to do, and a handler might wait for others."""
     handler = signal.getsignal(signal.SIGTERM)
     ours_to_set = threading.current_thread() is threading.main_thread() and handler is not None
     if ours_to_set:
