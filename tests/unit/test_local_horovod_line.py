@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""horovodrun's command line: what may stand there, and what is added."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from console.local.horovod_line import HorovodLine
+from console.local.launch_line import read_launch_line
+from console.local.outcome import Ending, after_horovodrun, horovod_status
+from console.local.progress import Progress
+from console.local.worlds import Worlds
+from rdzv.errors import ConfigError
+
+
+def line_of(command: str) -> HorovodLine:
+    line = read_launch_line(command.split())
+    assert isinstance(line, HorovodLine)
+    return line
+
+
+def options_of(command: tuple[str, ...]) -> dict[str, str]:
+    """The option before each value, of what was added."""
+    return dict(pairwise(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "slots", "program"),
+    [
+        ("horovodrun python train.py", 1, 1),
+        ("/opt/bin/horovodrun --slots-per-host 2 python train.py -np 9", 2, 1),
+        ("horovodrun --slots=3 --verbose python train.py --reset-limit 1", 3, 1),
+        ("horovodrun --slots 3 --blacklist-cooldown-range 1 2 python t.py", 3, 1),
+        ("python -m horovod.runner.launch --gloo --log-level INFO python t.py", 1, 3),
+        ("python3.11 -u -m horovod.runner.launch python t.py", 1, 4),
+    ],
+)
+def test_what_horovodrun_is_given_stays_as_it_is(command: str, slots: int, program: int) -> None:
+    line, words = line_of(command), tuple(command.split())
+    assert (line.slots, line.command) == (slots, words)
+    full = line.full_command(Path("/run/x.sh"), nodes=2, min_nodes=1, max_nodes=3)
+    assert full[:program] == words[:program]
+    assert full[len(full) - len(words) + program :] == words[program:]
+
+
+def test_what_horovodrun_must_be_told_is_added() -> None:
+    line = line_of("horovodrun --slots-per-host 2 python train.py")
+    full = line.full_command(Path("/run/discover_hosts.sh"), nodes=2, min_nodes=1, max_nodes=3)
+    told = options_of(full)
+    assert (told["-np"], told["--min-np"], told["--max-np"]) == ("4", "2", "6")
+    assert told["--network-interface"] == "lo"
+    assert told["--host-discovery-script"] == "/run/discover_hosts.sh"
+    assert told["--gloo-timeout-seconds"] == "30"
+
+
+@pytest.mark.parametrize(("nodes", "start"), [(1, "2"), (3, "3"), (9, "4")])
+def test_the_start_is_within_min_and_max(nodes: int, start: str) -> None:
+    full = line_of("horovodrun t").full_command(Path("/d"), nodes=nodes, min_nodes=2, max_nodes=4)
+    assert options_of(full)["-np"] == start
+
+
+def test_what_the_user_says_of_times_is_not_said_again() -> None:
+    words = "--gloo-timeout-s 9 --elastic-timeout=5 --blacklist-cooldown-range 1 2"
+    line = line_of(f"horovodrun {words} python train.py")
+    full = line.full_command(Path("/d"), nodes=1, min_nodes=1, max_nodes=1)
+    assert full[11:] == (*words.split(), "python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("horovodrun -np 2 python t.py", "-np cannot be given here: .*--nodes, --min and --max"),
+        ("horovodrun --num-p=2 python t.py", "--num-proc cannot"),
+        ("horovodrun --verbose --min-np 2 python t.py", "--min-np cannot"),
+        ("horovodrun --max-num-proc 2 python t.py", "--max-num-proc cannot"),
+        ("horovodrun -H a:1,b:1 python t.py", "-H cannot be given here: .*sidecar"),
+        ("horovodrun -Ha:1 python t.py", "-H cannot"),
+        ("horovodrun --hostfile f python t.py", "--hostfile cannot"),
+        ("horovodrun --host-discovery-script ./d.sh python t.py", "--host-discovery-script cannot"),
+        ("horovodrun --network-interface eth0 python t.py", "--network-interface cannot"),
+        ("horovodrun --log-level INFO -p 22 python t.py", "-p cannot be given here: no ssh"),
+        ("horovodrun -p22 python t.py", "-p cannot"),
+        ("horovodrun --mpi python t.py", "--mpi cannot be given here: .*Gloo"),
+        ("horovodrun --elastic-timeout 9 --reset-limit 3 python t.py", "--reset-limit cannot"),
+        ("horovodrun --slots-per-host two python t.py", "give a number"),
+        ("horovodrun --slots-per-host", "give a number"),
+        ("python -m horovod.runner.launch -np 2 python t.py", "-np cannot"),
+    ],
+)
+def test_what_is_refused_says_why_and_what_to_do_instead(command: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        read_launch_line(command.split())
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        (Ending("launcher", "done", 0), 0),
+        (Ending("launcher", "failed", 1), 1),
+        (Ending("launcher", "killed", 137), 137),
+        (None, 137),
+    ],
+)
+def test_the_jobs_status_is_horovodruns(ending: Ending | None, status: int) -> None:
+    assert horovod_status(ending)[0] == status
+
+
+def test_horovodrun_is_never_started_again() -> None:
+    assert [after_horovodrun(status)[0] for status in (0, 1, 137)] == ["done", "failed", "failed"]
+
+
+def test_a_rank_0_that_goes_on_in_a_world_of_another_size_begins_one() -> None:
+    worlds = Worlds()
+
+    def see(at_s: float, step: int, pid: int, size: int) -> str | None:
+        return worlds.see(at_s, Progress(pid, 0, size, 0, step, 0.0))
+
+    see(1.0, 1, 7, 2)
+    assert see(2.0, 9, 7, 3) == (
+        "trains again at step 9 in a world of 3 after 1.0 s, no step is lost"
+    )
+    assert see(3.0, 20, 7, 2) is not None
+    assert see(4.0, 30, 8, 2) is not None
+    assert see(5.0, 31, 7, 2) is None
+    assert [world.size for world in worlds.all] == [2, 3, 2, 2]
