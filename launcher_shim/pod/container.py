@@ -9,7 +9,6 @@ sessions of their own, passes it on to them. A shell alone would end and tell no
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
@@ -57,7 +56,7 @@ class Container:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, on_signal, number)
         if os.getpid() != 1:
-            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            _become_parent_of_orphans()
 
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start the command; one that cannot be started has ended at once."""
@@ -124,6 +123,15 @@ class Container:
     def _end(self, status: int) -> None:
         self.status = status
         self.ended.set()
+
+
+def _become_parent_of_orphans() -> None:
+    try:
+        import ctypes  # some builds of Python have none, and process 1 needs none
+    except ImportError:
+        log.warning("this Python has no ctypes: processes that detach themselves are not ended")
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _shell_status(waited: int) -> int:

@@ -12,10 +12,11 @@ from typing import Dict, NamedTuple
 
 from launcher_shim.c10d import wire
 
+_SILENT = (wire.Set, wire.MultiSet, wire.Append, wire.QueuePush)
+
 
 class _Unsettled(NamedTuple):
-    patient: bool
-    cancels: bool
+    request: wire.Request
     frame: bytes
 
 
@@ -40,14 +41,17 @@ class Ledger:
         """Whether any sidecar may have heard of this client."""
         return self._sent > 0
 
+    @property
+    def owes(self) -> bool:
+        """Whether something is still to be done that counts without its client, too."""
+        return any(isinstance(entry.request, _SILENT) for entry in self._unsettled.values())
+
     def add(self, request: wire.Request, *, connected: bool) -> bytes:
         """Number a request; return what to send, if there is a sidecar to send it to."""
         frame = wire.encode(request)
         number = self._following
         self._following += 1
-        patient = isinstance(request, (wire.Wait, wire.Barrier))
-        cancels = isinstance(request, wire.CancelWait)
-        self._unsettled[number] = _Unsettled(patient, cancels, frame)
+        self._unsettled[number] = _Unsettled(request, frame)
         self.held += len(frame)
         if connected:
             self._sent = number
@@ -67,9 +71,10 @@ class Ledger:
         if entry is None:
             return b""  # a wait that was given up
         self._drop(number)
-        if entry.cancels:
-            for waiting in [n for n, e in self._unsettled.items() if e.patient and n < number]:
-                self._drop(waiting)
+        if isinstance(entry.request, wire.CancelWait):
+            for earlier, other in tuple(self._unsettled.items()):
+                if earlier < number and isinstance(other.request, (wire.Wait, wire.Barrier)):
+                    self._drop(earlier)
         return answer
 
     def _drop(self, number: int) -> None:

@@ -137,8 +137,8 @@ class Client(asyncio.Protocol):
         if self._handshake is not None:
             self._handshake.cancel()
         if self._link is not None:
-            self._link.finish()
-        elif self.relaying is not None and not self._ledger.known:
+            self._say_farewell(self._link)
+        elif self.relaying is not None and not self._is_wanted():
             self.relaying.cancel()
 
     def _ask(self, request: wire.Request) -> None:
@@ -175,7 +175,7 @@ class Client(asyncio.Protocol):
         """Keep a connection to the sidecar until the client is gone and the sidecar knows it."""
         loop = asyncio.get_running_loop()
         pause_s = RETRY_MIN_S
-        while not (self._gone and not self._ledger.known):
+        while self._is_wanted():
             try:
                 _, link = await loop.create_unix_connection(lambda: Link(self), self._path)
             except OSError:
@@ -184,11 +184,10 @@ class Client(asyncio.Protocol):
                 began_s = loop.time()
                 self._link = link
                 link.send(self._ledger.begin())
-                if self._gone:
-                    link.finish()
+                self._say_farewell(link)
                 await link.lost
                 self._link = None
-                if self._gone or link.refused:
+                if link.refused or (self._gone and not self._ledger.owes):
                     break
                 if loop.time() - began_s > SETTLED_S:
                     pause_s = RETRY_MIN_S
@@ -196,16 +195,27 @@ class Client(asyncio.Protocol):
             pause_s = min(1.5 * pause_s, RETRY_MAX_S)
         self.shut()
 
+    def _is_wanted(self) -> bool:
+        """Whether a sidecar has to hear of this client."""
+        return not self._gone or self._ledger.known or self._ledger.owes
+
     def answered(self, number: int, answer: bytes) -> None:
         """Pass an answer on."""
         if number == wire.NOTE:
             self._ledger.note = answer
             return
         out = self._ledger.settle(number, answer)
-        if out and not self._gone:
+        if self._gone and self._link is not None:
+            self._say_farewell(self._link)
+        elif out:
             self._transport.write(out)
         if self._reading_paused:
             self._regulate()
+
+    def _say_farewell(self, link: Link) -> None:
+        """Tell the sidecar that the client is gone, once all is done that it did not wait for."""
+        if self._gone and not self._ledger.owes:
+            link.finish()
 
 
 class Link(asyncio.Protocol):
@@ -214,6 +224,7 @@ class Link(asyncio.Protocol):
     def __init__(self, client: Client) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused = False
+        self._finished = False
         self._client = client
         self._answers = wire.AnswerParser()
         self._transport: asyncio.Transport
@@ -248,7 +259,8 @@ class Link(asyncio.Protocol):
 
     def finish(self) -> None:
         """Say that nothing more comes. The sidecar closes the connection when it has read that."""
-        if not self._transport.is_closing():
+        if not self._finished and not self._transport.is_closing():
+            self._finished = True
             self._transport.resume_reading()
             self._transport.write_eof()
 

@@ -189,6 +189,24 @@ async def test_kill_9_at_many_more_moments(pod: RelayedPod, seed: int) -> None:
     await killed_again_and_again(pod, 12, seed)
 
 
+async def test_what_a_client_set_before_it_ended_is_set_though_the_sidecar_was_away(
+    pod: RelayedPod,
+) -> None:
+    await pod.kill_sidecar()
+    async with connected(pod.port) as one:
+        for n in range(20):
+            one.send(wire.Append(b"/log", b"%d " % n))
+        await one._writer.drain()
+    await pod.start_sidecar()
+    async with connected(pod.port) as two:
+        expected = b"".join(b"%d " % n for n in range(20))
+
+        async def there() -> bool:
+            return await two.ask(wire.Get(b"/log")) == expected
+
+        await until(there)
+
+
 async def test_a_client_that_ends_leaves_nothing_on_record(
     server: EmbeddedServer, pod: RelayedPod
 ) -> None:

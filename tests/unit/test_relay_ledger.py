@@ -146,3 +146,15 @@ def test_answers_arrive_whole_whatever_the_pieces(
     for at in range(0, len(stream), piece):
         found += parser.feed(stream[at : at + piece])
     assert found == answers
+
+
+def test_what_its_client_did_not_wait_for_is_owed_to_it() -> None:
+    ledger = Ledger(SESSION)
+    told(ledger)
+    ledger.add(wire.Wait((b"/w",)), connected=True)
+    ledger.add(wire.Get(b"/a"), connected=True)
+    assert not ledger.owes
+    ledger.add(wire.Set(b"/s", b"v"), connected=True)
+    assert ledger.owes
+    ledger.settle(3, b"")
+    assert not ledger.owes
