@@ -23,6 +23,9 @@ from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.model import Drain, Outcome, Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
+LEAST_COMMIT_S = 1.0
+"""No commit is reckoned to take less; one that was timed from its middle may seem to."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -64,6 +67,8 @@ def decide(
             wake_at_s = min(wake_at_s, scene.due_s(uid))
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
+    # What is due already waits for something else than time.
+    wake_at_s = wake_at_s if wake_at_s > now else math.inf
     return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
 
 
@@ -108,7 +113,7 @@ class _Scene:
 
     def last_chance_s(self, uid: str) -> float:
         """From when on a commit may only just be done before the pod's deadline."""
-        return self.due_s(uid) - 2 * self.commit.took_s
+        return self.due_s(uid) - 2 * max(self.commit.took_s, LEAST_COMMIT_S)
 
     def served(self, uid: str) -> bool:
         """Whether the pod's ranks are parked behind a save that all have acknowledged."""
