@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's own handlers behind a sidecar that comes back when its lease is gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from launcher_shim.c10d.nodes import Node
+from launcher_shim.c10d.note import Note
+from tests.contract.rendezvous_harness import Job, job
+from tests.contract.test_rendezvous_handlers import QUICK, all_of
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+async def lost(one: Job, name: str) -> Node:
+    """Kill a sidecar, and wait until its lease has ended; return its node as a relay's note."""
+    agent = one.torchruns[name].wire.agent
+    noted = Note("run", 1, agent.node)
+    await one.stop_sidecar(name)
+    other = next(sidecar for other, sidecar in one.sidecars.items() if other != name)
+    await one.until(lambda: name not in other.rendezvous.snapshot().nodes)
+    read = Note.read(noted.encode())
+    assert read is not None
+    assert read.node is not None
+    return read.node
+
+
+async def come_back(one: Job, name: str, kept: Node) -> None:
+    wire = one.torchruns[name].wire
+    after = await one.sidecar(name, one.sidecars[name].registrar.held)
+    wire.agent = after.rendezvous.connect(wire.agent.nonce, kept)
+
+
+async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed() -> None:
+    async with job(replace(QUICK, confirm_s=10.0, return_s=10.0), ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        await come_back(one, "b", await lost(one, "b"))
+        await one.until(lambda: "b" in one.sidecars["a"].rendezvous.snapshot().nodes)
+        await one.passed(2)
+        assert [t.restarts for t in one.everyone] == [0, 0, 0]
+        await one.node("d")
+        await one.world("a", "b", "c", "d")
+
+
+async def test_a_torchrun_whose_world_went_on_without_it_asks_again() -> None:
+    async with job(QUICK, ttl_s=1.0) as one:
+        await all_of(one, "abc")
+        await one.world("a", "b", "c")
+        kept = await lost(one, "b")
+        await one.world("a", "c")
+        await come_back(one, "b", kept)
+        await one.world("a", "b", "c")
+        assert one.torchruns["b"].failure is None
+
+
+async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
+    async with job(QUICK) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        older = one.torchruns["a"].wire.agent
+        kept = older.node
+        assert kept is not None
+        one.torchrun("a")
+        await one.world("a", "b")
+        again = one.sidecars["a"].rendezvous.connect(older.nonce, kept)
+        assert again.node is None
+        await one.passed(1)
+        assert one.torchruns["a"].restarts == 0
+
+
+def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:
+    node = Node("w-0", "in", "nonce", 1, "10.0.0.1", 7, 0, round=3, flavour="aware")
+    note = Note("run/ü", 2, node, finished_round=3)
+    assert Note.read(note.encode()) == note
+    assert Note.read(Note("run", 1).encode()) == Note("run", 1)
+    assert Note.read(b"") is None
+    for content in (b"{", b"[]", b'{"schema": 1}', note.encode()[:-9], b"\xff"):
+        assert Note.read(content) is None
