@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``horovod``: a host leaves a real horovodrun's job, and another one joins it.
+
+Counted until the leaver's worker has ended and every other one has made its next step, and until
+all have made a step with the newcomer. The same job on a bare file, which ``cat`` prints, goes
+through the same in turns: what it takes is horovodrun's look each second, the newcomer's imports,
+and the reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.etcd_server import etcd_server
+from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.horovod_jobs import BareJob, HorovodJob, MusterJob
+from benchmarks.node_processes import REPOSITORY
+
+ROUNDS = 5
+CYCLES = 6
+"""Leaves and joins of one job, in each round."""
+
+NODES = 3
+SETTLED_S = 1.0
+"""A world makes steps for so long before something is done to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Seconds of every leave and of every join, of one kind of job."""
+
+    left: list[float] = field(default_factory=list)
+    joined: list[float] = field(default_factory=list)
+
+
+async def measure(rounds: int = ROUNDS) -> list[Figure]:
+    """Take pairs of jobs through their changes."""
+    muster, bare = Runs(), Runs()
+    async with AsyncExitStack() as stack:
+        folder = await horovod_folder()
+        endpoint = await stack.enter_async_context(etcd_server())
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        for turn in range(rounds):
+            pair = (
+                (BareJob(root / f"bare-{turn}", folder, endpoint, NODES), bare),
+                (MusterJob(root / f"muster-{turn}", folder, endpoint, NODES), muster),
+            )
+            await change(pair)
+    return figures(muster, bare)
+
+
+async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
+    """Take two jobs through their leaves and joins, in turns: the other one stands still."""
+    try:
+        for job, _ in pair:
+            await job.start()
+            job.stop()
+        for cycle in range(CYCLES):
+            # Each is the first as often as the other, and every second leave is that of rank 0.
+            for job, runs in pair[:: 1 - cycle % 2 * 2]:
+                await job.go_on()
+                await asyncio.sleep(SETTLED_S)
+                runs.left.append(await job.leave(job.hosts[-(cycle // 2 % 2)]))
+                await asyncio.sleep(SETTLED_S)
+                runs.joined.append(await job.join())
+                job.stop()
+                print(
+                    f"{type(job).__name__}: left in {runs.left[-1]:.2f} s,"
+                    f" joined in {runs.joined[-1]:.2f} s",
+                    file=sys.stderr,
+                )
+    finally:
+        for job, _ in pair:
+            await job.end()
+
+
+def figures(muster: Runs, bare: Runs) -> list[Figure]:
+    """Judge what was measured."""
+    file = "bare file"
+    return [
+        of_medians(
+            "horovod/leave to the others' step",
+            "s",
+            Bar("value", "<=", 1.6),
+            muster.left,
+            bare.left,
+            file,
+        ),
+        Figure(
+            "horovod/leave to the others' step, longest",
+            max(muster.left),
+            "s",
+            None,
+            tuple(muster.left),
+            max(bare.left),
+            file,
+            tuple(bare.left),
+        ),
+        of_medians(
+            "horovod/join to the first step",
+            "s",
+            Bar("ratio", "<=", 1.1),
+            muster.joined,
+            bare.joined,
+            file,
+        ),
+    ]
+
+
+async def horovod_folder() -> str:
+    """The folder of horovodrun and of a python that has it; builds it if it is not there."""
+    if named := os.environ.get("MUSTER_TEST_HOROVOD"):
+        return named
+    process = await asyncio.create_subprocess_exec(
+        REPOSITORY / "scripts" / "toolchain" / "horovod",
+        sys.executable,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        raise SystemExit("horovod could not be made ready.")
+    return output.decode().strip()

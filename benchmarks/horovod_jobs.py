@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two jobs of the Horovod benchmark: one is Muster's, the other follows a bare file.
+
+horovodrun's command line and the training script are the same. They differ in how a host comes
+and goes, and in what starts a worker on it: Muster's agent, or a bare shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from asyncio.subprocess import Process
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from benchmarks.etcd_server import free_port
+from benchmarks.node_processes import REPOSITORY
+from console.local import child
+from console.local.horovod_line import read_horovod_line
+from console.local.payload import Agent, Horovodrun
+from console.local.processes import end_all, marked
+from console.local.readiness import until_ready
+from console.local.settings import (
+    LAUNCHER,
+    Pod,
+    Settings,
+    horovodrun_environment,
+    sidecar_command,
+    sidecar_environment,
+)
+from launcher_shim.horovod.hosts import token_of
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.store.etcd import EtcdStore
+from rdzv.watching import Mirror, Watching
+
+SCRIPT = REPOSITORY / "benchmarks" / "horovod_training.py"
+GLOO_TIMEOUT_S = 120
+"""Longer than one job stands still while the other one has its turn."""
+
+READY_TIMEOUT_S = 30.0
+CHANGE_TIMEOUT_S = 90.0
+LOOK_INTERVAL_S = 0.01
+END_TIMEOUT_S = 20.0
+
+_CAT = """#!/bin/sh
+exec cat "${0%/*}/hosts"
+"""
+_SHELL = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+shift
+exec /bin/sh -c "$*"
+"""
+
+
+class Host:
+    """One life of a node: a new pod, hence a new name to Horovod."""
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.token = token_of(pod.name, pod.uid)
+
+
+class HorovodJob:
+    """A horovodrun, and hosts with one worker each; ``hosts`` are those listed, oldest first."""
+
+    def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
+        run = uuid.uuid4().hex
+        words = ("horovodrun", "--gloo-timeout-seconds", str(GLOO_TIMEOUT_S))
+        # -P: the script's folder has a module of the name horovod.
+        self.line = read_horovod_line((*words, "python", "-P", str(SCRIPT)), 1)
+        self.settings = Settings(
+            run=run,
+            namespace="bench",
+            job=f"horovod-{run[:8]}",
+            line=self.line,
+            nodes=nodes,
+            min_nodes=nodes - 1,
+            max_nodes=nodes,
+            restarts=0,
+            lease_ttl_s=10.0,
+            checkpoints=directory,
+            endpoints=endpoint,
+            native=False,
+        )
+        self.hosts: list[Host] = []
+        self.directory = directory
+        self.launcher = Host(self._pod(LAUNCHER, "launcher"))
+        self._folder = folder
+        self._lives = 0
+        self._children: list[Process] = []
+        self._steps = Steps(directory / "steps")
+        self._horovodrun: Process
+
+    # -- what the jobs differ in
+
+    async def launch(self) -> Process:
+        """Have a host list, empty as yet, and start horovodrun."""
+        raise NotImplementedError
+
+    async def list(self, host: Host) -> float:
+        """Let a host join; returns when it was made known."""
+        raise NotImplementedError
+
+    async def delist(self, host: Host) -> float:
+        """Let a host leave; returns when that was made known."""
+        raise NotImplementedError
+
+    async def bury(self, host: Host) -> None:
+        """End what is left of a host that has no worker any more."""
+
+    # -- what they share
+
+    async def start(self) -> None:
+        """Start everything, and wait until all hosts train."""
+        self._horovodrun = await self.launch()
+        for _ in range(self.settings.nodes):
+            await self._come()
+        await self._until_all_step(0.0)
+
+    async def leave(self, host: Host) -> float:
+        """Let ``host`` go; seconds until it has no worker and the others make their next step."""
+        (pid,) = self._steps.pids(host.token)
+        self.hosts.remove(host)
+        delisted_s = await self.delist(host)
+        async with asyncio.timeout(CHANGE_TIMEOUT_S):
+            while _runs(pid):  # noqa: ASYNC110 - another's child has no event to give
+                await asyncio.sleep(LOOK_INTERVAL_S)
+        gone_s = time.monotonic()
+        stepped_s = await self._until_all_step(delisted_s)
+        await self.bury(host)
+        return max(gone_s, stepped_s) - delisted_s
+
+    async def join(self) -> float:
+        """Let another host come; seconds until all make a step with it."""
+        listed_s = await self._come()
+        return await self._until_all_step(listed_s) - listed_s
+
+    def stop(self) -> None:
+        """Let the workers stand still, so that another job has the cores for itself."""
+        self._signal_workers(signal.SIGSTOP)
+
+    async def go_on(self) -> None:
+        """Let them go on, and wait until they do."""
+        self._signal_workers(signal.SIGCONT)
+        await self._until_all_step(time.monotonic())
+
+    async def end(self) -> None:
+        """End every process."""
+        own = {process.pid for process in self._children}
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        await asyncio.to_thread(end_all, lambda: marked(self.settings.run), own, deadline_s)
+        await asyncio.gather(*(process.wait() for process in self._children))
+
+    async def _come(self) -> float:
+        self._lives += 1
+        host = Host(self._pod(f"node-{self._lives}", "worker"))
+        listed_s = await self.list(host)
+        self.hosts.append(host)
+        return listed_s
+
+    async def training_child(
+        self, host: Host, command: Sequence[str], environment: Mapping[str, str]
+    ) -> Process:
+        """Start what the training container of ``host`` runs."""
+        path = environment["PATH"].split(os.pathsep)
+        path.insert(host is self.launcher, self._folder)  # behind the stand-in for ssh
+        environment = {
+            **environment,
+            "PATH": os.pathsep.join(path),
+            "OMP_NUM_THREADS": "1",
+            "BENCH_STEPS": str(self._steps.directory),
+        }
+        return await self.child(command, environment, f"{host.pod.name}.log")
+
+    async def child(
+        self, command: Sequence[str], environment: Mapping[str, str], log: str
+    ) -> Process:
+        """Start a process that ends with the job."""
+        process = await child.start(command, environment, self.directory / log)
+        self._children.append(process)
+        return process
+
+    async def _until_all_step(self, since_s: float) -> float:
+        """Wait until all hosts make steps in one world of their own; returns since when."""
+        tokens = {host.token for host in self.hosts}
+        async with asyncio.timeout(CHANGE_TIMEOUT_S):
+            while True:
+                firsts = self._steps.firsts(tokens, since_s)
+                if len(firsts) == len(tokens):
+                    return max(firsts)
+                if self._horovodrun.returncode is not None:
+                    raise RuntimeError(f"horovodrun ended:\n{self._last_words()}")
+                await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for host in self.hosts:
+            for pid in self._steps.pids(host.token):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def _last_words(self) -> str:
+        log = self.directory / f"{LAUNCHER}.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+    def _pod(self, name: str, role: Literal["worker", "launcher"]) -> Pod:
+        run_dir = self.directory / name
+        run_dir.mkdir(parents=True)
+        return Pod(name, f"{self.settings.run}-{name}", role, run_dir, free_port(), free_port())
+
+
+class BareJob(HorovodJob):
+    """Follows a file that is renamed into place and printed by ``cat``."""
+
+    async def launch(self) -> Process:
+        pod = self.launcher.pod
+        for name, text in (("discover_hosts.sh", _CAT), ("bin/ssh", _SHELL)):
+            script = pod.run_dir / name
+            script.parent.mkdir(exist_ok=True)
+            script.write_text(text)
+            script.chmod(0o755)
+        self._write(())
+        command = self.line.full_command(
+            pod.run_dir / "discover_hosts.sh",
+            nodes=self.settings.nodes,
+            min_nodes=self.settings.min_nodes,
+            max_nodes=self.settings.max_nodes,
+        )
+        environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir, pod.run_dir)
+        return await self.training_child(self.launcher, command, environment)
+
+    async def list(self, host: Host) -> float:
+        return self._write((*self.hosts, host))
+
+    async def delist(self, host: Host) -> float:
+        return self._write(self.hosts)
+
+    def _write(self, hosts: Sequence[Host]) -> float:
+        target = self.launcher.pod.run_dir / "hosts"
+        aside = target.with_name("hosts.new")
+        aside.write_text("".join(f"{host.token}:1\n" for host in hosts))
+        began_s = time.monotonic()
+        aside.rename(target)
+        return began_s
+
+
+class MusterJob(HorovodJob):
+    """Follows real sidecars, one for horovodrun and one for each host.
+
+    A host is made known by its registration, which this process sees in the store as soon as the
+    launcher's sidecar may. It leaves by a SIGTERM to its sidecar.
+    """
+
+    def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
+        super().__init__(directory, folder, endpoint, nodes)
+        self._endpoint = endpoint
+        keys = JobKeys(self.settings.namespace, self.settings.job)
+        self._store = EtcdStore([endpoint])
+        mirror = Mirror(keys.prefix, time.monotonic)
+        self._membership = Membership(keys, mirror)
+        self._watching = asyncio.create_task(Watching(self._store, mirror).run())
+        self._sidecars: dict[Host, Process] = {}
+        self._agents: dict[Host, Process] = {}
+
+    async def launch(self) -> Process:
+        await self._start_sidecar(self.launcher)
+        payload = Horovodrun(self.settings, self.line, self.directory / "workers")
+        pod = self.launcher.pod
+        process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
+        return await self.training_child(self.launcher, process.command, process.environment)
+
+    async def list(self, host: Host) -> float:
+        registered = asyncio.create_task(self._until_registered(host))
+        await self._start_sidecar(host)
+        payload = Agent(self.settings, self.directory / "workers")
+        pod = host.pod
+        process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
+        self._agents[host] = await self.training_child(host, process.command, process.environment)
+        return await registered
+
+    async def delist(self, host: Host) -> float:
+        began_s = time.monotonic()
+        self._sidecars[host].terminate()
+        return began_s
+
+    async def bury(self, host: Host) -> None:
+        await child.end(self._agents.pop(host), END_TIMEOUT_S)
+        await child.end(self._sidecars.pop(host), END_TIMEOUT_S)
+
+    async def end(self) -> None:
+        await super().end()
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._store.close()
+
+    async def _until_registered(self, host: Host) -> float:
+        while host.pod.name not in (snapshot := self._membership.snapshot()).members:
+            await self._membership.changed_from(snapshot)
+        return time.monotonic()
+
+    async def _start_sidecar(self, host: Host) -> None:
+        environment = sidecar_environment(self.settings, host.pod, self._endpoint)
+        name = f"{host.pod.name}.sidecar.log"
+        self._sidecars[host] = await self.child(sidecar_command(), environment, name)
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            await until_ready(host.pod.http_port)
+
+
+class Steps:
+    """What the workers have written, read as it grows: by host and process, when in what size."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self._read: dict[Path, int] = {}
+        self._steps: dict[str, dict[int, list[tuple[float, int]]]] = {}
+
+    def pids(self, token: str) -> Collection[int]:
+        """The processes that have made steps on this host."""
+        return self._steps[token].keys()
+
+    def firsts(self, tokens: Collection[str], since_s: float) -> list[float]:
+        """For each host, its first step since then in a world of just these, where it has one."""
+        self._look()
+        firsts = []
+        for token in tokens:
+            steps = (step for own in self._steps.get(token, {}).values() for step in own)
+            alike = [at_s for at_s, size in steps if at_s > since_s and size == len(tokens)]
+            if alike:
+                firsts.append(min(alike))
+        return firsts
+
+    def _look(self) -> None:
+        for path in self.directory.iterdir():
+            at = self._read.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(at)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[path] = at + len(whole) + len(newline)
+            token, _, pid = path.name.rpartition(".")
+            own = self._steps.setdefault(token, {}).setdefault(int(pid), [])
+            own += [
+                (float(at_s), int(size))
+                for at_s, size in map(str.split, whole.decode().splitlines())
+            ]
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
