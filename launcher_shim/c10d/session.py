@@ -81,6 +81,7 @@ class LauncherSession:
         self._runs = runs
         self._author = author
         self._relay = relay
+        self._asked = 0
         self._stamp = Stamp(author, 0)
         self._signed = relay is not None and relay.following > 1
         self._agent: Agent | None = None
@@ -112,7 +113,8 @@ class LauncherSession:
         """Answer one request; see ``launcher_shim.c10d.server.Session``."""
         relay = self._relay
         if relay is None:
-            stamp = Stamp(self._author, self._stamp.number + 1)
+            self._asked += 1
+            stamp = Stamp(self._author, self._asked)
         else:
             stamp = Stamp(self._author, relay.number, relay.again, lasting=True)
         return self._serve(request, stamp)

@@ -98,7 +98,10 @@ def _read(line: bytes, said: str) -> Tuple[str, str]:
     """Read a phase and its sentence, and log what is new; raises ``ValueError``."""
     if not line.endswith(b"\n"):
         return "", said
-    fields = json.loads(line.decode())
+    try:
+        fields = json.loads(line.decode())
+    except RecursionError as error:
+        raise ValueError("the sidecar's word is nested too deep") from error
     if not isinstance(fields, dict):
         raise ValueError("the sidecar's word is no JSON object")
     phase, sentence = str(fields.get("phase", "")), str(fields.get("sentence", ""))

@@ -156,6 +156,12 @@ class Run:
             self._pass_on(self._grace_s)
         elif self._drain is None:
             self._drain = asyncio.ensure_future(self._hold())
+            self._drain.add_done_callback(self._on_hold_ended)
+
+    def _on_hold_ended(self, hold: asyncio.Task[None]) -> None:
+        if not hold.cancelled() and hold.exception() is not None:
+            log.error("a defect of muster-run ends the hold", exc_info=hold.exception())
+            self._pass_on(self._grace_s)
 
     def _pass_on(self, left_s: float) -> None:
         self._passed_on_until_s = asyncio.get_running_loop().time() + left_s

@@ -392,3 +392,20 @@ def test_the_programs_are_executable_and_the_same_each_time(run_dir: Path) -> No
         path = run_dir / "bin" / name
         assert stat.S_IMODE(path.stat().st_mode) == 0o755
         assert path.read_bytes() == program(name)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"\n", b"{\n", b"[]\n", b"\xff\n", b'{"phase": 7}\n', b"[" * 5000 + b"\n", b"x" * 70000],
+)
+async def test_i8_no_word_of_the_sidecar_ends_the_hold_but_the_last(
+    run_dir: Path, line: bytes
+) -> None:
+    async with held(run_dir) as (run, server):
+        server.clients[0].write(line)
+        if line != b'{"phase": 7}\n':
+            await server.came(2)  # it is asked again
+            server.clients.pop(0).close()
+        assert await unheard(run)
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
