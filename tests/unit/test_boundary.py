@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from muster.boundary import GO, PUBLISH, SAVE, WAIT, Gate, Rank, acknowledge, arrive, decide, fail
+
+MINE = "10.0.0.1:29500"
+AT_10 = arrive(Rank(MINE), 10)
+MATCHED = AT_10._replace(matched=True)
+
+
+def gate(phase: str, step: int | None = None, master: str = MINE) -> Gate:
+    return Gate(5, master, phase, step)
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        (None, GO),
+        (gate("idle"), GO),
+        (gate("void"), GO),
+        (gate("commit", 11), GO),
+        (gate("commit", 10), SAVE),
+        (gate("commit", 9), SAVE),
+        (gate("done", 10), WAIT),
+        (gate("hold"), PUBLISH),
+    ],
+)
+def test_what_a_rank_does_at_a_boundary(shown: Gate | None, verdict: str) -> None:
+    assert decide(AT_10, shown)[0] == verdict
+
+
+def test_a_held_rank_publishes_before_it_moves_and_reads_the_gate_again() -> None:
+    verdict, held = decide(AT_10, gate("hold"))
+    assert (verdict, held.held) == (PUBLISH, True)
+    assert decide(held, gate("hold"))[0] == WAIT
+    for shown in (gate("void"), gate("idle"), gate("commit", 11)):
+        verdict, free = decide(held, shown)
+        assert (verdict, free.held) == (PUBLISH, False)
+        assert decide(free, shown)[0] == GO
+    assert decide(free, gate("hold"))[0] == PUBLISH
+
+
+def test_i3_a_rank_saves_once_an_epoch_and_then_parks_until_training_goes_on() -> None:
+    verdict, saving = decide(MATCHED, gate("commit", 10))
+    assert verdict == SAVE
+    saved = acknowledge(saving)
+    assert saved.acked == (5, 10)
+    assert decide(saved, gate("commit", 10))[0] == WAIT
+    assert decide(saved, gate("done", 10))[0] == WAIT
+    assert decide(saved, gate("void"))[0] == GO
+    assert decide(saved, Gate(6, MINE, "commit", 10))[0] == SAVE
+
+
+def test_a_save_that_failed_is_told_and_waits_for_the_word_of_the_others() -> None:
+    failed = fail(decide(MATCHED, gate("commit", 10))[1], "disk full")
+    assert failed.failed == (5, "disk full")
+    assert decide(failed, gate("commit", 10))[0] == WAIT
+    assert decide(failed, gate("void"))[0] == GO
+
+
+def test_a_gate_of_an_earlier_round_is_ignored_and_one_of_a_later_round_parks() -> None:
+    assert decide(AT_10, gate("hold", master="earlier"))[0] == GO
+    for shown in (gate("idle", master="later"), gate("idle", master="")):
+        assert decide(MATCHED, shown)[0] == WAIT
+    assert decide(AT_10, gate("idle"))[1].matched

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv import listing
+from rdzv.commit import Commit, LastCommit, Vote
+from rdzv.draining import Decision, cancel, decide, ends_round, granted, joins_wait, transaction
+from rdzv.keys import JobKeys
+from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy, observe
+from rdzv.model import Drain, Job, Member, Snapshot
+from rdzv.store import Compare, Delete, Put
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(1)
+NOW = 1000.0
+POLICY = Policy()
+ROUND = LiveRound("run", 3, True, ("a", "b"), master="10.0.0.1:29500", mod_revision=70)
+IDLE = Commit(4, "run", 3, mod_revision=60)
+HOLD = replace(IDLE, epoch=5, phase="hold", leaving=("uid-a",))
+SAVE = replace(HOLD, phase="commit", step=10)
+DONE = replace(SAVE, phase="done", saved=("uid-a",), took_s=4.0)
+VOID = replace(HOLD, phase="void", failures=1)
+A = Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)
+B = Drain("uid-b", "b", "spot", "sigterm", mod_revision=51)
+
+
+def scene(
+    commit: Commit | None,
+    *drains: Drain,
+    members: str = "abc",
+    least: int = 1,
+    live: LiveRound | None = ROUND,
+    votes: dict[str, Vote] | None = None,
+    me: str = "b",
+    commands: int | None = None,
+    last: LastCommit | None = None,
+) -> DrainingSnapshot:
+    membership = Snapshot(
+        90,
+        Job(least, 4, mod_revision=7),
+        {
+            name: Member(name, f"uid-{name}", at, "10.0.0.1", "host", "worker", 1, least, 4)
+            for at, name in enumerate(members, 1)
+        },
+        drains={drain.pod_uid: drain for drain in drains},
+        commit=commit,
+        last_commit=last,
+    )
+    return DrainingSnapshot(
+        membership, listing.decide(membership), live, votes or {}, f"uid-{me}", commands
+    )
+
+
+def seen(since_s: float = NOW, due_s: dict[str, float] | None = None) -> Observations:
+    return Observations(5, "hold", since_s, since_s, due_s or {})
+
+
+def decided(snapshot: DrainingSnapshot, times: Observations | None = None) -> Decision:
+    return decide(NOW, snapshot, times or seen(), POLICY)
+
+
+def becomes(snapshot: DrainingSnapshot, times: Observations | None = None) -> Commit:
+    commit = decided(snapshot, times).commit
+    assert commit is not None
+    return commit
+
+
+def vote(name: str, step: int | None = 9, **changes: object) -> Vote:
+    return replace(Vote(5, 3, f"uid-{name}", step), **changes)  # type: ignore[arg-type]
+
+
+VOTES = {"a": vote("a", 9), "b": vote("b", 10)}
+SAVED = {"a": vote("a", 9, acked=10), "b": vote("b", 10, acked=10)}
+
+
+# --- from idle ---
+
+
+def test_a_drain_of_the_round_starts_a_hold_with_the_next_epoch() -> None:
+    commit = becomes(scene(IDLE, A))
+    assert (commit.phase, commit.epoch, commit.leaving) == ("hold", 5, ("uid-a",))
+
+
+def test_two_drains_share_one_hold() -> None:
+    assert becomes(scene(IDLE, A, B)).leaving == ("uid-a", "uid-b")
+
+
+def test_an_epoch_is_later_than_the_last_commit_of_a_former_generation() -> None:
+    assert becomes(scene(None, A, last=LastCommit(7, 0, 20))).epoch == 21
+
+
+def test_a_join_with_room_starts_a_hold() -> None:
+    commit = becomes(scene(IDLE, live=replace(ROUND, newcomers=True)))
+    assert commit.phase == "hold"
+    assert commit.joins
+
+
+def test_a_newcomer_without_whom_and_with_whom_too_few_are_listed_waits() -> None:
+    drained = scene(
+        replace(IDLE, saved=("uid-a", "uid-b")),
+        A,
+        B,
+        least=2,
+        members="abc",
+        live=replace(ROUND, newcomers=True),
+    )
+    assert decided(drained).commit is None
+
+
+def test_who_has_left_the_round_needs_no_hold() -> None:
+    assert decided(scene(IDLE, A, live=replace(ROUND, left=frozenset("a")))).commit is None
+
+
+@pytest.mark.parametrize(
+    "live", [replace(ROUND, finishing=True), replace(ROUND, left=frozenset("b"))]
+)
+def test_a_round_that_ends_anyway_is_left_in_peace(live: LiveRound) -> None:
+    assert decided(scene(IDLE, A, live=live)).commit is None
+
+
+def test_a_commit_of_another_round_is_reset_and_keeps_its_epoch() -> None:
+    commit = becomes(scene(replace(DONE, round=2, granted=("uid-x",), refused=True), A))
+    assert commit == Commit(5, "run", 3, took_s=4.0, reason=commit.reason, mod_revision=60)
+
+
+# --- hold ---
+
+
+def test_the_commit_step_is_the_highest_vote() -> None:
+    commit = becomes(scene(HOLD, A, votes=VOTES))
+    assert (commit.phase, commit.step) == ("commit", 10)
+
+
+def test_all_means_the_frozen_list_whoever_can_be_reached() -> None:
+    decision = decided(scene(HOLD, A, votes={"a": VOTES["a"]}, members="ac"))
+    assert decision.commit is None
+    assert decision.wake_at_s == NOW + POLICY.hold_s
+
+
+@pytest.mark.parametrize("stale", [vote("b", epoch=4), vote("b", round=2)])
+def test_a_vote_of_another_epoch_or_round_does_not_count(stale: Vote) -> None:
+    assert decided(scene(HOLD, A, votes={**VOTES, "b": stale})).commit is None
+
+
+def test_a_no_ends_all_attempts_in_this_round_and_lets_the_drain_go() -> None:
+    commit = becomes(scene(HOLD, A, votes={"b": vote("b", None)}))
+    assert commit.phase == "void"
+    assert commit.refused
+    decision = decided(scene(commit, A))
+    assert decision.commit is None
+    assert decision.drains["uid-a"].outcome == "uncommitted"
+
+
+def test_a_hold_ends_after_its_time_and_the_pause_doubles() -> None:
+    late = seen(NOW - POLICY.hold_s)
+    assert becomes(scene(HOLD, A), late).failures == 1
+    for failures, pause_s in [(1, 5), (2, 10), (3, 20), (4, 40), (20, 300)]:
+        failed = scene(replace(VOID, failures=failures), A)
+        assert decided(failed).wake_at_s == NOW + pause_s
+        assert becomes(failed, seen(NOW - pause_s)).phase == "hold"
+
+
+def test_a_hold_ends_when_the_reserve_of_a_deadline_begins() -> None:
+    decision = decided(scene(HOLD, A), seen(due_s={"uid-a": NOW}))
+    assert decision.commit is not None
+    assert decision.commit.phase == "void"
+    assert decision.drains["uid-a"].outcome == "expired"
+
+
+def test_a_drain_that_comes_late_is_taken_in() -> None:
+    for commit in (HOLD, SAVE):
+        after = becomes(scene(commit, A, B, votes={"a": VOTES["a"]}))
+        assert (after.phase, after.leaving) == (commit.phase, ("uid-a", "uid-b"))
+
+
+# --- commit ---
+
+
+def test_i7_done_is_all_acknowledgements_and_comes_with_the_last_commit() -> None:
+    waiting = scene(SAVE, A, votes={**VOTES, "a": SAVED["a"]})
+    assert decided(waiting).commit is None
+    decision = decided(scene(SAVE, A, votes=SAVED), seen(NOW - 4))
+    assert decision.commit is not None
+    assert (decision.commit.phase, decision.commit.took_s) == ("done", 4.0)
+    assert decision.last_commit == LastCommit(10, 3, 5)
+
+
+@pytest.mark.parametrize("other", [vote("b", acked=11), vote("b", failed="disk full")])
+def test_a_save_that_failed_or_differs_voids(other: Vote) -> None:
+    decision = decided(scene(SAVE, A, votes={**SAVED, "b": other}))
+    assert decision.commit is not None
+    assert (decision.commit.phase, decision.commit.failures) == ("void", 1)
+    assert decision.last_commit is None
+
+
+@pytest.mark.parametrize("commit", [HOLD, SAVE])
+def test_it_is_void_once_nobody_leaves_or_joins(commit: Commit) -> None:
+    assert becomes(scene(commit, votes={"a": VOTES["a"]})).phase == "void"
+
+
+def test_the_save_for_a_join_alone_has_a_limit() -> None:
+    joining = scene(SAVE, live=replace(ROUND, newcomers=True))
+    assert becomes(joining, seen(NOW - POLICY.join_s)).phase == "void"
+    assert decided(scene(replace(SAVE), A), seen(NOW - POLICY.join_s)).commit is None
+
+
+def test_a_deadline_opens_no_gate_once_the_step_is_agreed_on() -> None:
+    decision = decided(scene(SAVE, A, votes=VOTES), seen(due_s={"uid-a": NOW}))
+    assert decision.commit is None
+    assert decision.drains["uid-a"].outcome == "expired"
+    expired = replace(A, outcome="expired")
+    assert decided(scene(SAVE, expired, votes=VOTES)).commit is None
+
+
+# --- done ---
+
+
+def test_i7_a_leave_is_granted_in_done_with_the_step_on_record() -> None:
+    decision = decided(scene(DONE, A, votes=SAVED))
+    assert decision.commit is not None
+    assert decision.commit.granted == ("uid-a",)
+    assert decision.drains["uid-a"] == replace(A, outcome="committed", step=10)
+    for commit in (IDLE, HOLD, SAVE, VOID):
+        drains = decided(scene(commit, A, votes=SAVED)).drains
+        assert not drains, commit.phase
+
+
+def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
+    below = scene(DONE, A, votes=SAVED, members="ab", least=2)
+    assert not decided(below, seen(due_s={"uid-a": NOW + 1})).drains
+    assert decided(below, seen(due_s={"uid-a": NOW})).drains["uid-a"].outcome == "committed"
+    told = decide(NOW, below, seen(), Policy(below_min="commit"))
+    assert told.drains["uid-a"].outcome == "committed"
+    for outside in (None, replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
+        gone = scene(None, A, members="ab", least=2, live=outside, me="a")
+        assert not decided(gone).drains
+
+
+def test_below_min_training_goes_on_and_the_last_chance_saves_again() -> None:
+    below = scene(DONE, A, votes=SAVED, members="ab", least=2)
+    assert decided(below).wake_at_s == NOW + POLICY.done_s
+    assert becomes(below, seen(NOW - 30)).phase == "idle"
+    again = scene(replace(DONE, phase="idle"), A, members="ab", least=2)
+    assert decided(again, seen(due_s={"uid-a": NOW + 9})).wake_at_s == NOW + 1
+    assert becomes(again, seen(due_s={"uid-a": NOW + 8})).phase == "hold"
+    near = decided(below, seen(NOW - 30, {"uid-a": NOW + 8}))
+    assert near.commit is None
+    replaced = scene(replace(DONE, phase="idle"), A, members="abc", least=2)
+    assert becomes(replaced).phase == "hold"
+
+
+def test_after_a_grant_there_is_no_way_back() -> None:
+    late = seen(NOW - 1e6)
+    for after in (replace(DONE, granted=("uid-a",)), replace(DONE, admitted=True)):
+        assert decided(scene(after, replace(A, outcome="committed"), votes=SAVED), late) == (
+            Decision(reason="step 10 is saved, the round is about to end")
+        )
+
+
+def test_newcomers_are_let_in_after_the_save() -> None:
+    commit = becomes(scene(DONE, votes=SAVED, live=replace(ROUND, newcomers=True)))
+    assert commit.admitted
+    membership = scene(commit).membership
+    assert ends_round(membership, "run", 3)
+    assert not ends_round(membership, "run", 4)
+    assert not joins_wait(membership, listing.decide(membership), "run", 3)
+    assert joins_wait(membership, listing.decide(membership), "run", 4)
+
+
+# --- without a commit ---
+
+
+def test_a_pod_in_no_round_is_let_go_by_its_own_sidecar() -> None:
+    for live in (None, replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
+        assert decided(scene(None, A, live=live, me="a")).drains["uid-a"].outcome == "uncommitted"
+        assert not decided(scene(None, A, live=live, me="b")).drains
+
+
+def test_a_drain_that_comes_when_the_round_is_over_is_served_by_its_save() -> None:
+    over = scene(DONE, A, votes=SAVED, live=LiveRound("run", 4, False), me="a")
+    assert decided(over).drains["uid-a"] == replace(A, outcome="committed", step=10)
+
+
+def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
+    elder = replace(A, pod_uid="uid-a-before")
+    assert decided(scene(IDLE, elder)).commit is None
+
+
+def test_a_horovod_pod_is_let_go_when_no_command_runs_in_it() -> None:
+    running = scene(None, A, live=None, me="a", commands=1)
+    assert not decided(running).drains
+    idle = scene(None, A, live=None, me="a", commands=0)
+    assert decided(idle).drains["uid-a"].outcome == "committed"
+
+
+# --- writing ---
+
+
+def test_a_decision_rests_on_commit_round_job_and_all_drains() -> None:
+    snapshot = scene(DONE, A, votes=SAVED)
+    compares, operations = transaction(KEYS, snapshot, decided(snapshot))
+    assert set(compares) == {
+        Compare(KEYS.job, "mod", "=", 7),
+        Compare(HERE.commit, "mod", "=", 60),
+        Compare(HERE.drains, "mod", "<", 91, prefix=True),
+        Compare(HERE.run("run").round, "mod", "=", 70),
+        Compare(HERE.drain("uid-a"), "mod", "=", 50),
+    }
+    assert [operation.key for operation in operations] == [HERE.commit, HERE.drain("uid-a")]
+
+
+def test_a_new_epoch_drops_the_votes_of_the_old_ones() -> None:
+    snapshot = scene(IDLE, A)
+    operations = transaction(KEYS, snapshot, decided(snapshot))[1]
+    assert Delete(HERE.votes, prefix=True) in operations
+
+
+def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_after_a_grant() -> (
+    None
+):
+    made = cancel(KEYS, scene(SAVE, A).membership, "uid-a")
+    assert not isinstance(made, str)
+    compares, operations = made
+    assert {compare.key for compare in compares} == {HERE.commit, HERE.drain("uid-a")}
+    assert operations[0] == Delete(HERE.drain("uid-a"))
+    assert isinstance(operations[1], Put)
+    assert b'"leaving":[]' in operations[1].value
+    late = replace(DONE, granted=("uid-a",))
+    assert "let go" in str(cancel(KEYS, scene(late, A).membership, "uid-a"))
+    assert "let go" in str(
+        cancel(KEYS, scene(None, replace(A, outcome="expired")).membership, "uid-a")
+    )
+    assert "does not drain" in str(cancel(KEYS, scene(None).membership, "uid-a"))
+    assert granted(late, A)
+
+
+# --- time ---
+
+
+def test_a_deadline_counts_from_when_it_was_first_heard_of() -> None:
+    told = replace(A, seconds_left=30.0, reserve_s=5.0)
+    first = observe(NOW, Observations(), scene(HOLD, told), {})
+    assert first.due_s == {"uid-a": NOW + 25}
+    later = observe(NOW + 9, first, scene(SAVE, told), {})
+    assert later.due_s == {"uid-a": NOW + 25}
+    assert (later.since_s, later.epoch_since_s) == (NOW + 9, NOW)
+    sooner = observe(NOW + 9, first, scene(SAVE, replace(told, seconds_left=10.0)), {})
+    assert sooner.due_s == {"uid-a": NOW + 14}
+    assert observe(NOW, first, scene(SAVE, told), {"uid-a": NOW + 2}).due_s == {"uid-a": NOW + 2}
+    assert observe(NOW, first, scene(SAVE), {}).due_s == {}
+
+
+PODS = st.lists(st.sampled_from(["uid-a", "uid-b", "uid-x"]), unique=True).map(tuple)
+COMMITS = st.builds(
+    Commit,
+    epoch=st.integers(0, 6),
+    run=st.sampled_from(["run", "other"]),
+    round=st.integers(2, 4),
+    phase=st.sampled_from(["idle", "hold", "commit", "done", "void"]),
+    step=st.none() | st.integers(0, 20),
+    leaving=PODS,
+    saved=PODS,
+    granted=PODS,
+    joins=st.booleans(),
+    admitted=st.booleans(),
+    refused=st.booleans(),
+    failures=st.integers(0, 100),
+    took_s=st.floats(0, 1e6),
+    mod_revision=st.integers(0, 90),
+)
+BALLOTS = st.dictionaries(
+    st.sampled_from("abx"),
+    st.builds(
+        Vote,
+        epoch=st.integers(0, 6),
+        round=st.integers(2, 4),
+        pod_uid=st.sampled_from(["uid-a", "uid-b"]),
+        vote=st.none() | st.integers(0, 20),
+        acked=st.none() | st.integers(8, 11),
+        failed=st.sampled_from(["", "disk full"]),
+    ),
+)
+ROUNDS = st.none() | st.builds(
+    LiveRound,
+    run=st.just("run"),
+    number=st.integers(2, 4),
+    complete=st.booleans(),
+    members=st.sampled_from([(), ("a",), ("a", "b"), ("a", "b", "x")]),
+    left=st.frozensets(st.sampled_from("abx")),
+    newcomers=st.booleans(),
+    finishing=st.booleans(),
+    closed=st.booleans(),
+)
+DRAINS = st.sets(
+    st.sampled_from([A, B, replace(A, outcome="committed"), replace(B, outcome="expired")])
+)
+TIMES = st.builds(
+    Observations,
+    st.integers(0, 6),
+    since_s=st.floats(0, NOW),
+    epoch_since_s=st.floats(0, NOW),
+    due_s=st.dictionaries(st.sampled_from(["uid-a", "uid-b"]), st.floats(NOW - 50, NOW + 50)),
+)
+
+
+@given(
+    COMMITS | st.none(), DRAINS, BALLOTS, ROUNDS, TIMES, st.integers(1, 3), st.sampled_from("ab")
+)
+def test_i7_i10_any_snapshot_gets_one_decision_and_a_sentence(
+    commit: Commit | None,
+    drains: set[Drain],
+    ballots: dict[str, Vote],
+    live: LiveRound | None,
+    times: Observations,
+    least: int,
+    me: str,
+) -> None:
+    snapshot = scene(commit, *drains, votes=ballots, live=live, least=least, me=me)
+    decision = decide(NOW, snapshot, times, POLICY)
+    assert decision.reason
+    assert "\n" not in decision.reason
+    assert decision.wake_at_s > NOW
+    transaction(KEYS, snapshot, decision)
+    if decision.last_commit is not None:
+        assert decision.commit is not None
+        assert decision.commit.phase == "done"
+    enough = len(snapshot.listing.listed) >= least
+    for uid, drain in decision.drains.items():
+        due = times.due_s.get(uid, math.inf) <= NOW
+        assert due or (enough and drain.outcome != "expired")
+        if drain.outcome == "committed" and snapshot.commands is None:
+            assert snapshot.commit.phase == "done"

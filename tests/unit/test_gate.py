@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdzv.commit import Commit, LastCommit, Vote
+from rdzv.errors import RecordError
+from rdzv.gate import Gate, Here, Move, RankProgress, local
+from rdzv.live_round import LiveRound
+from rdzv.model import Drain
+
+MASTER = "10.0.0.1:29500"
+ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
+HOLD = Commit(5, "run", 3, "hold", leaving=("uid-a",), mod_revision=60)
+SAVE = replace(HOLD, phase="commit", step=10)
+DRAIN = Drain("uid-a", "a", "spot", "sigterm")
+HELD = Gate(5, "run", 3, MASTER, "hold")
+
+
+def rank(step: int, local_rank: int = 0, ranks: int = 1, **changes: object) -> RankProgress:
+    base = RankProgress(local_rank, ranks, MASTER, step, drain=True, held=False)
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def move(
+    commit: Commit | None,
+    *ranks: RankProgress,
+    shown: Gate | None = None,
+    live: LiveRound | None = ROUND,
+    drain: Drain | None = None,
+    vote: Vote | None = None,
+    last: LastCommit | None = None,
+    **changes: object,
+) -> Move:
+    here = Here("a", "uid-a", shown, ranks, sent=5)
+    return local(
+        replace(here, **changes),  # type: ignore[arg-type]
+        commit=commit,
+        round=live,
+        drain=drain,
+        vote=vote,
+        last_commit=last,
+        hold_s=10.0,
+    )
+
+
+def test_the_gate_comes_before_the_note_and_the_note_before_the_vote() -> None:
+    assert move(HOLD, rank(8), sent=4).gate == HELD
+    noted = move(HOLD, rank(8), shown=HELD, sent=4)
+    assert (noted.note, noted.vote) == (5, None)
+    voted = move(HOLD, rank(8), shown=HELD)
+    assert (voted.note, voted.vote) == (None, Vote(5, 3, "uid-a", 9))
+    assert move(HOLD, rank(8), shown=HELD, vote=Vote(5, 3, "uid-a", 9)).vote is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([rank(8)], 9),
+        ([rank(8, held=True)], 8),
+        ([rank(8, 0, 2, held=True), rank(7, 1, 2)], 8),
+        ([rank(8, 0, 2), rank(9, 1, 2, held=True)], 9),
+        ([rank(8, 0, 2)], None),
+        ([rank(8, drain=False)], None),
+        ([rank(8), rank(3, 1, master="10.0.0.1:1")], 9),
+        ([rank(8, master="10.0.0.1:1")], None),
+        ([], None),
+    ],
+)
+def test_a_vote_is_the_first_step_that_no_rank_has_passed(
+    ranks: list[RankProgress], expected: int | None
+) -> None:
+    vote = move(HOLD, *ranks, shown=HELD).vote
+    assert vote is not None
+    assert vote.vote == expected
+
+
+def test_i3_only_the_store_opens_the_gate_once_a_vote_was_sent() -> None:
+    assert move(HOLD, rank(8), shown=HELD, cut_for_s=10.0).gate is None
+    opened = move(HOLD, rank(8), shown=HELD, sent=4, cut_for_s=10.0).gate
+    assert opened is not None
+    assert opened.phase == "void"
+    assert move(HOLD, rank(8), shown=HELD, sent=4, cut_for_s=9.0) == Move(
+        reason="this pod has no say in it now"
+    )
+    assert move(HOLD, rank(8), shown=opened, sent=4, cut_for_s=10.0).gate is None
+    again = move(HOLD, rank(8), shown=opened, sent=4).gate
+    assert again is not None
+    assert again.phase == "hold"
+
+
+def test_a_sidecar_that_starts_without_the_store_leaves_the_gate_as_it_lies() -> None:
+    for shown in (HELD, replace(HELD, phase="done"), None):
+        found = move(None, rank(8), shown=shown, live=None, cut_for_s=60.0).gate
+        assert found in (None, Gate())
+    opened = move(None, rank(8), shown=HELD, live=None, sent=4, cut_for_s=10.0).gate
+    assert opened is not None
+    assert opened.phase == "void"
+
+
+def test_the_gate_speaks_of_the_live_round_only() -> None:
+    before = move(replace(SAVE, round=2), rank(8)).gate
+    assert before == Gate(5, "run", 3, MASTER)
+    between = move(SAVE, rank(8), live=LiveRound("run", 4, False, master="x")).gate
+    assert between == Gate(5, "run", 4, "")
+
+
+def test_i7_the_gate_says_granted_only_once_it_is_on_record() -> None:
+    for commit, drain, expected in [
+        (SAVE, DRAIN, False),
+        (replace(SAVE, phase="done"), DRAIN, False),
+        (replace(SAVE, phase="done", granted=("uid-a",)), DRAIN, True),
+        (replace(SAVE, phase="done", granted=("uid-a",)), None, False),
+        (None, replace(DRAIN, outcome="uncommitted"), True),
+    ]:
+        gate = move(commit, rank(8), drain=drain, deadline_boot_s=99.0).gate
+        assert gate is not None
+        assert (gate.leaving, gate.granted) == (drain is not None, expected)
+        assert gate.deadline_boot_s == (99.0 if drain else None)
+
+
+SAVING = Gate(5, "run", 3, MASTER, "commit", 10)
+VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([rank(10, acked=(5, 10))], replace(VOTE, acked=10)),
+        ([rank(10, acked=(4, 10))], None),
+        ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2)], None),
+        ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, acked=(5, 10))], replace(VOTE, acked=10)),
+        (
+            [rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, failed=(5, "disk full"))],
+            replace(VOTE, failed="disk full"),
+        ),
+    ],
+)
+def test_a_pod_acknowledges_once_all_its_ranks_have(
+    ranks: list[RankProgress], expected: Vote | None
+) -> None:
+    assert move(SAVE, *ranks, shown=SAVING, vote=VOTE).vote == expected
+
+
+def test_ranks_of_a_pod_that_saved_different_steps_are_a_failure() -> None:
+    ranks = [rank(10, 0, 2, acked=(5, 10)), rank(12, 1, 2, acked=(5, 12))]
+    vote = move(SAVE, *ranks, shown=SAVING, vote=VOTE).vote
+    assert vote is not None
+    assert "different steps: [10, 12]" in vote.failed
+
+
+def test_nobody_speaks_for_another_pod_or_for_a_member_outside_the_round() -> None:
+    acked = rank(10, acked=(5, 10))
+    assert move(SAVE, acked, shown=SAVING, vote=replace(VOTE, pod_uid="uid-z")).vote is None
+    assert move(HOLD, rank(8), shown=HELD, member="c").vote is None
+
+
+GATES = st.builds(
+    Gate,
+    epoch=st.integers(0, 2**40),
+    run=st.text(max_size=8),
+    round=st.integers(-1, 2**40),
+    master=st.text(max_size=8),
+    phase=st.sampled_from(["idle", "hold", "commit", "done", "void"]),
+    step=st.none() | st.integers(),
+    leaving=st.booleans(),
+    granted=st.booleans(),
+    deadline_boot_s=st.none() | st.floats(0, 1e9),
+    reason=st.text(max_size=20),
+    last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
+)
+
+
+@given(GATES)
+def test_a_gate_comes_back_as_it_was(gate: Gate) -> None:
+    assert Gate.from_json("gate.json", gate.to_json()) == gate
+
+
+@given(st.binary(max_size=60) | st.dictionaries(st.text(), st.integers()).map(str).map(str.encode))
+def test_i8_other_bytes_are_no_gate(content: bytes) -> None:
+    with pytest.raises(RecordError, match=r"gate\.json"):
+        Gate.from_json("gate.json", content)
