@@ -517,3 +517,101 @@ async def test_the_unix_socket_is_for_every_user_and_may_be_replaced(tmp_path: P
 async def test_a_socket_path_too_long_is_a_users_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long"):
         await C10dServer(StepSession).listen_unix(str(tmp_path / ("x" * 100)))
+
+
+# --- behind a relay ---
+
+
+class Seen(StepSession):
+    """Notes under which number each request has come, and whether it may be a repetition."""
+
+    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
+        assert self.relay is not None
+        self.numbers.append((self.relay.number, self.relay.again))
+        return super().handle(request)
+
+    def __init__(self, peer: str, relay: Relay | None) -> None:
+        super().__init__(peer, relay)
+        self.numbers: list[tuple[int, bool]] = []
+
+
+@asynccontextmanager
+async def relayed(preface: wire.Preface) -> AsyncIterator[tuple[C10dServer, Client, Seen]]:
+    sessions: list[Seen] = []
+
+    def open_session(peer: str, relay: Relay | None) -> Seen:
+        sessions.append(Seen(peer, relay))
+        return sessions[-1]
+
+    async with (
+        serving(open_session) as (server, port),
+        connected(port, preface.encode() + wire.HANDSHAKE) as client,
+    ):
+        client.send(wire.Ping(7))
+        repeated = bool(preface.again)
+        number = preface.again[0] if repeated else preface.following
+        assert await client.take(20) == wire.numbered(number, wire.pong(7))
+        yield server, client, sessions[0]
+
+
+SESSION = b"s" * wire.SESSION_BYTES
+
+
+async def test_behind_a_relay_each_answer_comes_under_its_number_and_silence_is_confirmed() -> None:
+    async with relayed(wire.Preface(SESSION)) as (_, client, session):
+        client.send(wire.Wait((b"/w",)), wire.Set(b"/a", b"1"), wire.Get(b"/a"))
+        await session.reached(2)
+        session.results[1].set_result(b"")
+        await session.reached(3)
+        session.results[2].set_result(wire.vec(b"1"))
+        confirmed = wire.numbered(3, b"") + wire.numbered(4, wire.vec(b"1"))
+        assert await client.take(len(confirmed)) == confirmed
+        session.results[0].set_result(wire.STOP_WAITING)
+        assert await client.take(17) == wire.numbered(2, wire.STOP_WAITING)
+        client.send(wire.Wait((b"/w",)), wire.CancelWait())
+        assert await client.take(17) == wire.numbered(6, wire.WAIT_CANCELED)
+        assert session.results[3].cancelled()
+        assert session.numbers == [(2, False), (3, False), (4, False), (5, False)]
+
+
+async def test_what_may_have_been_carried_out_is_known_to_its_session() -> None:
+    async with relayed(wire.Preface(SESSION, 9, (4, 6, 7), b"note")) as (_, client, session):
+        assert session.relay is not None
+        assert (session.relay.session, session.relay.note) == (SESSION, b"note")
+        client.send(wire.Get(b"/a"), wire.Get(b"/b"), wire.Get(b"/c"), wire.Get(b"/d"))
+        for count in range(1, 5):
+            await session.reached(count)
+            session.results[count - 1].set_result(b"")
+        answers = b"".join(wire.numbered(number, b"") for number in (6, 7, 9, 10))
+        assert await client.take(len(answers)) == answers
+        assert session.numbers == [(6, True), (7, True), (9, False), (10, False)]
+
+
+async def test_a_note_reaches_the_relay_before_the_answer_that_rests_on_it() -> None:
+    async with relayed(wire.Preface(SESSION)) as (_, client, session):
+        client.send(wire.Get(b"/a"))
+        await session.reached(1)
+        assert session.relay is not None
+        for note in (b"one", b"one", b"two"):
+            session.relay.keep(note)
+        session.results[0].set_result(wire.vec(b""))
+        expected = wire.numbered(wire.NOTE, b"one") + wire.numbered(wire.NOTE, b"two")
+        expected += wire.numbered(2, wire.vec(b""))
+        assert await client.take(len(expected)) == expected
+
+
+async def test_a_relay_is_told_to_close_its_client_but_not_when_the_sidecar_ends() -> None:
+    async with relayed(wire.Preface(SESSION)) as (_, client, session):
+        client.send(wire.Get(b"/a"))
+        await session.reached(1)
+        session.results[0].set_exception(StoreUnavailable("the store is away"))
+        assert await client.ended() == wire.numbered(wire.REFUSAL, b"")
+    async with relayed(wire.Preface(SESSION)) as (_, client, session):
+        client.writer.write(b"\xff")
+        assert await client.ended() == wire.numbered(wire.REFUSAL, b"")
+    async with relayed(wire.Preface(SESSION)) as (server, client, session):
+        client.send(wire.Set(b"/a", b""))
+        await session.reached(1)
+        await server.close()
+        assert await client.ended() == b""
+        assert session.results[0].cancelled()
