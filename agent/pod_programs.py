@@ -38,6 +38,8 @@ exit 127
 """
 _MAIN = """\
 import sys
+if sys.version_info < (3, 8):
+    sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """
