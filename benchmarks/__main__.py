@@ -24,7 +24,8 @@ BENCHMARKS = {
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
     "step": "a step boundary with no drain going, beside a loop without it, 10 s",
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
-    "hosts": "a membership change reaches 32 host lists, 1 min",
+    "horovod": "hosts leave and join a real horovodrun, beside one on a bare file, 15 min",
+    "hosts": "a membership change reaches 32 host lists; the script that prints one, 1 min",
     "footprint": "memory, CPU at rest and start of one sidecar, 2 min",
 }
 

@@ -2,22 +2,26 @@
 """``hosts``: a member joins or leaves, and 32 sidecars have renamed their host lists.
 
 Counted from before the write that makes the change is sent until the last list is in place. The
-changes are made by a real registrar; the baseline is that write alone.
+changes are made by a real registrar; the baseline is that write alone. And ``discover_hosts.sh``,
+which prints such a list, beside ``cat``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
+from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
 
 from benchmarks.etcd_server import etcd_server
-from benchmarks.figures import Bar, Figure, percentile
+from benchmarks.figures import Bar, Figure, of_medians, percentile
 from benchmarks.sidecar_parts import LEASE_TTL_S, identity
 from benchmarks.worker import Worker, worker
 from rdzv.keys import JobKeys
@@ -34,6 +38,10 @@ PAUSE_S = 0.05
 """Between two changes, so that each is one of its own."""
 
 JOB = "hosts"
+
+CALLS = 500
+LISTED = 64
+SCRIPT = Path(__file__).parent.parent / "launcher_shim" / "pod" / "discover_hosts.sh"
 
 
 class TimedStore(EtcdStore):
@@ -69,6 +77,7 @@ async def measure(changes: int = CHANGES) -> list[Figure]:
                 run_dirs=root,
             )
         latencies, writes = await _change(workers, endpoint, changes)
+        scripts, cats = await asyncio.to_thread(_print, Path(root))
     print(
         f"{changes} changes: median {percentile(latencies, 0.5) * 1e3:.1f} ms, "
         f"worst {max(latencies) * 1e3:.1f} ms",
@@ -84,7 +93,15 @@ async def measure(changes: int = CHANGES) -> list[Figure]:
             percentile(writes, 0.99) * 1e3,
             "one transaction",
             tuple(write * 1e3 for write in writes),
-        )
+        ),
+        of_medians(
+            f"hosts/discover_hosts.sh, {LISTED} hosts",
+            "ms",
+            Bar("ratio", "<=", 3),
+            scripts,
+            cats,
+            "cat",
+        ),
     ]
 
 
@@ -132,3 +149,30 @@ async def _change(
         await asyncio.gather(watching, return_exceptions=True)
         await store.close()
     return latencies, writes
+
+
+def _print(directory: Path) -> tuple[list[float], list[float]]:
+    """Run the script and ``cat`` in turns; milliseconds of each call."""
+    run_dir = directory / "script"
+    run_dir.mkdir()
+    shutil.copy(SCRIPT, run_dir)
+    lines = [f"node-{number}.0a1b2c3d:1\n" for number in range(LISTED)]
+    (run_dir / "hosts").write_text("".join([*lines, "rev-1:0\n"]))
+    cat = shutil.which("cat") or "cat"
+    commands = ([str(run_dir / SCRIPT.name)], [cat, str(run_dir / "hosts")])
+    took: tuple[list[float], list[float]] = ([], [])
+    for _ in range(CALLS):
+        for command, runs in zip(commands, took, strict=True):
+            runs.append(_call_ms(command))
+    return took
+
+
+def _call_ms(command: list[str]) -> float:
+    """Run a command whose output nobody reads, with as little else around it as can be."""
+    began_s = monotonic()
+    to_null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)
+    pid = os.posix_spawn(command[0], command, os.environ, file_actions=[to_null])
+    _, status = os.waitpid(pid, 0)
+    if status != 0:
+        raise RuntimeError(f"{command[0]} ended with {os.waitstatus_to_exitcode(status)}")
+    return (monotonic() - began_s) * 1e3

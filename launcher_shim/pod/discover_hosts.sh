@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Prints the hosts that horovodrun may use now: the list that the sidecar renamed into place, as
 # it stands, also while the sidecar or its store is away. horovodrun runs this each second with a
-# lock held and without a time limit of its own, so every read here is bounded.
+# lock held and without a time limit of its own, so nothing is read here that could make it wait:
+# a file of the pod's own disk, which was renamed into place whole, does not.
 case $0 in
 */*) list=${0%/*}/hosts ;;
 *) list=./hosts ;;
@@ -10,7 +11,8 @@ esac
 
 # A list that does not end with its revision line is no list of the sidecar's.
 print_list() {
-    hosts=$(timeout 1 cat "$list" 2>/dev/null) || return 1
+    [ -f "$list" ] || return 1
+    hosts=$(cat "$list" 2>/dev/null) || return 1
     case ${hosts##*
 } in
     rev-*:0) printf '%s\n' "$hosts" ;;
