@@ -15,7 +15,7 @@ import time
 from typing import NamedTuple, Optional, Tuple
 
 from muster.boundary import Gate
-from muster.progress import Rank
+from muster.progress import Identity
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class GateFile:
             self._warn(error)
         return self._reading
 
-    def wait_for_own(self, rank: Rank) -> bool:
+    def wait_for_own(self, rank: Identity) -> bool:
         """Wait, bounded, until the gate is of this rank's round: so it tells the commits before it.
 
         Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain. Returns

@@ -33,7 +33,7 @@ REASON_CHARACTERS = 80
 _NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
 
 
-class Rank:
+class Identity:
     """Who this process is, as its launcher's environment says.
 
     ``master`` names the round: with a worker store of its own for each round, no two rounds of a
@@ -60,7 +60,7 @@ class ProgressFile:
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
         self.directory = directory
-        self.rank = rank = Rank(environ)
+        self.rank = rank = Identity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._who = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
