@@ -54,7 +54,7 @@ class Rules:
     ``strides``: of each pod, where a user made them differ.
     ``faults``: kinds, of which ``fault_count`` happen; ``hurry``: timers that run out early.
     ``lockstep``: a rank waits in its next collective for all others. ``begun``: the first round has
-    begun, and all have heard of it. ``outsider``: a pod whose
+    begun, and all have heard of it. ``deadlines``: a drain has one. ``outsider``: a pod whose
     ranks take no part in drains.
     """
 
@@ -73,6 +73,7 @@ class Rules:
     hurry: int = 0
     lockstep: bool = True
     begun: bool = True
+    deadlines: bool = True
     outsider: int | None = None
     policy: Policy = HOLDS_BELOW_MIN
 
@@ -202,6 +203,7 @@ class World:
     cancel = staticmethod(draining.cancel)
     gate_before_publishing = False
     gate_read_again = True
+    leavers_are_excused = True
     progress_before_gate = False
     gate_cleared_at_start = False
 
@@ -637,15 +639,10 @@ class World:
                 nodes = _put(store.nodes, pod, "done")
                 after = store._replace(nodes=nodes, finishing=True)
                 yield f"{pod} has finished", _swap(state, (0, of(after)))
-            elif must_end and (drain is None or not drain.outcome):
-                # A leaver that was not let go leaves with the others: nobody is to wait for it.
-                nodes = _put(store.nodes, pod, "asking" if drain is None else "stopped")
-                after = store._replace(nodes=nodes)
+            elif must_end and drain is None:
+                after = store._replace(nodes=_put(store.nodes, pod, "asking"))
                 yield f"{pod} leaves the round", self.without_ranks(state, pod, after)
-        if must_end and all(
-            store.nodes[pod] != "in" or ((drain := store.drains[pod]) and drain.outcome)
-            for pod in store.members
-        ):
+        if must_end and all(self.is_out(store, pod) for pod in store.members):
             nodes = tuple(
                 "stopped"
                 if node == "in" or (node == "left" and store.drains[pod])
@@ -656,6 +653,14 @@ class World:
             )
             after = store._replace(number=store.number + 1, complete=False, members=(), nodes=nodes)
             yield f"round {store.number} is over", _swap(state, (0, of(after)))
+
+    def is_out(self, store: Store, pod: int) -> bool:
+        """Whether nobody waits for this pod to leave the round: it has, or it is a leaver."""
+        drain = store.drains[pod]
+        if store.nodes[pod] != "in" or drain is None:
+            return store.nodes[pod] != "in"
+        lost = any(store.nodes[other] not in ("in", "done") for other in store.members)
+        return bool(drain.outcome) or (self.leavers_are_excused and lost)
 
     def must_end(self, at: int) -> bool:
         store = self.names.part[at]
@@ -804,6 +809,8 @@ class World:
                 ):
                     yield f"(time) {made[0]}", self.checked(state, made[1])
             drain = store.drains[pod]
+            if not self.rules.deadlines:
+                continue
             if drain is not None and not drain.outcome and env.due[pod] < 2:
                 due = self.names.of(env._replace(due=_put(env.due, pod, env.due[pod] + 1)))
                 yield f"the deadline of {pod} comes nearer", _swap(state, (1, due))
@@ -927,6 +934,9 @@ class World:
             spare = store.complete and len(store.members) >= self.rules.most
             if node == "asking" and (few or spare) and drain is None:
                 continue
+            below = len(self.listed(store)) < self.rules.least
+            if node in ("asking", "stopped") and drain and below and not self.rules.deadlines:
+                continue  # until a replacement comes: that is the policy
             raise Broken(f"pod {pod} waits for ever: {node}, {drain}, {store.commit}")
 
     # --- exploring ---

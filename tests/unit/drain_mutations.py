@@ -229,3 +229,9 @@ class NeverNo(World):
     def gate_local(here: Here, **store: Any) -> Move:
         move = gate.local(here, **store)
         return Move() if move.vote is not None and move.vote.vote is None else move
+
+
+class LeaversNotExcused(World):
+    """Who drains, and was not let go yet, is waited for by those who leave a round that is lost."""
+
+    leavers_are_excused = False

@@ -60,6 +60,7 @@ MANY = [
         members=5, most=6, notices=(0, 1, 4), least=3, fault_count=4, hurry=3, stride=4, cancels=1
     ),
     Rules(begun=False, boundaries=2, notices=(0, 1), fault_count=2, hurry=2, joiners=1),
+    Rules(members=3, deadlines=False, notices=(0, 1), least=2, joiners=1, fault_count=1, hurry=2),
 ]
 
 

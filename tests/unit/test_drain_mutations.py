@@ -125,6 +125,11 @@ def test_i7_acknowledgements_that_are_not_compared() -> None:
     assert "I7" in found(mutations.AcknowledgementsNotCompared(rules))
 
 
+def test_a_leaver_that_others_wait_for_when_their_round_is_lost() -> None:
+    rules = Rules(deadlines=False, faults=("rank",), fault_count=1)
+    assert "waits for ever" in found(mutations.LeaversNotExcused(rules))
+
+
 def test_the_vote_no_left_out_breaks_nothing() -> None:
     assert found(mutations.NeverNo(Rules(outsider=1)), seeds=300) == ""
     assert found(mutations.NeverNo(Rules(members=3, outsider=1, hurry=2)), seeds=150) == ""

@@ -13,7 +13,7 @@ from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.draining import Decision, cancel, decide, ends_round, granted, joins_wait, transaction
 from rdzv.keys import JobKeys
 from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy, observe
-from rdzv.model import Drain, Job, Member, Snapshot
+from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.store import Compare, Delete, Put
 
 KEYS = JobKeys("team", "digits")
@@ -290,6 +290,10 @@ def test_a_drain_that_comes_when_the_round_is_over_is_served_by_its_save() -> No
 def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
     elder = replace(A, pod_uid="uid-a-before")
     assert decided(scene(IDLE, elder)).commit is None
+    cut_off = scene(IDLE, elder, members="bc")
+    holder = {"a": Incarnation("a", 9, "uid-a")}
+    known = replace(cut_off, membership=replace(cut_off.membership, incarnations=holder))
+    assert decided(known).commit is None
 
 
 def test_a_horovod_pod_is_let_go_when_no_command_runs_in_it() -> None:
