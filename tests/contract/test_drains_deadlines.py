@@ -14,7 +14,9 @@ import agent.draining.notes
 from agent.boot_clock import boot_s
 from agent.draining.notes import Notes, reserve_of
 from agent.notices.notice import Notice
-from tests.contract.drain_harness import Loop, job
+from rdzv.model import Drain
+from rdzv.store import Put
+from tests.contract.drain_harness import HERE, Loop, job
 
 
 async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
@@ -96,6 +98,14 @@ async def test_while_the_store_is_away_the_end_of_the_time_is_told() -> None:
         assert 0.95 <= monotonic() - began < 1.5
         one.pods["b"].cable.mend()
         await one.until(lambda: one.pods["b"].drain is not None)
+
+
+async def test_more_drains_may_end_at_once_than_one_transaction_holds() -> None:
+    async with job("a") as one:
+        drains = [Drain(f"uid-{n}", f"gone-{n}", "all go", "prestop", 1, 1) for n in range(100)]
+        await one.put(*(Put(HERE.drain(drain.pod_uid), drain.to_json()) for drain in drains))
+        await one.until(lambda: len(one.history()) == 100)
+        assert {drain.outcome for drain in one.snapshot.drains.values()} == {"expired"}
 
 
 async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
