@@ -217,7 +217,7 @@ class Node:
         self.state = "closing"
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
         # muster-run itself would take it for the end of its pod, and drain every node.
-        send(self._command_pids(), signal.SIGTERM)
+        send(await asyncio.to_thread(self._command_pids), signal.SIGTERM)
 
     async def delete(self) -> None:
         """End the node as the kubelet does: notice to the sidecar, SIGTERM, SIGKILL in the end."""
@@ -264,10 +264,10 @@ class Node:
         self._killed_by_event = True
         await self._end_container()
 
-    def kill_launcher(self) -> None:
+    async def kill_launcher(self) -> None:
         """End the launcher alone."""
         self._killed_by_event = True
-        send(self._command_pids(), signal.SIGKILL)
+        send(await asyncio.to_thread(self._command_pids), signal.SIGKILL)
 
     def kill_sidecar(self) -> None:
         """End the sidecar alone."""
@@ -287,7 +287,7 @@ class Node:
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
 
     def _command_pids(self) -> set[int]:
-        """The launcher; under muster-run, what that has started."""
+        """The launcher; under muster-run, what that has started. Reads ``/proc``."""
         if self.launcher is None or self.launcher.returncode is not None:
             return set()
         own = {self.launcher.pid}

@@ -224,7 +224,7 @@ class Run:
         elif event.action == "kill-container":
             await node.kill_container()
         elif event.action == "kill-launcher":
-            node.kill_launcher()
+            await node.kill_launcher()
         elif event.action == "stop":
             await node.stop()
         else:

@@ -202,19 +202,44 @@ async def test_each_node_has_a_sidecar_and_the_store_tells_who_came_and_went(dri
     assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
 
 
+async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> None:
+    events = ("kill-sidecar:node-0@4s", "drain:node-1@7s", "kill-launcher:node-0@9s")
+    assert await drill.run("6", "0", native=False, events=events) == 0
+    assert drill.happened("sidecar", "drained", "restart", "done") == [
+        ("sidecar", "node-0"),
+        ("drained", "node-1"),
+        ("restart", "node-0"),
+        ("done", "node-0"),
+    ]
+    assert drill.lives == {"node-0": 2, "node-1": 1}
+    (drained,) = [m for m in drill.timeline["moments"] if m["what"] == "drained"]
+    assert drained["detail"] == "its container ended with 143"
+    assert drained["at_s"] < 7 + 25  # released, or at the latest with the reserve left
+    assert await asyncio.to_thread(marked, RUN) == set()
+
+
+async def test_without_muster_a_drained_node_gets_its_sigterm_and_nothing_else(
+    drill: Drill,
+) -> None:
+    assert await drill.run("4", "0", events=("drain:node-1@1s",)) == 0
+    assert drill.happened("drained", "done") == [("drained", "node-1"), ("done", "node-0")]
+
+
 async def test_a_sidecar_that_cannot_start_says_why(drill: Drill) -> None:
     assert await drill.run("5", "0", nodes=1, native=False, lease_ttl_s=0.001) == 2
     assert "MUSTER_LEASE_TTL" in drill.screen.getvalue()
     assert drill.lives == {}
 
 
+@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_a_signal_ends_the_run_and_leaves_nothing(
-    drill: Drill, number: signal.Signals, status: int
+    drill: Drill, number: signal.Signals, status: int, *, native: bool
 ) -> None:
-    running = asyncio.create_task(drill.run("60", "0", events=("stop:node-1@0.3s",)))
+    event = "stop:node-1@0.3s" if native else "stop:node-1@6s"
+    running = asyncio.create_task(drill.run("60", "0", events=(event,), native=native))
     await until(
-        lambda: "stop " in drill.screen.getvalue() and "training" in drill.screen.getvalue()
+        lambda: "stop " in drill.screen.getvalue() and "training" in drill.screen.getvalue(), 20
     )
     started_s = time.monotonic()
     os.kill(os.getpid(), number)
