@@ -31,6 +31,10 @@ def test_the_layout_is_the_documented_one() -> None:
     generation = keys.in_generation(2)
     assert keys.job == "/muster/v1/team/digits/job"
     assert keys.incarnation("w-0") == "/muster/v1/team/digits/incarnations/w-0"
+    assert keys.last_commit == "/muster/v1/team/digits/last_commit"
+    assert generation.commit == "/muster/v1/team/digits/g/2/commit"
+    assert generation.vote(7, "w-0") == "/muster/v1/team/digits/g/2/commit/7/w-0"
+    assert not generation.commit.startswith(generation.votes)
     assert generation.member("w-0") == "/muster/v1/team/digits/g/2/members/w-0"
     assert generation.run("r").round == "/muster/v1/team/digits/g/2/c10d/r/round"
     assert generation.run("r").node("w-0") == "/muster/v1/team/digits/g/2/c10d/r/nodes/w-0"

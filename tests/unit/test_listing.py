@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
+from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,3 +94,19 @@ def test_everybody_is_in_exactly_one_place(members: list[Member], room: int) -> 
     assert sorted(places) == sorted(found.members)
     assert len(listing.listed) <= room
     assert decide(found) == listing
+
+
+@given(st.sets(st.sampled_from("abcd")), st.sampled_from(["", "committed", "expired"]))
+def test_i2_who_drains_is_not_listed_however_its_drain_ended(
+    leavers: set[str], outcome: Literal["", "committed", "expired"]
+) -> None:
+    drains = {f"uid-{n}": Drain(f"uid-{n}", n, "spot", "hand", outcome=outcome) for n in leavers}
+    members = [member(name, at) for at, name in enumerate("abcd", 1)]
+    listing = decide(snapshot(*members, drains=drains))
+    assert leavers.isdisjoint(names(listing.listed + listing.standby))
+    assert leavers <= set(listing.excluded)
+
+
+def test_i2_a_new_pod_of_the_same_name_starts_undrained() -> None:
+    drains = {"uid-before": Drain("uid-before", "w-0", "spot", "hand", outcome="committed")}
+    assert names(decide(snapshot(member("w-0", 9), drains=drains)).listed) == ["w-0"]
