@@ -56,8 +56,13 @@ def draining_job(
 
 def account(job: Job) -> Account:
     """Account for every step that any world has made."""
+    return account_of(job.steps.directory)
+
+
+def account_of(steps: Path) -> Account:
+    """Account for the step lines in a directory."""
     made: dict[int, set[int]] = defaultdict(set)
-    for path in job.steps.directory.iterdir():
+    for path in steps.iterdir():
         for line in path.read_text().splitlines():
             _, step, _, _, _, _, world = line.split()
             made[int(step)].add(int(world))

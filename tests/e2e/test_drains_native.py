@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same notice under torch's own rendezvous, and under Muster in ``muster local``: beside it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.drain_job import SCRIPT, account_of
+from tests.e2e.job import ROOT
+from tests.e2e.step_log import StepLog
+
+pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(300)]
+
+DRAIN_AT_S = 40
+STEPS_AFTER_S = 45.0
+
+
+def drained_locally(directory: Path, *arguments: str) -> tuple[list[int], int, float]:
+    """Train on three nodes with a checkpoint every 20 steps; one gets a SIGTERM.
+
+    Returns the steps that were trained twice, the restarts that were burnt, and how long no step
+    was made.
+    """
+    steps = directory / "steps"
+    steps.mkdir(parents=True)
+    environ = {
+        **{k: v for k, v in os.environ.items() if not k.startswith(("MUSTER_", "PET_"))},
+        "OMP_NUM_THREADS": "1",
+        "STEP_LOOP_DIR": str(steps),
+        "STEP_LOOP_NODE": "one-machine",
+        "STEP_LOOP_STOP": str(directory / "stop"),
+        "CHECKPOINT_DIR": str(directory / "checkpoints"),
+        "DRAIN_LOOP_EVERY": "20",
+    }
+    command = [
+        *(sys.executable, "-m", "console.main", "local", "--nodes", "3", "--min", "2"),
+        *("--event", f"drain:node-2@{DRAIN_AT_S}s", "--log-dir", str(directory / "logs")),
+        *(*arguments, "--", "torchrun", "--max-restarts=9", str(SCRIPT)),
+    ]
+    with (directory / "local.log").open("wb") as output:
+        local = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output)
+    try:
+        deadline_s = time.monotonic() + DRAIN_AT_S + STEPS_AFTER_S
+        while time.monotonic() < deadline_s:
+            assert local.poll() is None, (directory / "local.log").read_text()[-4000:]
+            time.sleep(0.2)
+        (directory / "stop").touch()
+        status = local.wait(90)
+        assert status == 0, (directory / "local.log").read_text()[-4000:]
+    finally:
+        if local.poll() is None:
+            local.terminate()
+            local.wait(30)
+    worlds = StepLog(steps).worlds()
+    before = [world for world in worlds if world.size == 3][-1]
+    after = [world for world in worlds if world.size == 2][-1]
+    told = account_of(steps)
+    assert told.lost == []
+    return told.twice, after.restarts, after.began_s - before.ended_s
+
+
+def test_native_torchrun_trains_steps_twice_and_burns_a_restart_where_muster_does_not(
+    tmp_path: Path,
+) -> None:
+    twice, restarts, pause_s = drained_locally(tmp_path / "native", "--native")
+    ours_twice, ours_restarts, ours_pause_s = drained_locally(tmp_path / "muster")
+    seen = (
+        f"native: {len(twice)} steps twice, {restarts} restarts, {pause_s:.1f} s;"
+        f" muster: {len(ours_twice)}, {ours_restarts}, {ours_pause_s:.1f} s"
+    )
+    assert (ours_twice, ours_restarts) == ([], 0), seen
+    assert twice, seen
+    assert restarts == 1, seen
+    assert ours_pause_s < pause_s, seen
