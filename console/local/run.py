@@ -164,9 +164,10 @@ class Run:
             self._changed.set()
 
     def _is_over(self) -> bool:
-        if isinstance(self._settings.line, HorovodLine):
-            return self._lives[LAUNCHER].done()
         awaited = {event.target for event in self._pending if event.action == "cont"}
+        if isinstance(self._settings.line, HorovodLine):
+            frozen = self.nodes[LAUNCHER].state == "stopped" and LAUNCHER not in awaited
+            return frozen or self._launcher_ending() is not None
         for name, life in self._lives.items():
             if not life.done() and (self.nodes[name].state != "stopped" or name in awaited):
                 return False

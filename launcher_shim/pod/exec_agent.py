@@ -185,7 +185,7 @@ class ExecAgent:
             raise FrameError("the first frame is no start")
         host, text = read_start(body)
         command = read_command(text)
-        if self._host not in (host, command.host) or host != command.host:
+        if not host == command.host == self._host:
             raise CommandError("this is host %s, not %s" % (self._host, host))
         if self._stopping:
             raise CommandError("host %s is about to leave" % self._host)

@@ -74,7 +74,10 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, str]:
 
 def connect(host: str, environ: Mapping[str, str]) -> socket.socket:
     """A connection to the agent of ``host``; raises ``OSError`` if there is none in time."""
-    path = os.path.join(environ["MUSTER_WORKERS_DIR"], host, "exec.sock")
+    workers = environ.get("MUSTER_WORKERS_DIR")
+    if not workers:
+        raise OSError("MUSTER_WORKERS_DIR does not say where the agents listen")
+    path = os.path.join(workers, host, "exec.sock")
     deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -164,7 +167,7 @@ def main(arguments: Sequence[str]) -> int:
         return _say(str(error))
     try:
         connection = connect(host, os.environ)
-    except (OSError, KeyError) as error:
+    except OSError as error:
         return _say("the agent of host %s is not reached: %s" % (host, error))
     with connection:
         try:
