@@ -117,6 +117,8 @@ class _Scene:
 
     def served(self, uid: str) -> bool:
         """Whether the pod's ranks are parked behind a save that all have acknowledged."""
+        if uid in self.inside and self.round and not _speaks_of(self.commit, self.round):
+            return False  # it trains on in a later round than that save's
         return self.commit.phase == "done" and any(
             vote.pod_uid == uid and vote.acked == self.commit.step
             for vote in self.snapshot.votes.values()

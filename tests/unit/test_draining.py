@@ -287,6 +287,12 @@ def test_a_drain_that_comes_when_the_round_is_over_is_served_by_its_save() -> No
     assert decided(over).drains["uid-a"] == replace(A, outcome="committed", step=10)
 
 
+def test_i7_the_save_of_an_earlier_round_serves_nobody_who_trains_on() -> None:
+    earlier = scene(replace(DONE, round=2), A, votes=SAVED)
+    decision = decided(earlier, seen(due_s={"uid-a": NOW}))
+    assert decision.drains["uid-a"] == replace(A, outcome="expired")
+
+
 def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
     elder = replace(A, pod_uid="uid-a-before")
     assert decided(scene(IDLE, elder)).commit is None
