@@ -12,6 +12,7 @@ from typing import Dict, NamedTuple
 
 from launcher_shim.c10d import wire
 
+_PATIENT = (wire.Wait, wire.Barrier)
 _SILENT = (wire.Set, wire.MultiSet, wire.Append, wire.QueuePush)
 
 
@@ -40,6 +41,11 @@ class Ledger:
     def known(self) -> bool:
         """Whether any sidecar may have heard of this client."""
         return self._sent > 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is unsettled that does not wait for others."""
+        return any(not isinstance(entry.request, _PATIENT) for entry in self._unsettled.values())
 
     @property
     def owes(self) -> bool:
@@ -73,7 +79,7 @@ class Ledger:
         self._drop(number)
         if isinstance(entry.request, wire.CancelWait):
             for earlier, other in tuple(self._unsettled.items()):
-                if earlier < number and isinstance(other.request, (wire.Wait, wire.Barrier)):
+                if earlier < number and isinstance(other.request, _PATIENT):
                     self._drop(earlier)
         return answer
 

@@ -157,7 +157,7 @@ class Client(asyncio.Protocol):
         """Read on, pause or finish, as what is not settled demands."""
         if self._gone:
             return
-        if self._fault and not self._ledger:
+        if self._fault and not self._ledger.busy:
             log.warning("closed a connection to the rendezvous: %s", self._fault)
             self._transport.close()
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -61,6 +62,7 @@ async def test_a_client_gets_what_a_sidecar_would_answer(pod: RelayedPod) -> Non
 
 async def test_what_no_sidecar_would_read_closes_that_connection_alone(pod: RelayedPod) -> None:
     async with connected(pod.port) as one, connected(pod.port) as two:
+        one.send(wire.Wait((b"/never",)))
         one.send(wire.Add(b"/n", 1))
         one._writer.write(b"\xfe")
         assert await one.number() == 1
@@ -192,6 +194,53 @@ async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(
 @pytest.mark.parametrize("seed", range(2, 8))
 async def test_kill_9_at_many_more_moments(pod: RelayedPod, seed: int) -> None:
     await killed_again_and_again(pod, 12, seed)
+
+
+TORCH_CLIENT = """
+import sys, time
+from datetime import timedelta
+import torch.distributed as dist
+name, port = sys.argv[1], int(sys.argv[2])
+store = dist.TCPStore(
+    "localhost", port, is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False
+)
+print("connected", flush=True)
+until, done = time.monotonic() + 5, 0
+while time.monotonic() < until:
+    done += 1
+    store.add("sum", 1)
+    store.append("log", f"{name}.{done} ")
+    store.set(f"own {name}", str(done))
+    assert store.get(f"own {name}") == str(done).encode()
+store.set(f"done {name}", str(done))
+store.wait(["done a", "done b"], timedelta(seconds=60))
+marks = sorted(f"{n}.{i}" for n in "ab" for i in range(1, int(store.get(f"done {n}")) + 1))
+assert store.add("sum", 0) == len(marks)
+assert sorted(store.get("log").decode().split()) == marks
+print(len(marks), flush=True)
+"""
+
+
+@pytest.mark.torch
+async def test_torchs_own_clients_go_on_with_the_next_sidecar(pod: RelayedPod) -> None:
+    clients = [
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", TORCH_CLIENT, name, str(pod.port)),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        for name in "ab"
+    ]
+    for client in clients:
+        assert client.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            assert await client.stdout.readline() == b"connected\n"
+    for _ in range(2):
+        await pod.kill_sidecar()
+        await pod.start_sidecar()
+    async with asyncio.timeout(PATIENCE_S):
+        ended = [await client.communicate() for client in clients]
+    assert [client.returncode for client in clients] == [0, 0]
+    assert int(ended[0][0]) == int(ended[1][0]) > 2
 
 
 async def test_what_a_client_set_before_it_ended_is_set_though_the_sidecar_was_away(

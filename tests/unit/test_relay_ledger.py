@@ -154,6 +154,9 @@ def test_what_its_client_did_not_wait_for_is_owed_to_it() -> None:
     ledger.add(wire.Wait((b"/w",)), connected=True)
     ledger.add(wire.Get(b"/a"), connected=True)
     assert not ledger.owes
+    assert ledger.busy
+    ledger.settle(2, wire.vec(b""))
+    assert not ledger.busy
     ledger.add(wire.Set(b"/s", b"v"), connected=True)
     assert ledger.owes
     ledger.settle(3, b"")
