@@ -71,8 +71,11 @@ class Relay:
         return self.number
 
     def keep(self, note: bytes) -> None:
-        """Let the relay show ``note`` to whichever sidecar it connects to next."""
-        if note != self.note:
+        """Let the relay show ``note`` to whichever sidecar it connects to next.
+
+        One that is too long is not kept: what the next sidecar then lacks, the store mostly has.
+        """
+        if note != self.note and len(note) <= wire.NOTE_MAX:
             self.note = note
             self._keep(note)
 

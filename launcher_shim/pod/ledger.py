@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
-from launcher_shim.c10d import wire
+import launcher_shim.c10d.wire as wire
 
 _PATIENT = (wire.Wait, wire.Barrier)
 _SILENT = (wire.Set, wire.MultiSet, wire.Append, wire.QueuePush)

@@ -15,7 +15,7 @@ import os
 import socket
 from typing import List, Optional, Set, cast
 
-from launcher_shim.c10d import wire
+import launcher_shim.c10d.wire as wire
 from launcher_shim.pod.ledger import Ledger
 
 log = logging.getLogger(__name__)

@@ -592,7 +592,7 @@ async def test_a_note_reaches_the_relay_before_the_answer_that_rests_on_it() -> 
         client.send(wire.Get(b"/a"))
         await session.reached(1)
         assert session.relay is not None
-        for note in (b"one", b"one", b"two"):
+        for note in (b"one", b"one", b"two", bytes(wire.NOTE_MAX + 1)):
             session.relay.keep(note)
         session.results[0].set_result(wire.vec(b""))
         expected = wire.numbered(wire.NOTE, b"one") + wire.numbered(wire.NOTE, b"two")
