@@ -26,7 +26,7 @@ class RunDirectory:
         told = environ.get("MUSTER_RUN_DIR")
         if told:
             return cls(told, expected=os.path.isdir(told))
-        return cls(os.path.dirname(os.path.dirname(os.path.abspath(program))), expected=False)
+        return cls(os.path.dirname(os.path.dirname(os.path.realpath(program))), expected=False)
 
     @property
     def c10d_socket(self) -> str:

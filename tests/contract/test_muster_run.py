@@ -211,6 +211,15 @@ async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
         assert run.out == [f"elsewhere:1 a=b {run_dir}/python:/mine {run_dir} kept"]
 
 
+async def test_it_finds_its_run_directory_through_a_link(run_dir: Path, tmp_path: Path) -> None:
+    linked = tmp_path / "usr"
+    await asyncio.to_thread(linked.mkdir)
+    await asyncio.to_thread((linked / "bin").symlink_to, run_dir / "bin")
+    async with started(linked, "muster-run", "--", "sh", "-c", "echo $MUSTER_RUN_DIR") as run:
+        assert await run.ended() == 0
+        assert run.out == [str(run_dir)]
+
+
 async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> None:
     env = run_dir / "env"
     content = await asyncio.to_thread(env.read_text)
