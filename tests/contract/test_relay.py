@@ -91,6 +91,35 @@ async def test_a_frozen_sidecar_is_waited_for(pod: RelayedPod) -> None:
                 assert sorted([await one.number(), await two.number()]) == [2, 3]
 
 
+async def test_a_client_that_sends_more_than_is_taken_is_held_back(pod: RelayedPod) -> None:
+    assert pod.sidecar is not None
+    assert pod.runner is not None
+    value, count = bytes(256 * 1024), 60
+    async with connected(pod.port) as one, connected(pod.port) as two:
+        pod.sidecar.process.send_signal(signal.SIGSTOP)
+        before = await asyncio.to_thread(resident_kib, pod.runner.pid)
+        for n in range(count):
+            one.send(wire.Set(b"/large/%d" % n, value))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(2):
+                await one._writer.drain()
+        assert await asyncio.to_thread(resident_kib, pod.runner.pid) < before + 8 * 1024
+        pod.sidecar.process.send_signal(signal.SIGCONT)
+        assert await one.ask(wire.NumKeys()) == count
+        for _ in range(count):
+            one.send(wire.Get(b"/large/0"))  # and does not read
+        assert await two.ask(wire.Add(b"/n", 1)) == 1
+        assert await asyncio.to_thread(resident_kib, pod.runner.pid) < before + 8 * 1024
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(count):
+                assert await one.vec() == value
+
+
+def resident_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
+
+
 async def test_a_wait_outlives_its_sidecar(pod: RelayedPod) -> None:
     async with connected(pod.port) as one, connected(pod.port) as two:
         one.send(wire.Wait((b"/late",)))
