@@ -52,7 +52,7 @@ def decide(
     scene = _Scene(now, snapshot, observations, policy)
     moved = _commit(scene) if scene.round is not None else Decision(reason="no round is live")
     ended = dict(moved.drains)
-    wake_at_s = moved.wake_at_s
+    moments = [moved.wake_at_s]
     reasons = []
     for uid, drain in sorted(snapshot.membership.drains.items()):
         if drain.outcome or uid in ended:
@@ -64,11 +64,11 @@ def decide(
             )
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
-            wake_at_s = min(wake_at_s, scene.due_s(uid))
+            moments.append(scene.due_s(uid))
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # What is due already waits for something else than time.
-    wake_at_s = wake_at_s if wake_at_s > now else math.inf
+    wake_at_s = min((moment for moment in moments if moment > now), default=math.inf)
     return replace(moved, drains=ended, reason="; ".join(reasons), wake_at_s=wake_at_s)
 
 

@@ -86,11 +86,15 @@ async def test_a_step_longer_than_the_grace_is_out_of_time_and_stops_nobody() ->
         one.pods["c"].signal_ranks(signal.SIGCONT)
 
 
-async def test_while_the_store_is_away_the_end_of_the_time_is_told() -> None:
+@pytest.mark.parametrize("answers", [True, False])
+async def test_while_the_store_is_away_the_end_of_the_time_is_told(answers: bool) -> None:
     async with job("ab") as one:
         await one.form("ab")
         await one.training()
-        one.pods["b"].cable.cut()
+        if answers:
+            one.pods["b"].cable.cut()
+        else:
+            one.pods["b"].cable.trip("sending", HERE.drains)
         began = monotonic()
         client = one.pods["b"].notice("sigterm", 2)
         line = await client.last()

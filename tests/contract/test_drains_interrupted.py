@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from functools import partial
 from random import Random
@@ -188,11 +189,15 @@ async def test_drain_notes_of_another_pod_drain_nobody() -> None:
         client = drained.notice("sigterm", 20)
         await client.last()
         await drained.kill()
+        kept = await drained.kept("drain.json")
+        former = json.dumps({**(kept or {}), "generation": 0}).encode()
+        await asyncio.to_thread((drained.run_dir / "drain.json").write_bytes, former)
         drained.uid, drained.held = "uid-new", None
         await drained.start()
         await one.until(lambda: one.snapshot.members["b"].pod_uid == "uid-new")
-        assert drained.drains.own.notes is None
-        assert drained.drain is None
+        assert not drained.drains.own.active
+        await drained.soon(drained.registrar.registered.is_set)
+        assert {*one.snapshot.drains} == {"uid-b"}
 
 
 async def test_a_notice_before_the_store_has_been_read_is_kept() -> None:

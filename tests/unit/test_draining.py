@@ -446,3 +446,9 @@ def test_i7_i10_any_snapshot_gets_one_decision_and_a_sentence(
         assert due or (enough and drain.outcome != "expired")
         if drain.outcome == "committed" and snapshot.commands is None:
             assert snapshot.commit.phase == "done"
+
+
+def test_what_is_due_already_hides_no_moment_to_come() -> None:
+    # Saved for longer than the others wait, and too late to save again: only its deadline is left.
+    decision = decided(scene(DONE, A, members="ab", least=2), seen(NOW - 60, {"uid-a": NOW + 5}))
+    assert (decision.commit, decision.wake_at_s) == (None, NOW + 5)
