@@ -107,8 +107,8 @@ class HostDelivery:
         )
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
-                "every host was replaced at once: %s stays on the list for %g s more, so that"
-                " Horovod can hand the training state over",
+                "every host goes at once: %s stays on the list until another has been on it for"
+                " %g s, so that Horovod can hand the training state over",
                 self._list.kept,
                 hosts.SETTLE_S,
                 extra={"event": "overlap"},

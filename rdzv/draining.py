@@ -65,6 +65,8 @@ def decide(
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
             moments.append(scene.due_s(uid))
+            if uid == snapshot.pod_uid:
+                moments.append(scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # What is due already waits for something else than time.
@@ -104,6 +106,12 @@ class _Scene:
         # Without enough others the next world could not form: a newcomer waits with the leavers.
         self.newcomers = self.round is not None and self.round.newcomers and self.enough
 
+    @property
+    def launched_s(self) -> float:
+        """From when on no first command can be on its way to this sidecar's own pod."""
+        seen = self.observations
+        return -math.inf if seen.own_ran else seen.own_since_s + self.policy.launch_s
+
     def due_s(self, uid: str) -> float:
         """When the pod's SIGTERM passes at the latest."""
         return self.observations.due_s.get(uid, math.inf)
@@ -141,9 +149,11 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
             return "uncommitted", "a rank of this round takes no part in commits"
     elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
-        if snapshot.commands is not None:
+        if snapshot.commands is None:
+            return outcome, "it takes part in no round"
+        # A worker that is on its way here must find somebody: the others would wait for it.
+        if scene.now >= scene.launched_s:
             return "committed", "no worker runs in it any more"
-        return outcome, "it takes part in no round"
     if scene.is_due(uid):
         return ("committed" if scene.served(uid) else "expired"), "its deadline is near"
     return "", ""

@@ -7,6 +7,7 @@ when it happened, so that no deadline is taken for over too soon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -86,7 +87,8 @@ class Policy:
     ``commit`` lets it go once all have saved. ``hold_s``: how long ranks may be held for a vote.
     ``pause_s``: before another hold after one that failed; it doubles, up to ``pause_max_s``.
     ``done_s``: how long the world stands still after a save for somebody to be let go or in.
-    ``join_s``: how long a save for the sake of a join alone may take.
+    ``join_s``: how long a save for the sake of a join alone may take. ``launch_s``: how long after
+    a pod was delisted a Horovod launcher may still start a first command in it.
     """
 
     below_min: Literal["hold", "commit"] = "hold"
@@ -95,6 +97,7 @@ class Policy:
     pause_max_s: float = 300.0
     done_s: float = 30.0
     join_s: float = 600.0
+    launch_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ class Observations:
 
     ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
     ``due_s``: by pod UID, when SIGTERM reaches it at the latest: its deadline less its reserve.
-    ``told_s``: by pod UID, the seconds left that this was reckoned from.
+    ``told_s``: by pod UID, the seconds left that this was reckoned from. ``own_since_s``: since
+    when it sees its own pod drain; ``own_ran``: whether commands have run in it since then.
     """
 
     epoch: int = -1
@@ -112,6 +116,8 @@ class Observations:
     epoch_since_s: float = 0.0
     due_s: Mapping[str, float] = field(default_factory=dict)
     told_s: Mapping[str, float] = field(default_factory=dict)
+    own_since_s: float = math.inf
+    own_ran: bool = False
 
 
 def observe(
@@ -140,6 +146,7 @@ def observe(
         else:
             due_s[uid] = now + left_s - snapshot.membership.drains[uid].reserve_s
         due_s[uid] = known_due_s.get(uid, due_s[uid])
+    drains = snapshot.pod_uid in snapshot.membership.drains
     return Observations(
         epoch=commit.epoch,
         phase=commit.phase,
@@ -147,4 +154,6 @@ def observe(
         epoch_since_s=previous.epoch_since_s if same_epoch else now,
         due_s=due_s,
         told_s=told_s,
+        own_since_s=min(previous.own_since_s, now) if drains else math.inf,
+        own_ran=drains and (previous.own_ran or bool(snapshot.commands)),
     )

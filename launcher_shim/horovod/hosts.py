@@ -11,7 +11,8 @@ cut between everybody and the store, everybody comes back.
 
 Horovod hands the training state from hosts that it uses to those that it takes in, and ends a job
 of whose hosts none is left. So where all are replaced at once, the oldest stays on the list until
-one of the others has been on it for ``SETTLE_S``.
+one of the others has been on it for ``SETTLE_S``. Where all drain and nobody has come yet, the
+oldest stays likewise, for as long as it is there.
 
 The last line, ``rev-<N>:0``, is a host without slots that is renamed with each change, so that to
 Horovod a host is always added as well as removed: workers that are told of nothing but removals
@@ -22,8 +23,9 @@ renamed again and again, ever more rarely: where nothing is left to be done, tha
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -89,8 +91,8 @@ class HostList:
             others = (
                 since_s for token, since_s in self.listed_since_s.items() if token != self.kept
             )
-            checks.append(min(others) + SETTLE_S)
-        return min(checks, default=None)
+            checks.append(min(others, default=math.inf) + SETTLE_S)
+        return min((check_s for check_s in checks if check_s < math.inf), default=None)
 
     def next_nudge_s(self) -> float:
         """When the last line is to be renamed although nothing changes."""
@@ -150,7 +152,9 @@ def follow(
                 missed[host.token] = since
                 lost.append(host)
     hosts = (*lost, *listed)
-    kept = _kept_of(previous, hosts, now) if generation == previous.generation else None
+    kept = None
+    if generation == previous.generation:
+        kept = _kept_of(previous, hosts, listing.excluded, now)
     if kept is not None:
         hosts = (kept, *hosts)
     since_s = {host.token: previous.listed_since_s.get(host.token, now) for host in hosts}
@@ -169,15 +173,19 @@ def follow(
     )
 
 
-def _kept_of(previous: HostList, hosts: Iterable[Host], now: float) -> Host | None:
+def _kept_of(
+    previous: HostList, hosts: Iterable[Host], excluded: Container[str], now: float
+) -> Host | None:
     """The host that stays because none that Horovod certainly uses would."""
     tokens = {host.token for host in hosts}
     settled = [
         host for host in previous.hosts if now - previous.listed_since_s[host.token] >= SETTLE_S
     ]
-    if not tokens or not settled or any(host.token in tokens for host in settled):
+    if any(host.token in tokens for host in settled):
         return None
-    return settled[0]
+    if not tokens:
+        settled = [host for host in settled if host.member in excluded]
+    return settled[0] if settled else None
 
 
 def _lines(hosts: Iterable[Host]) -> set[tuple[str, int]]:

@@ -304,9 +304,25 @@ def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
 
 def test_a_horovod_pod_is_let_go_when_no_command_runs_in_it() -> None:
     running = scene(None, A, live=None, me="a", commands=1)
-    assert not decided(running).drains
+    before = observe(NOW - 1, seen(), running, {})
+    assert not decide(NOW, running, before, POLICY).drains
     idle = scene(None, A, live=None, me="a", commands=0)
-    assert decided(idle).drains["uid-a"].outcome == "committed"
+    ended = observe(NOW, before, idle, {})
+    assert decide(NOW, idle, ended, POLICY).drains["uid-a"].outcome == "committed"
+    again = observe(NOW + 1, ended, scene(None, live=None, me="a", commands=0), {})
+    assert not again.own_ran
+
+
+def test_a_horovod_pod_waits_for_a_first_command_that_may_be_on_its_way() -> None:
+    idle = scene(None, A, live=None, me="a", commands=0)
+    began = observe(NOW, seen(), idle, {})
+    decision = decide(NOW, idle, began, POLICY)
+    assert not decision.drains
+    assert decision.wake_at_s == NOW + POLICY.launch_s
+    later = observe(decision.wake_at_s, began, idle, {})
+    assert decide(decision.wake_at_s, idle, later, POLICY).drains["uid-a"].outcome == "committed"
+    started = observe(NOW + 1, began, scene(None, A, live=None, me="a", commands=1), {})
+    assert decide(NOW + 2, idle, started, POLICY).drains["uid-a"].outcome == "committed"
 
 
 # --- writing ---

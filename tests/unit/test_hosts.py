@@ -291,6 +291,17 @@ def test_overlap_is_nothing_to_keep_where_nobody_comes_or_the_old_one_is_back() 
     assert scene.see([], after_s=1, left=["a", "c"]) == []
 
 
+def test_where_all_drain_and_nobody_comes_the_oldest_stays_while_it_is_there() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.see([], after_s=SETTLE_S, excluded=["a", "b"]) == ["a"]
+    assert scene.list.next_check_s() is None
+    assert scene.see([], after_s=SETTLE_S, excluded=["a"], left=["b"]) == ["a"]
+    assert scene.see([C], after_s=1, excluded=["a"], left=["b"]) == ["a", "c"]
+    assert scene.see([C], after_s=SETTLE_S, excluded=["a"], left=["b"]) == ["c"]
+    assert scene.see([], after_s=1, left=["c"]) == []
+
+
 def test_hosts_of_a_list_that_is_read_back_have_settled() -> None:
     scene = Scene()
     scene.see([A, B])
