@@ -164,7 +164,8 @@ class Run:
             self._pass_on(self._grace_s)
 
     def _pass_on(self, left_s: float) -> None:
-        self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
+        if self._passed_on_until_s is None:
+            self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
         self._container.signal(signal.SIGTERM)
 
     async def _hold(self) -> None:
