@@ -38,7 +38,7 @@ KEYS = JobKeys("team", "digits")
 GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
 
-Fault = Literal["crash", "cut", "rank", "fail", "lose"]
+Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish"]
 
 
 class Broken(AssertionError):
@@ -68,7 +68,7 @@ class Rules:
     most: int = 4
     notices: tuple[int, ...] = (0,)
     cancels: int = 0
-    faults: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose")
+    faults: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
     fault_count: int = 0
     hurry: int = 0
     lockstep: bool = True
@@ -201,6 +201,8 @@ class World:
     draining_decide = staticmethod(draining.decide)
     transaction = staticmethod(draining.transaction)
     cancel = staticmethod(draining.cancel)
+    ends_round = staticmethod(draining.ends_round)
+    listing_decide = staticmethod(listing.decide)
     gate_before_publishing = False
     gate_read_again = True
     leavers_are_excused = True
@@ -281,7 +283,7 @@ class World:
         snapshot = Snapshot(
             1, job, members, {}, drains, commit=store.commit, last_commit=store.last
         )
-        return snapshot, listing.decide(snapshot)
+        return snapshot, self.listing_decide(snapshot)
 
     def listed(self, store: Store) -> list[int]:
         names = {member.name for member in self.membership(store)[1].listed}
@@ -670,7 +672,7 @@ class World:
         live = self.live_round(store)
         return (
             bool(live.left)
-            or draining.ends_round(snapshot, RUN, store.number)
+            or self.ends_round(snapshot, RUN, store.number)
             or any(
                 (drain := store.drains[pod]) is not None and bool(drain.outcome)
                 for pod in store.members
@@ -733,7 +735,7 @@ class World:
         part, of = self.names.part, self.names.of
         env, store = part[state[1]], part[state[0]]
         for pod in env.to_notice:
-            if store.nodes[pod] in ("none", "gone") or store.closed or not store.complete:
+            if store.nodes[pod] in ("none", "gone") or store.closed:
                 continue
             drain = Drain(uid(pod), name(pod), "spot", "hand", mod_revision=1)
             after = of(store._replace(drains=_put(store.drains, pod, drain)))
@@ -785,6 +787,9 @@ class World:
                 nodes = _put(store.nodes, pod, "left")
                 after = store._replace(nodes=nodes)
                 yield f"ranks of {pod} die", _swap(self.without_ranks(state, pod, after), less)
+            if "vanish" in faults and store.nodes[pod] == "asking" and store.complete:
+                gone = store._replace(nodes=_put(store.nodes, pod, "gone"))
+                yield f"{pod} vanishes", _swap(self.without_ranks(state, pod, gone), less)
             if "fail" in faults:
                 for rank in self.ranks_of[pod]:
                     if part[state[rank]].at == "save":

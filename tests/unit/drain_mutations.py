@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from muster import boundary
-from rdzv import draining, gate
+from rdzv import draining, gate, listing
 from rdzv.draining import Decision
 from rdzv.gate import Here, Move
 from rdzv.keys import JobKeys
@@ -235,3 +235,19 @@ class LeaversNotExcused(World):
     """Who drains, and was not let go yet, is waited for by those who leave a round that is lost."""
 
     leavers_are_excused = False
+
+
+class AdmissionDoesNotEndTheRound(World):
+    """Who was to be let in has vanished, and so nobody leaves the round."""
+
+    @staticmethod
+    def ends_round(membership: Snapshot, run: str, number: int) -> bool:
+        return False
+
+
+class ListingIgnoresDrains(World):
+    """Who drains is listed like everybody."""
+
+    @staticmethod
+    def listing_decide(snapshot: Snapshot) -> listing.Listing:
+        return listing.decide(replace(snapshot, drains={}))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -128,6 +129,18 @@ def test_i7_acknowledgements_that_are_not_compared() -> None:
 def test_a_leaver_that_others_wait_for_when_their_round_is_lost() -> None:
     rules = Rules(deadlines=False, faults=("rank",), fault_count=1)
     assert "waits for ever" in found(mutations.LeaversNotExcused(rules))
+
+
+def test_an_admission_that_does_not_end_the_round() -> None:
+    rules = only("vanish", members=1, joiners=1, boundaries=1)
+    world = mutations.AdmissionDoesNotEndTheRound(replace(rules, notices=()))
+    with pytest.raises(Broken, match="waits for ever"):
+        world.explore(200_000)
+
+
+def test_i2_a_listing_that_ignores_drains() -> None:
+    world = mutations.ListingIgnoresDrains(Rules(notices=(0, 1)))
+    assert "I2" in found(world)
 
 
 def test_the_vote_no_left_out_breaks_nothing() -> None:
