@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
 import sys
@@ -182,13 +183,19 @@ async def test_a_sigterm_that_a_shell_would_swallow_arrives_once(bare: Path, lin
 
 
 async def test_it_starts_quickly(bare: Path) -> None:
-    best_s = 9.0
+    """Counted in time of the processor, which a busy machine does not change."""
+
+    def used_s() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    costs_s = []
     for _ in range(3):
-        began_s = time.monotonic()
+        before_s = used_s()
         async with started(bare, "muster-run", "--", "true") as run:
             assert await run.ended() == 0
-        best_s = min(best_s, time.monotonic() - began_s)
-    assert best_s < 0.6  # 0.2 s on a quiet machine
+        costs_s.append(used_s() - before_s)
+    assert min(costs_s) < 0.3
 
 
 # --- beside a sidecar ---
@@ -235,12 +242,16 @@ async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> 
         assert run.out == ["a=b"]
 
 
+async def handles_sigterm(pid: int) -> bool:
+    status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 async def test_a_sigterm_before_the_command_was_started_ends_it(run_dir: Path) -> None:
     await asyncio.to_thread((run_dir / "env").unlink)
     async with started(run_dir, "muster-run", *telltale(0), MUSTER_RUN_DIR=str(run_dir)) as run:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await run.process.wait()
+        await until(lambda: handles_sigterm(run.process.pid))
         run.process.send_signal(signal.SIGTERM)
         assert await run.ended() == 143
         assert run.out == []
@@ -316,7 +327,7 @@ async def test_the_deadline_minus_the_reserve_is_kept_whatever_the_sidecar_does(
         if dies:
             await server.die()
         await run.said("got 15")
-        assert 1.5 < time.monotonic() - began_s < 4  # the reserve is a third of 4 s
+        assert 1.0 < time.monotonic() - began_s < 4  # the reserve is a third of 4 s
         assert await run.ended() == 143
 
 
