@@ -13,7 +13,7 @@ of the round, never who can be reached. What is left of a round that is over is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rdzv.commit import Commit, LastCommit, Vote
@@ -240,7 +240,7 @@ def _hold(scene: _Scene, round: LiveRound) -> Decision:
     if not _anybody(scene):
         return _void(scene, "nobody leaves or joins any more")
     missing = [member for member in round.members if member not in votes]
-    if not missing:
+    if not missing and votes:
         step = max(vote.vote for vote in votes.values() if vote.vote is not None)
         return scene.becomes(
             f"all save step {step}: {_purpose(scene)}",
@@ -374,8 +374,8 @@ def _names(scene: _Scene) -> str:
     return ", ".join(drain.member for drain in scene.leavers.values())
 
 
-def _union(pods: tuple[str, ...], more: object) -> tuple[str, ...]:
-    return tuple(sorted({*pods, *more}))  # type: ignore[misc]
+def _union(pods: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({*pods, *more}))
 
 
 def _speaks_of(commit: Commit, round: LiveRound) -> bool:

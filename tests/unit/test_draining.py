@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
@@ -177,6 +178,11 @@ def test_a_drain_that_comes_late_is_taken_in() -> None:
     for commit in (HOLD, SAVE):
         after = becomes(scene(commit, A, B, votes={"a": VOTES["a"]}))
         assert (after.phase, after.leaving) == (commit.phase, ("uid-a", "uid-b"))
+
+
+def test_a_world_of_nobody_agrees_on_nothing() -> None:
+    empty = scene(HOLD, live=replace(ROUND, members=(), newcomers=True))
+    assert decided(empty).commit == replace(HOLD, joins=True, leaving=(), reason=ANY)
 
 
 # --- commit ---
