@@ -169,7 +169,7 @@ class Sidecar:
 
 def _descendants(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child
+        for below in map(int, (task / "children").read_text().split()):
+            yield below
             with suppress(FileNotFoundError):
-                yield from _descendants(child)
+                yield from _descendants(below)

@@ -38,10 +38,10 @@ HOST = "node-0.1a2b3c4d"
 
 def older_pythons() -> Iterator[str]:
     """A Python 3.8 that runs, where the machine has one: a shim may stand for none."""
-    found = [shutil.which("python3.8"), *Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")]
-    for path in filter(None, found):
-        if subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode == 0:
-            yield str(path)
+    kept = Path.home().glob(".pyenv/versions/3.8.*/bin/python3.8")
+    for path in (shutil.which("python3.8") or "", *map(str, kept)):
+        if path and not subprocess.run([path, "-c", ""], stderr=subprocess.DEVNULL).returncode:
+            yield path
             return
 
 
@@ -179,8 +179,8 @@ def test_streams_stay_apart_and_whole(pods: Pods) -> None:
 
 def test_the_worker_has_its_pods_environment_and_what_horovod_tells(pods: Pods) -> None:
     script = "echo $MODE $HOROVOD_RANK $SEED $MUSTER_MEMBER $PWD $PYTHONPATH"
-    told = {"HOROVOD_RANK": "5", "SEED": "7", "MUSTER_MEMBER": "launcher"}
-    text = command("sh", "-c", script, MODE="launcher", **told)
+    argv = ("sh", "-c", script)
+    text = command(*argv, MODE="launcher", HOROVOD_RANK="5", SEED="7", MUSTER_MEMBER="launcher")
     out, _ = pods.start(text).communicate(timeout=20)
     assert out == b"pod 5 7 worker /\n"
 
