@@ -16,9 +16,12 @@ from console.looking import following, look
 from console.options import configured_by, shown_with
 from rdzv.history import HistoryEntry
 
+UNTOLD = frozenset({"pod_uid"})
+"""For machines: in JSON alone."""
+
 
 @click.command(
-    short_help="What happened to a job: joins, leaves, losses, rounds.",
+    short_help="What happened to a job: joins, leaves, losses, drains, rounds.",
     epilog="\b\nExamples:\n  muster history --job digits\n  muster history --job digits --watch",
 )
 @configured_by(JobConfig)
@@ -48,7 +51,8 @@ async def _follow(config: JobConfig, as_json: bool) -> None:
 
 def _line(entry: HistoryEntry) -> str:
     moment = datetime.fromtimestamp(entry.at_unix_s, UTC).isoformat(timespec="seconds")
-    details = "".join(f" {key}={value}" for key, value in entry.details.items())
+    told = {key: value for key, value in entry.details.items() if key not in UNTOLD}
+    details = "".join(f" {key}={value}" for key, value in told.items() if value not in ("", None))
     sentence = f"{entry.what:<10} {entry.member}: {entry.why}{details}"
     return printable(f"{moment.replace('+00:00', 'Z')}  {sentence}")
 

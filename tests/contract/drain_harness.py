@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -144,6 +145,24 @@ class Told:
     last_commit: LastCommit | None
 
 
+class MortalRunDir(RunDir):
+    """A run directory that nothing of a sidecar which was killed writes to."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._lock = threading.Lock()
+        self._dead = False
+
+    def put(self, name: str, content: bytes) -> None:
+        with self._lock:
+            if not self._dead:
+                super().put(name, content)
+
+    def die(self) -> None:
+        with self._lock:
+            self._dead = True
+
+
 class Pod:
     """One pod: a sidecar that can be killed and started again, and ranks beside it."""
 
@@ -167,6 +186,7 @@ class Pod:
         self.cable = Cable()
         if cut:
             self.cable.cut()
+        self._files = MortalRunDir(str(self.run_dir))
         self.store = CabledStore(self.job.engine, self.cable)
         self.mirror = Mirror(KEYS.prefix, monotonic)
         self.membership = Membership(KEYS, self.mirror)
@@ -194,7 +214,7 @@ class Pod:
             on_held=self._keep,
         )
         self.drains = Drains(
-            RunDir(str(self.run_dir)),
+            self._files,
             self.store,
             self.mirror,
             self.membership,
@@ -222,6 +242,9 @@ class Pod:
 
     async def kill(self) -> None:
         """End the sidecar at once: no goodbye, nothing finished."""
+        if not self._tasks:
+            return
+        await asyncio.to_thread(self._files.die)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

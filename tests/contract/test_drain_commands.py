@@ -75,6 +75,7 @@ async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> Non
         history = (await at.history()).out
         assert "drain      b: new kernel outcome=committed" in history
         assert f"step={step} source=operator requested_by={drain.requested_by}" in history
+        assert "pod_uid" not in history
 
 
 async def test_without_wait_it_returns_at_once() -> None:
@@ -133,6 +134,9 @@ async def test_without_a_save_it_ends_with_6_and_cannot_be_cancelled_then() -> N
     async with terminal() as at:
         ended = await at.drain("b", "--wait")
         assert (ended.status, phases(ended)[-1]) == (6, "released")
+        history = (await at.history()).out
+        assert "drain      b: asked for by hand outcome=uncommitted source=operator" in history
+        assert "None" not in history
         cancelled = await at.drain("b", "--cancel")
         assert cancelled.status == 2
         assert "b was let go already (uncommitted)" in cancelled.err

