@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training script said last, without what torchrun says of itself and of the failure."""
+"""What a training script said last, without what its launcher says of itself and of the failure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ MAX_BYTES = 64 * 1024
 _TORCHRUN_SAYS = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
 _SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
 _BLAMES_SCRIPT = "ChildFailedError"
+_HOROVOD_WORKER_SAYS = re.compile(r".*\[\d+\]<std(out|err)>:")
 
 
 def last_words(lines: Sequence[str], count: int) -> list[str]:
     """The last ``count`` lines, oldest first.
 
     Where torchrun ended because the script failed, what the script said before; where it failed
-    by itself, its own words.
+    by itself, its own words. horovodrun marks what its workers say; before the first of them
+    speaks, only it has something to say.
     """
+    if workers := [line for line in lines if _HOROVOD_WORKER_SAYS.match(line)]:
+        return workers[-count:]
     end = len(lines)
     if any(line.rstrip(": ").endswith(_BLAMES_SCRIPT) for line in lines):
         failures = [i for i, line in enumerate(lines) if _SCRIPT_FAILED.match(line)]

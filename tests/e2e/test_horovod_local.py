@@ -61,8 +61,8 @@ def test_a_join_and_a_drain_of_rank_0_lose_no_step_and_show_no_secret(
 ) -> None:
     monkeypatch.setenv("TRACKING_TOKEN", "not-for-command-lines")
     job = start(
-        *("--nodes", "2", "--max", "3", "--event", "add@15s", "--event", "drain:rank0@35s"),
-        script=(DIGITS, "--epochs", "40", "--step-ms", "150"),
+        *("--nodes", "2", "--max", "3", "--event", "add@12s", "--event", "drain:rank0@28s"),
+        script=(DIGITS, "--epochs", "28", "--step-ms", "150"),
     )
     job.told("first step")
     workers = job.processes("HOROVOD_LOCAL_RANK=0", "TRACKING_TOKEN=not-for-command-lines")
@@ -79,7 +79,12 @@ def test_a_join_and_a_drain_of_rank_0_lose_no_step_and_show_no_secret(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        (signal.SIGTERM, 143),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_ended_from_outside_it_leaves_no_process_behind(
     start: Callable[..., LocalJob], number: signal.Signals, status: int

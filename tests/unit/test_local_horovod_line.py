@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from console.local.horovod_line import HorovodLine
+from console.local.last_words import last_words
 from console.local.launch_line import read_launch_line
 from console.local.outcome import Ending, after_horovodrun, horovod_status
 from console.local.progress import Progress
@@ -127,3 +128,9 @@ def test_a_rank_0_that_goes_on_in_a_world_of_another_size_begins_one() -> None:
     assert see(4.0, 30, 8, 2) is not None
     assert see(5.0, 31, 7, 2) is None
     assert [world.size for world in worlds.all] == [2, 3, 2, 2]
+
+
+def test_what_workers_said_last_is_not_hidden_by_horovodruns_traceback() -> None:
+    lines = ["[1]<stdout>:step 1", "[0]<stderr>:cannot train", "Process 0 exit with status code 1."]
+    assert last_words([*lines, "Traceback", "RuntimeError"], 2) == lines[:2]
+    assert last_words(["Traceback", "RuntimeError: no slots"], 1) == ["RuntimeError: no slots"]
