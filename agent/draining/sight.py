@@ -62,5 +62,5 @@ class Sight:
 def _count_files(directory: Path) -> int | None:
     try:
         return sum(1 for path in directory.iterdir() if path.suffix == ".json")
-    except FileNotFoundError:
-        return None
+    except OSError:
+        return None  # not there, or nothing that a launcher has made

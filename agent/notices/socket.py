@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.notices.notice import LINE_LENGTH, Notice, read_notice
-from rdzv.errors import RecordError
+from rdzv.errors import ConfigError, RecordError
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 64
 LINE_TIMEOUT_S = 5.0
+
+PATH_MAX = 107
+"""Longest path of a unix socket, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,13 @@ class NoticeSocket:
         self._clients: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
 
     async def run(self) -> None:
-        """Serve until cancelled."""
+        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
         nascent = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        if len(os.fsencode(nascent)) > PATH_MAX:
+            raise ConfigError(
+                f"--run-dir (MUSTER_RUN_DIR): {self._path} is too long for a unix socket:"
+                " choose a shorter directory"
+            )
         await asyncio.to_thread(nascent.unlink, missing_ok=True)
         server = await asyncio.start_unix_server(self._answer, str(nascent), limit=LINE_LENGTH)
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -195,6 +197,25 @@ async def with_file(name: str, content: bytes) -> None:
         await asyncio.to_thread((drained.run_dir / name).write_bytes, content)
         await drained.start()
         assert (await client.release())["outcome"] == "committed"
+        await finish(one)
+
+
+async def test_i8_what_else_lies_in_the_run_directory_stops_nothing() -> None:
+    async with job("ab") as one:
+        await one.form("ab", loop=SAVES)
+        await one.training()
+
+        def litter(run_dir: Path) -> None:
+            progress = run_dir / "progress"
+            os.mkfifo(progress / "7.json")
+            (progress / "8.json").symlink_to("/dev/zero")
+            (progress / "9.json").mkdir()
+            (progress / "10.json").write_bytes(b"\x00" * 10_000)
+            (run_dir / "workers").symlink_to(run_dir / "workers")
+
+        for pod in one.pods.values():
+            await asyncio.to_thread(litter, pod.run_dir)
+        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
         await finish(one)
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agent.notices.notice import LINE_LENGTH, Notice, read_notice
 from agent.notices.socket import CONNECTIONS_MAX, NoticeSocket, Phase
-from rdzv.errors import RecordError
+from rdzv.errors import ConfigError, RecordError
 from tests.contract.drain_harness import job
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
@@ -198,6 +198,12 @@ async def test_beyond_its_bound_a_client_is_sent_away_and_may_come_back() -> Non
         assert json.loads(line)["phase"] == "noted"
         for _, writer in clients:
             writer.close()
+
+
+async def test_a_path_too_long_for_a_socket_is_the_users_mistake() -> None:
+    one = Desk(Path("/tmp") / ("x" * 100) / "notice.sock")
+    with pytest.raises(ConfigError, match="choose a shorter directory"):
+        await one.socket.run()
 
 
 async def test_every_user_of_the_pod_may_give_notice() -> None:
