@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from console.local.horovod_line import HorovodLine
 from console.local.last_words import last_words
 from console.local.launch_line import read_launch_line
 from console.local.outcome import Ending, after_horovodrun, horovod_status
+from console.local.processes import NODE_MARK, RUN_MARK
 from console.local.progress import Progress
+from console.local.settings import Settings, horovodrun_environment
 from console.local.worlds import Worlds
 from rdzv.errors import ConfigError
 
@@ -134,3 +137,41 @@ def test_what_workers_said_last_is_not_hidden_by_horovodruns_traceback() -> None
     lines = ["[1]<stdout>:step 1", "[0]<stderr>:cannot train", "Process 0 exit with status code 1."]
     assert last_words([*lines, "Traceback", "RuntimeError"], 2) == lines[:2]
     assert last_words(["Traceback", "RuntimeError: no slots"], 1) == ["RuntimeError: no slots"]
+
+
+def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"HOME": "/home/u", "LANG": "C", "PYTHONHASHSEED": "0", "HOROVOD_LOG_LEVEL": "info"}
+    for name in tuple(os.environ):
+        monkeypatch.delenv(name)
+    for name, value in {
+        **kept,
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PATH": "/bin",
+        "HOMELY": "y",
+    }.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings(
+        run="r",
+        namespace="n",
+        job="j",
+        line=line_of("horovodrun t"),
+        nodes=1,
+        min_nodes=1,
+        max_nodes=1,
+        restarts=0,
+        lease_ttl_s=10,
+        grace_s=30,
+        checkpoints=Path("/c"),
+        endpoints=None,
+        native=False,
+    )
+    given = horovodrun_environment(settings, "launcher", Path("/run"), Path("/workers"))
+    assert given == {
+        **kept,
+        "PATH": "/run/bin:/bin",
+        "PYTHONUNBUFFERED": "1",
+        "MUSTER_RUN_DIR": "/run",
+        "MUSTER_WORKERS_DIR": "/workers",
+        RUN_MARK: "r",
+        NODE_MARK: "launcher",
+    }
