@@ -8,6 +8,8 @@ import getpass
 import json
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
 from typing import TypeVar
 
 import click
@@ -28,6 +30,9 @@ from rdzv.store import Compare, Operation, Put, Store
 from rdzv.watching import Mirror
 
 WRITE_TIMEOUT_S = 10.0
+
+LOST_S = 3.0
+"""A member whose lease ran out may come back; one that stays away for so long is lost."""
 
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
 """Exit status by how the drain ended."""
@@ -152,9 +157,16 @@ class _ByHand:
         """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
         generation = job.generation if (job := membership.snapshot().job) else 0
         told = ("", "")
+        lost_at_s: float | None = None
         while True:
             snapshot = membership.snapshot()
             name, sentence, ending = self._stand(snapshot, pod_uid, generation)
+            if ending != "lost":
+                lost_at_s = None
+            elif lost_at_s is None or monotonic() < lost_at_s:
+                lost_at_s = lost_at_s or monotonic() + LOST_S
+                await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
+                continue
             if (name, sentence) != told:
                 told = (name, sentence)
                 self._tell(self._member, name, sentence, ending)
@@ -175,6 +187,12 @@ class _ByHand:
         if not phase.outcome and not present:
             return "lost", f"{self._member} is gone before it was released", "lost"
         return phase.name, phase.sentence, phase.outcome
+
+
+async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await membership.changed_from(snapshot)
 
 
 async def _write(

@@ -15,7 +15,8 @@ import pytest
 from rdzv.store import Delete, Put
 from rdzv.store.embedded import EmbeddedServer
 from tests.contract.agent_harness import Ended, muster
-from tests.contract.drain_harness import HERE, Job, Loop, job
+from tests.contract.drain_harness import Job, Loop, job
+from tests.contract.drain_parts import HERE
 
 
 class Terminal:
@@ -128,6 +129,17 @@ async def test_lost_it_ends_with_5() -> None:
         await at.one.put(Delete(HERE.member("b")))
         ended = await waiting
         assert (ended.status, phases(ended)[-1]) == (5, "lost")
+
+
+async def test_a_member_that_comes_back_is_not_lost() -> None:
+    async with terminal() as at:
+        await at.one.form("ab", loop=Loop(save_s=1))
+        await at.one.training()
+        waiting = asyncio.create_task(at.drain("b", "--wait"))
+        await at.one.until(at.one.phase_is("commit"))
+        await at.one.put(Delete(HERE.member("b")))
+        ended = await waiting
+        assert (ended.status, phases(ended)[-1]) == (0, "released")
 
 
 async def test_without_a_save_it_ends_with_6_and_cannot_be_cancelled_then() -> None:

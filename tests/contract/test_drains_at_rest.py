@@ -16,7 +16,8 @@ from agent.rundir import RunDir
 from rdzv.live_round import DrainingSnapshot, Policy
 from rdzv.model import Drain
 from rdzv.store import Put
-from tests.contract.drain_harness import HERE, RUN, Loop, job
+from tests.contract.drain_harness import Loop, job
+from tests.contract.drain_parts import HERE, RUN
 
 
 class Looks:

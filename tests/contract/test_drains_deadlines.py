@@ -16,7 +16,8 @@ from agent.draining.notes import Notes, reserve_of
 from agent.notices.notice import Notice
 from rdzv.model import Drain
 from rdzv.store import Put
-from tests.contract.drain_harness import HERE, Loop, job
+from tests.contract.drain_harness import Loop, job
+from tests.contract.drain_parts import HERE
 
 
 async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:

@@ -15,7 +15,8 @@ import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.store import Operation, Put
-from tests.contract.drain_harness import HERE, Job, Loop, Moment, job
+from tests.contract.drain_harness import Job, Loop, job
+from tests.contract.drain_parts import HERE, Moment
 from tests.contract.job_harness import KEYS
 
 SAVES = Loop(save_s=0.15)

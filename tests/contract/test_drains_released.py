@@ -15,7 +15,8 @@ from rdzv.live_round import Policy
 from rdzv.model import Drain
 from rdzv.store import Put
 from rdzv.store.memory import MemoryStore
-from tests.contract.drain_harness import HERE, RUN, Job, Loop, job
+from tests.contract.drain_harness import Job, Loop, job
+from tests.contract.drain_parts import HERE, RUN
 from tests.contract.job_harness import KEYS
 
 SLOW_SAVE = Loop(save_s=0.4)
