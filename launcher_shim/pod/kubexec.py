@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from launcher_shim.pod.exec_frames import (
@@ -31,6 +32,7 @@ from launcher_shim.pod.exec_frames import (
     encode_start,
     read_status,
 )
+from launcher_shim.pod.late_word import wait_for_the_word
 
 UNKNOWN = 255
 """The status where the command's own is not known, as ssh has it."""
@@ -165,6 +167,15 @@ def main(arguments: Sequence[str]) -> int:
         start = encode_start(host, command)
     except (UsageError, FrameError) as error:
         return _say(str(error))
+    status = run_command(host, start)
+    run_dir = os.environ.get("MUSTER_RUN_DIR")
+    if run_dir:
+        wait_for_the_word(host, status, Path(run_dir))
+    return status
+
+
+def run_command(host: str, start: bytes) -> int:
+    """Run one command on ``host``; returns its status, or ``UNKNOWN``."""
     try:
         connection = connect(host, os.environ)
     except OSError as error:

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When horovodrun may hear that a worker has ended whose host is not on the list any more.
+
+While fewer hosts than min are listed, horovodrun keeps all workers waiting. One that ends then
+would count as the first of those that gather for the next change, once there are enough again: that
+change would begin without one of the others, and they would wait for each other. Once horovodrun
+has followed a list without the host, it ignores that end.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Callable
+
+SEEN_S = 5.0
+"""horovodrun has certainly seen a list that has stood for so long: it looks each 1.4 s or so."""
+LIMIT_S = 600.0
+"""As long as horovodrun waits for enough hosts, if it is not told otherwise."""
+LOOK_S = 0.2
+REMOVED = 134
+"""The status of a worker that horovodrun itself has removed."""
+
+
+def wait_for_the_word(
+    host: str,
+    status: int,
+    run_dir: Path,
+    now_s: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return when horovodrun may hear that a worker on ``host`` ended with ``status``.
+
+    ``run_dir`` is the launcher's, with the host list and the job's min.
+    """
+    if status in (0, REMOVED):
+        return
+    began_s = since_s = now_s()
+    while now_s() < min(since_s + SEEN_S, began_s + LIMIT_S):
+        try:
+            listed, least = _listed(run_dir), _least(run_dir)
+        except (OSError, ValueError):
+            return  # not a run directory of a launcher
+        if host in listed:
+            return
+        if len(listed) < least:
+            since_s = now_s()
+        sleep(LOOK_S)
+
+
+def _listed(run_dir: Path) -> set[str]:
+    """The hosts that have slots."""
+    lines = (run_dir / "hosts").read_text().splitlines()
+    return {host for host, _, slots in (line.partition(":") for line in lines) if slots != "0"}
+
+
+def _least(run_dir: Path) -> int:
+    """The least number of nodes; raises ``ValueError`` where it is not told."""
+    for line in (run_dir / "env").read_text().splitlines():
+        name, _, value = line.partition("=")
+        if name == "PET_NNODES":
+            return int(value.partition(":")[0])
+    raise ValueError("the least number of nodes is not told")
