@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends pods of a Horovod job as the kubelet does, and says what became of their drains."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from console.local.processes import marked, send
+from launcher_shim.horovod.hosts import SETTLE_S
+from rdzv.keys import JobKeys
+from rdzv.model import Drain
+from tests.e2e.background import Background
+from tests.e2e.horovod_cluster import ROOT, HorovodCluster, Node
+from tests.e2e.witness import Witness
+
+DRAINED_STATUS = 143
+DELISTED_S = 3.0
+"""For a preStop hook, which is a Python that starts, and for the list to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """A pod that is being ended. ``asked_s`` is monotonic."""
+
+    node: Node
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """One that has ended; durations in seconds since the notice."""
+
+    delisted_s: float
+    released_s: float
+    drain: Drain
+
+
+class Drains:
+    """What befalls a job whose pods are drained; every host list that it has seen is kept."""
+
+    def __init__(self, job: HorovodCluster, witness: Witness) -> None:
+        self.job = job
+        self.told: list[Drained] = []
+        self._witness = witness
+        self._lists: list[tuple[float, frozenset[str]]] = []
+
+    def delete(self, *names: str, replaced: bool = True) -> list[Going]:
+        """Begin to end pods: each sidecar's preStop hook, and SIGTERM to each container.
+
+        They must be off the host list at once, or if none but them is settled on it, soon after
+        one is. Where nobody is there yet to replace them, they need not.
+        """
+        going = []
+        for name in names:
+            self.job.tell(f"{name}: the pod is deleted")
+            going.append(Going(self.job.nodes.pop(name), time.monotonic()))
+        hooks = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "console.main", "notice"),
+                    *("--run-dir", str(pod.node.pod.run_dir)),
+                ],
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+            )
+            for pod in going
+        ]
+        for hook in hooks:
+            assert hook.wait(20) == 0
+        for pod in going:
+            assert pod.node.main is not None
+            send({pod.node.main.pid}, signal.SIGTERM)
+        leaving = {pod.node.host for pod in going}
+        if replaced:
+            timeout_s = DELISTED_S if self._settled() - leaving else SETTLE_S + DELISTED_S
+            self.job.until(lambda: not leaving & self.tokens(), timeout_s, "they are delisted")
+        return going
+
+    def _settled(self) -> set[str]:
+        """Hosts that have been on the list for so long that horovodrun surely uses them."""
+        before_s = time.monotonic() - SETTLE_S
+        return {host for host in self.tokens() if self._listed_s(host)[0] < before_s}
+
+    def _listed_s(self, host: str) -> tuple[float, float]:
+        """When a host was first and last seen on the list."""
+        seen = [at_s for at_s, tokens in self._lists if host in tokens]
+        return min(seen, default=math.inf), max(seen, default=-math.inf)
+
+    def gone(self, *going: Going, timeout_s: float = 40.0) -> list[Drained]:
+        """Wait until the containers have ended; end the rest of their pods."""
+        told = [self._gone(pod, timeout_s) for pod in going]
+        self.told += told
+        return told
+
+    def _gone(self, pod: Going, timeout_s: float) -> Drained:
+        node = pod.node
+        assert node.main is not None
+        assert node.sidecar is not None
+        self.job.until(
+            lambda: node.main is not None and node.main.poll() is not None,
+            timeout_s,
+            f"the container of {node.name} ends",
+        )
+        released_s = time.monotonic() - pod.asked_s
+        self.job.tell(f"{node.name}: its container ended with {node.main.returncode}")
+        assert node.main.returncode == DRAINED_STATUS
+        assert self._notes(node) == []
+        left = self.job.workers(node) - marked(self.job.run, "launcher")
+        assert not left, f"{node.name} has ended, its processes {left} have not"
+        self.job.until(
+            lambda: (drain := self.drain_of(node)) is not None and drain.outcome,
+            5,
+            f"the outcome of {node.name} is on record",
+        )
+        drain = self.drain_of(node)
+        assert drain is not None
+        node.sidecar.terminate()
+        assert node.sidecar.wait(10) == 0
+        delisted_s = max(0.0, self._listed_s(node.host)[1] - pod.asked_s)
+        return Drained(delisted_s, released_s, drain)
+
+    def replace(self, *names: str) -> None:
+        """Drain pods that train, and once they have gone start others of the same names."""
+        stay = {host.partition(".")[0] for host in self.job.world()} - {*names}
+        self.gone(*self.delete(*names))
+        self.job.until_world(*stay)
+        self.job.add(*names)
+        self.job.until_world(*stay, *names)
+
+    def pause(self, duration_s: float) -> None:
+        """Let so much time go by."""
+        end_s = time.monotonic() + duration_s
+        self.job.until(lambda: time.monotonic() >= end_s, duration_s + 5, "time goes by")
+
+    def open_gate(self, node: Node) -> None:
+        """Let a worker join that ``shut_gate`` of the job keeps, also when its node is going."""
+        (self.job.directory / "gates" / node.host).unlink()
+
+    def stay(self, *going: Going, duration_s: float = 3.0) -> None:
+        """Assert that these containers are held for so long, with their workers in them."""
+        self.pause(duration_s)
+        for pod in going:
+            assert pod.node.main is not None
+            assert pod.node.main.poll() is None
+            assert self._notes(pod.node)
+
+    def all_committed(self, drains: int) -> None:
+        """Assert that so many pods were drained, and that no step was lost or made twice."""
+        self.job.goes_on(10)
+        assert [told.drain.outcome for told in self.told] == ["committed"] * drains
+        self.job.assert_nothing_lost_or_doubled()
+        for told in self.told:
+            self.job.tell(
+                f"{told.drain.member}: delisted after {told.delisted_s:.2f} s,"
+                f" released after {told.released_s:.2f} s"
+            )
+
+    @staticmethod
+    def _notes(node: Node) -> list[Path]:
+        """The notes of worker commands that run in a pod."""
+        return list((node.pod.run_dir / "workers").glob("*.json"))
+
+    def drain_of(self, node: Node) -> Drain | None:
+        """The pod's drain, as the store has it."""
+        return self._witness.sight.membership.drains.get(node.pod.uid)
+
+    def tokens(self) -> frozenset[str]:
+        """The hosts that the launcher's list gives slots."""
+        text = (self.job.launcher.pod.run_dir / "hosts").read_text()
+        lines = text.splitlines()
+        assert lines[-1].startswith("rev-"), text
+        return frozenset(line.partition(":")[0] for line in lines[:-1])
+
+    def watch(self, over: threading.Event) -> None:
+        """Note every look at the host list, until ``over``."""
+        while not over.wait(0.02):
+            self._lists.append((time.monotonic(), self.tokens()))
+
+
+@contextmanager
+def draining(
+    directory: Path,
+    folder: str,
+    endpoints: Sequence[str],
+    background: Background,
+    *,
+    grace_s: float = 30.0,
+    **settings: Any,
+) -> Iterator[Drains]:
+    """Run a job, with a look at the store, and with the host list watched."""
+    with HorovodCluster(directory, folder, endpoints, **settings) as job:
+        job.settings = replace(job.settings, grace_s=grace_s)
+        keys = JobKeys(job.settings.namespace, job.settings.job)
+        witness = Witness(background, endpoints, keys)
+        drains = Drains(job, witness)
+        over = threading.Event()
+        watching = threading.Thread(target=drains.watch, args=(over,), name="host list")
+        try:
+            job.start()
+            watching.start()
+            yield drains
+        finally:
+            over.set()
+            if watching.ident is not None:
+                watching.join()
+            witness.close()
