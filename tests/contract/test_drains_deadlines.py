@@ -30,7 +30,7 @@ async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
         # The reserve of so short a grace is a third of it.
         assert 2.6 <= monotonic() - began < 4
         assert line["outcome"] == "committed"
-        assert one.commit.granted == ("uid-b",)
+        await one.until(lambda: one.commit.granted == ("uid-b",))
         assert client.phases[-2:] == ["saved", "released"]
 
 
