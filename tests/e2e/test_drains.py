@@ -65,13 +65,6 @@ def operator(job: Job, node: Node) -> None:
     assert said.splitlines()[-1].startswith("released"), said
 
 
-def operators(job: Job, node: Node) -> None:
-    """``muster drain``, without waiting."""
-    process = drills.by_hand(job, node)
-    said, _ = process.communicate(timeout=20)
-    assert process.returncode == 0, said
-
-
 def a_row_of_drains(job: Job, drains: int) -> None:
     """Drain one node after another, by each way in turn; every fifth time two at once."""
     world = job.world_of(job.nodes.values())
@@ -85,7 +78,7 @@ def a_row_of_drains(job: Job, drains: int) -> None:
             job.add()
             world = job.world_of(job.nodes.values(), not_=world)
             job.goes_on(world, STEPS_BETWEEN)
-            notice = operators if notice is operator else notice
+            notice = drills.sigterm  # at once: commands take seconds to start on a busy machine
             leavers = [job.nodes[name] for name in sorted(job.nodes)[:2]]
         many = len(leavers) > 1
         world = drain_and_replace(job, world, leavers, notice, replace=1 if many else None)
@@ -114,7 +107,7 @@ def test_two_drains_at_once_share_one_commit_and_one_round(
         job.goes_on(world, STEPS_BETWEEN)
         before = job.round.number
         pair = [job.nodes[name] for name in sorted(job.nodes)[:2]]
-        drain_and_replace(job, world, pair, drills.terminate, replace=0)
+        drain_and_replace(job, world, pair, drills.sigterm, replace=0)
         assert job.round.number == before + 1
         nothing_lost(job)
 
