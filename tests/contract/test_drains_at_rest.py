@@ -13,11 +13,14 @@ import pytest
 import agent.draining.drains
 from agent.draining.sight import Sight
 from agent.rundir import RunDir
+from rdzv.draining import cancel
 from rdzv.live_round import DrainingSnapshot, Policy
 from rdzv.model import Drain
 from rdzv.store import Put
+from rdzv.store.memory import MemoryStore
 from tests.contract.drain_harness import Loop, job
 from tests.contract.drain_parts import HERE, RUN
+from tests.contract.job_harness import KEYS
 
 
 class Looks:
@@ -44,6 +47,26 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
     monkeypatch.setattr(Sight, "snapshot", counting)
     return counted
+
+
+class Disk:
+    """Where the run directory of pod a lies."""
+
+    full = False
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    found = Disk()
+    put = RunDir.put
+
+    def sometimes(self: RunDir, name: str, content: bytes) -> None:
+        if found.full and self.path.name == "a":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, name, content)
+
+    monkeypatch.setattr(RunDir, "put", sometimes)
+    return found
 
 
 async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
@@ -122,30 +145,36 @@ async def test_a_writer_that_always_loses_pauses() -> None:
         assert 4 <= sent < 40
 
 
-async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(
-    looks: Looks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = False
-    put = RunDir.put
-
-    def sometimes(self: RunDir, name: str, content: bytes) -> None:
-        if full and self.path.name == "a":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        put(self, name, content)
-
-    monkeypatch.setattr(RunDir, "put", sometimes)
+async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks, disk: Disk) -> None:
     async with job("ab", below_min="commit") as one:
         await one.form("ab")
         await one.training()
-        full = True
+        disk.full = True
         client = one.pods["b"].notice("sigterm", 20)
         await one.until(one.phase_is("hold"))
         assert await looks.during(0.6) < 20
         assert one.commit.phase == "hold"
-        full = False
+        disk.full = False
         assert (await client.release())["outcome"] == "committed"
-        full = True
+        disk.full = True
         again = one.pods["a"].notice("control", 20)
         assert (await again.last())["phase"] == "released"
-        full = False
+        disk.full = False
         await one.pods["a"].soon((one.pods["a"].run_dir / "drain.json").exists)
+
+
+async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room(disk: Disk) -> None:
+    async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
+        drained = one.pods["b"]
+        drained.notice("sigterm", 60)
+        await one.pods["a"].soon(lambda: all(pod.shown() == "done" for pod in one.pods.values()))
+        disk.full = True
+        planned = cancel(KEYS, one.snapshot, drained.uid)
+        assert not isinstance(planned, str)
+        await MemoryStore(one.engine).txn(*planned)
+        await drained.soon(lambda: drained.shown() == "idle")
+        assert await asyncio.to_thread(one.pods["a"].shown) == "done"
+        disk.full = False
+        await one.goes_on()
