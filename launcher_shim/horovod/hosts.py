@@ -67,7 +67,8 @@ class HostList:
 
     ``missed_since_s`` tells when a lost one's record vanished, ``listed_since_s`` when each came,
     ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept`` is
-    the token of one that stays only to hand the state over.
+    the token of one that stays only to hand the state over. ``former`` is the one that would,
+    while there is no host at all: its workers wait for others.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -76,6 +77,7 @@ class HostList:
     missed_since_s: Mapping[str, float] = field(default_factory=dict)
     listed_since_s: Mapping[str, float] = field(default_factory=dict)
     kept: str = ""
+    former: Host | None = None
     changed_s: float = 0.0
     renamed_s: float = 0.0
 
@@ -88,10 +90,9 @@ class HostList:
         """When ``follow`` is to be asked again although nothing changes, or None."""
         checks = [since_s + CONFIRM_S for since_s in self.missed_since_s.values()]
         if self.kept:
-            others = (
-                since_s for token, since_s in self.listed_since_s.items() if token != self.kept
-            )
-            checks.append(min(others, default=math.inf) + SETTLE_S)
+            others = (host.token for host in self.hosts if host.token != self.kept)
+            since_s = (self.listed_since_s[token] for token in others)
+            checks.append(min(since_s, default=math.inf) + SETTLE_S)
         return min((check_s for check_s in checks if check_s < math.inf), default=None)
 
     def next_nudge_s(self) -> float:
@@ -152,18 +153,22 @@ def follow(
                 missed[host.token] = since
                 lost.append(host)
     hosts = (*lost, *listed)
-    kept = None
+    kept = former = None
     if generation == previous.generation:
         kept = _kept_of(previous, hosts, listing.excluded, now)
-    if kept is not None:
-        hosts = (kept, *hosts)
-    since_s = {host.token: previous.listed_since_s.get(host.token, now) for host in hosts}
+        if kept is not None and (hosts or kept.member in listing.excluded):
+            hosts = (kept, *hosts)
+        else:
+            kept, former = None, kept
+    remembered = hosts if former is None else (former,)
+    since_s = {host.token: previous.listed_since_s.get(host.token, now) for host in remembered}
     following = replace(
         previous,
         hosts=hosts,
         missed_since_s=missed,
         listed_since_s=since_s,
         kept=kept.token if kept is not None else "",
+        former=former,
     )
     if _lines(hosts) == _lines(previous.hosts) and generation == previous.generation:
         return following
@@ -176,15 +181,17 @@ def follow(
 def _kept_of(
     previous: HostList, hosts: Iterable[Host], excluded: Container[str], now: float
 ) -> Host | None:
-    """The host that stays because none that Horovod certainly uses would."""
+    """The host that stays because none that Horovod certainly uses would.
+
+    Where no other is left, rather one that is still there.
+    """
     tokens = {host.token for host in hosts}
-    settled = [
-        host for host in previous.hosts if now - previous.listed_since_s[host.token] >= SETTLE_S
-    ]
+    before = previous.hosts if previous.former is None else (previous.former,)
+    settled = [host for host in before if now - previous.listed_since_s[host.token] >= SETTLE_S]
     if any(host.token in tokens for host in settled):
         return None
     if not tokens:
-        settled = [host for host in settled if host.member in excluded]
+        settled.sort(key=lambda host: host.member not in excluded)
     return settled[0] if settled else None
 
 

@@ -184,7 +184,7 @@ def test_i4_while_the_store_is_away_for_60_s_and_the_launchers_sidecar_restarts(
                     job.until(job.nodes[name].ready, 30, f"the sidecar of {name} is ready again")
                 job.goes_on(100)
             assert seen == {frozenset(("node-0", "node-1"))}
-            assert job.longest_pause_s(began_s) < 3.0
+            assert job.longest_pause_s(began_s) < 5.0
             job.add("node-2")
             job.until_world("node-0", "node-1", "node-2")
             job.assert_nothing_lost_or_doubled()
@@ -273,7 +273,7 @@ def test_one_store_serves_a_torchrun_job_and_a_horovodrun_job_at_once(
         world = theirs.world_of(pair)
         ours.kill("node-1")
         ours.until_world("node-0")
-        theirs.undisturbed(world, world.began_s)
+        theirs.undisturbed(world, world.began_s, pause_s=5.0)
         theirs.kill_node(pair[0])
         theirs.world_of(pair[1:])
         ours.goes_on()

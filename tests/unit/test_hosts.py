@@ -302,6 +302,18 @@ def test_where_all_drain_and_nobody_comes_the_oldest_stays_while_it_is_there() -
     assert scene.see([], after_s=1, left=["c"]) == []
 
 
+def test_the_oldest_is_back_for_those_who_come_after_all_have_left() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    assert scene.see([], after_s=SETTLE_S, left=["a", "b"]) == []
+    assert scene.list.next_check_s() is None
+    assert scene.see([], after_s=100, left=["a", "b"]) == []
+    assert scene.see([C, D], after_s=1, left=["a", "b"]) == ["a", "c", "d"]
+    assert scene.see([C, D], after_s=SETTLE_S - 1, left=["a", "b"]) == ["a", "c", "d"]
+    assert scene.see([C, D], after_s=1, left=["a", "b"]) == ["c", "d"]
+    assert scene.see([B], after_s=1, generation=2) == ["b"]
+
+
 def test_hosts_of_a_list_that_is_read_back_have_settled() -> None:
     scene = Scene()
     scene.see([A, B])
