@@ -15,7 +15,7 @@ from typing import get_args
 import pytest
 
 from rdzv.live_round import Policy
-from tests.unit.drain_model import HOLD_S, Fault, Rules, World
+from tests.chaos.drain_model import HOLD_S, Fault, Rules, World
 
 COMMIT_BELOW_MIN = Policy(below_min="commit", hold_s=HOLD_S)
 

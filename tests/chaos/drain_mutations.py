@@ -14,7 +14,7 @@ from rdzv.keys import JobKeys
 from rdzv.live_round import DrainingSnapshot, Observations, Policy
 from rdzv.model import Snapshot
 from rdzv.store import Compare, Delete, Operation
-from tests.unit.drain_model import GENERATION, ROUND_KEY, World
+from tests.chaos.drain_model import GENERATION, ROUND_KEY, World
 
 Transaction = tuple[list[Compare], list[Operation]]
 

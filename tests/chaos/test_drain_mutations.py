@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from tests.unit import drain_mutations as mutations
-from tests.unit.drain_model import Broken, Fault, Rules, World
+from tests.chaos import drain_mutations as mutations
+from tests.chaos.drain_model import Broken, Fault, Rules, World
 
 BOTH_HELD_AND_VOID = (
     "rank 0 at 0 goes",
