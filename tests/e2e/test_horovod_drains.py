@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,9 +12,12 @@ from typing import Any
 
 import pytest
 
+from launcher_shim.horovod.hosts import SETTLE_S
 from tests.e2e.background import Background
-from tests.e2e.horovod_drains import Drains, draining
+from tests.e2e.horovod_drains import DELISTED_S, Drains, draining
 from tests.e2e.horovod_rig import horovod_folder
+
+DRIVER = Path(__file__).parent / "horovod_driver.py"
 
 Start = Callable[..., AbstractContextManager[Drains]]
 
@@ -37,11 +42,22 @@ def test_i2_rank_0_is_drained_and_its_name_comes_back(start: Start) -> None:
         job.until_world("node-0", "node-1")
         first = job.host_of_rank_0()
         (other,) = {"node-0", "node-1"} - {first}
-        drains.gone(*drains.delete(first))
+        (drained,) = drains.gone(*drains.delete(first))
+        assert drained.delisted_s < DELISTED_S
         job.until_world(other)
         job.add(first)
         job.until_world("node-0", "node-1")
         drains.all_committed(1)
+
+
+@pytest.mark.parametrize(("told", "ranks"), [("early", {"a": -1}), ("late", {"a": -1, "c": 0})])
+def test_an_end_below_min_that_is_told_late_leaves_nobody_waiting(
+    folder: str, told: str, ranks: dict[str, int]
+) -> None:
+    driver = subprocess.run(
+        [f"{folder}/python", DRIVER, told], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert ast.literal_eval(driver.stdout) == ranks
 
 
 @pytest.mark.long
@@ -148,3 +164,19 @@ def test_all_drained_at_once_hand_the_state_over(start: Start) -> None:
         job.goes_on(10)
         assert job.newest > before
         drains.all_committed(2)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_the_only_node_trains_on_until_another_has_its_state(start: Start) -> None:
+    with start(nodes=1, least=1, most=2, grace_s=60.0) as drains:
+        job = drains.job
+        job.until_world("node-0")
+        drains.pause(SETTLE_S)
+        going = drains.delete("node-0", replaced=False)
+        drains.stay(*going)
+        job.goes_on(10)
+        job.add("node-1")
+        drains.gone(*going, timeout_s=60)
+        job.until_world("node-1")
+        drains.all_committed(1)
