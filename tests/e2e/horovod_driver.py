@@ -40,7 +40,7 @@ class Workers:
     def list(self, *hosts: str) -> None:
         wanted = {**dict.fromkeys(hosts, 1), f"rev-{time.monotonic_ns()}": 0}
         self.hosts.set(wanted)
-        known = self.driver._host_manager  # noqa: SLF001
+        known = self.driver._host_manager
         until(lambda: known.current_hosts.available_hosts == wanted.keys())
 
     def gather(self, host: str) -> None:
