@@ -16,13 +16,14 @@ from asyncio.subprocess import Process
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Literal
 
-from benchmarks.etcd_server import free_port
 from benchmarks.node_processes import REPOSITORY
 from console.local import child
 from console.local.horovod_line import read_horovod_line
 from console.local.payload import Agent, Horovodrun
+from console.local.ports import free_ports
 from console.local.processes import end_all, marked
 from console.local.readiness import until_ready
 from console.local.settings import (
@@ -89,6 +90,7 @@ class HorovodJob:
             native=False,
         )
         self.hosts: list[Host] = []
+        self._random = Random(run)
         self.directory = directory
         self.launcher = Host(self._pod(LAUNCHER, "launcher"))
         self._folder = folder
@@ -195,7 +197,7 @@ class HorovodJob:
                 if len(firsts) == len(tokens):
                     return max(firsts)
                 if self._horovodrun.returncode is not None:
-                    raise RuntimeError(f"horovodrun ended:\n{self._last_words()}")
+                    raise RuntimeError(f"horovodrun ended:\n{self.last_words(LAUNCHER)}")
                 await asyncio.sleep(LOOK_INTERVAL_S)
 
     def _signal_workers(self, number: signal.Signals) -> None:
@@ -204,14 +206,16 @@ class HorovodJob:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
-    def _last_words(self) -> str:
-        log = self.directory / f"{LAUNCHER}.log"
-        return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+    def last_words(self, name: str) -> str:
+        """The end of a log."""
+        log = (self.directory / f"{name}.log").read_text(errors="replace")
+        return "\n".join(log.splitlines()[-15:])
 
     def _pod(self, name: str, role: Literal["worker", "launcher"]) -> Pod:
         run_dir = self.directory / name
         run_dir.mkdir(parents=True)
-        return Pod(name, f"{self.settings.run}-{name}", role, run_dir, free_port(), free_port())
+        c10d_port, http_port = free_ports(2, self._random)
+        return Pod(name, f"{self.settings.run}-{name}", role, run_dir, c10d_port, http_port)
 
 
 class BareJob(HorovodJob):
@@ -305,10 +309,13 @@ class MusterJob(HorovodJob):
 
     async def _start_sidecar(self, host: Host) -> None:
         environment = sidecar_environment(self.settings, host.pod, self._endpoint)
-        name = f"{host.pod.name}.sidecar.log"
-        self._sidecars[host] = await self.child(sidecar_command(), environment, name)
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            await until_ready(host.pod.http_port)
+        name = f"{host.pod.name}.sidecar"
+        self._sidecars[host] = await self.child(sidecar_command(), environment, f"{name}.log")
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await until_ready(host.pod.http_port)
+        except TimeoutError:
+            raise RuntimeError(f"a sidecar is not ready:\n{self.last_words(name)}") from None
 
 
 class Steps:
