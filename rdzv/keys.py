@@ -126,7 +126,7 @@ class GenerationKeys:
 
     def run(self, run_id: str) -> RunKeys:
         """Keys of one torch rendezvous, named by torch's run id."""
-        return RunKeys(f"{self.runs}{_name(run_id)}/")
+        return RunKeys(f"{self.runs}{_name(run_id)}/", self.generation)
 
     def run_id_of(self, key: str) -> str:
         """Give back the run id that ``key``, one below ``runs``, belongs to."""
@@ -138,6 +138,7 @@ class RunKeys:
     """Keys of one torch rendezvous (run id) in one generation."""
 
     prefix: str
+    generation: int
 
     @property
     def round(self) -> str:

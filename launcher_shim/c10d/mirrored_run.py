@@ -11,7 +11,7 @@ import logging
 from dataclasses import replace
 from typing import Literal
 
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.nodes import Node, Round, first_round
 from launcher_shim.c10d.runs import Membership, RunSnapshot
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name
@@ -28,8 +28,7 @@ class MirroredRun:
     def __init__(self, keys: RunKeys) -> None:
         self.keys = keys
         self.revision = 0
-        self.stored_round = Round()
-        self.lost_round = Round()
+        self.stored_round = self.lost_round = first_round(keys.generation)
         self._nodes: dict[str, Node] = {}
 
     @property
@@ -94,14 +93,16 @@ class MirroredRun:
     def _apply_round(self, event: WatchEvent) -> None:
         if event.kind == "delete":
             self._keep(self.stored_round)
-            self.stored_round = Round()
+            self.stored_round = first_round(self.keys.generation)
             return
         try:
             self.stored_round = Round.from_kv(event.kv)
         except RecordError as error:
             log.warning("the round's record is ignored: %s", error)
             self._keep(self.stored_round)
-            self.stored_round = Round(mod_revision=event.kv.mod_revision)
+            self.stored_round = replace(
+                first_round(self.keys.generation), mod_revision=event.kv.mod_revision
+            )
 
     def _keep(self, known: Round) -> None:
         if known.age > self.lost_round.age:

@@ -22,6 +22,9 @@ ClosedWhy = Literal["", "success", "failure"]
 
 INT64_MAX = 2**63 - 1
 
+ROUNDS_PER_LIFE = 1_000_000
+"""What the rounds of each life of the job are numbered on by: far more than it ever has."""
+
 _STATES = get_args(NodeState)
 _LEFT_REASONS = get_args(LeftReason)
 _CLOSED = get_args(ClosedWhy)
@@ -113,7 +116,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of the rendezvous; a run begins with the default one, which is not stored.
+    """One round of the rendezvous; a run begins with ``first_round``, which is not stored.
 
     ``frozen`` is the world in rank order once ``complete``. ``finishing`` says that an agent
     stands in the exit barrier, ``closed`` why no round will follow.
@@ -125,6 +128,11 @@ class Round:
     finishing: bool = False
     frozen: tuple[Seat, ...] = ()
     mod_revision: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that a run begins with."""
+        return self.number % ROUNDS_PER_LIFE == 0
 
     @property
     def age(self) -> tuple[int, bool, bool, bool]:
@@ -161,6 +169,16 @@ class Round:
             frozen=frozen,
             mod_revision=kv.mod_revision,
         )
+
+
+def first_round(generation: int) -> Round:
+    """Make the round that a run begins with in ``generation``, which counts from 1.
+
+    torch names what its agents tell each other by the number of the round. So no two lives of a
+    job share one: an agent that comes from the former life would wait for what its world there
+    never said, or read and write what is the present one's.
+    """
+    return Round((generation - 1) * ROUNDS_PER_LIFE)
 
 
 def _count(key: str, fields: Mapping[str, Any], name: str) -> int:

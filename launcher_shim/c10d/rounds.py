@@ -98,7 +98,7 @@ def _complete(
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
     if policy.desired is not None and len(asking) < policy.desired:
-        patience_s = policy.first_call_s if current.number == 0 else policy.last_call_s
+        patience_s = policy.first_call_s if current.is_first else policy.last_call_s
         awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
     pending = {who: until for who, until in awaited.items() if until > now}
     if pending:

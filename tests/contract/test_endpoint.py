@@ -60,6 +60,7 @@ async def pod(
     *,
     register: bool = True,
     uid: str = "",
+    last_call_s: float = 2.0,
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
         registrar = registrar_of(one, name, uid)
@@ -70,7 +71,7 @@ async def pod(
             store=one.store,
             port=0,
             unix_path=None,
-            last_call_s=2.0,
+            last_call_s=last_call_s,
             clock=monotonic,
             random=Random(f"endpoint {name}"),
         )

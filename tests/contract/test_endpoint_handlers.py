@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -21,7 +20,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from rdzv.store.memory import MemoryEngine
-from tests.contract.test_endpoint import pod
+from tests.contract.test_endpoint import Pod, pod
 
 RUN_ID = "digits"
 
@@ -84,42 +83,108 @@ async def test_one_whose_first_rank_died_before_it_spoke_comes_back_to_form_agai
         assert waited_s < 10
 
 
+class Torchrun:
+    """One torchrun's handler; its methods block, as torch's do."""
+
+    def __init__(self, port: int, address: str) -> None:
+        self._port = port
+        self._address = address
+
+    def join_alone(self) -> None:
+        """Get into a world, and say nothing there."""
+        self._handler, _ = handler_at(self._port, self._address)
+        deadline = time.monotonic() + 20
+        self._handler._op_executor.run(_RendezvousJoinOp(), deadline, self._handler._get_deadline)
+
+    def form(self) -> tuple[int, int, int]:
+        """Form a world: rank, size, and the port that its workers would meet at."""
+        self._handler, _ = handler_at(self._port, self._address)
+        return self.form_again()
+
+    def form_again(self) -> tuple[int, int, int]:
+        """Form the next one."""
+        info = self._handler.next_rendezvous()
+        return info.rank, info.world_size, info.bootstrap_store_info.master_port
+
+    def form_again_once_told(self) -> tuple[int, int, int]:
+        """Poll as the agent's monitor loop does, and follow."""
+        deadline = time.monotonic() + 15
+        while self._handler.num_nodes_waiting() == 0:
+            assert time.monotonic() < deadline, "it still believes in its former world"
+            time.sleep(0.1)
+        return self.form_again()
+
+    def end(self) -> None:
+        """Stop what asks in the background."""
+        self._handler._stop_heartbeats()
+
+
+async def begin_next_life(*pods: Pod) -> None:
+    """Begin it, and return once every pod's torchrun has been let go on in it."""
+    one = pods[0]
+    job = one.client.membership.snapshot().job
+    assert job is not None
+    await one.registrar.next_generation(job, "somebody began it behind a cut")
+    run = one.client.membership.keys.in_generation(job.generation + 1).run(RUN_ID)
+    nodes = {run.node(other.registrar.identity.member) for other in pods}
+    async with asyncio.timeout(20):
+        while not nodes <= one.client.mirror.kvs.keys():
+            await one.client.mirror.changed_after(one.client.mirror.sequence)
+
+
+def is_in_a_world(one: Pod, member: str) -> bool:
+    run = one.endpoint.rendezvous().get(RUN_ID)
+    node = run.snapshot().nodes.get(member) if run is not None else None
+    return node is not None and node.state == "in"
+
+
 async def test_i1_torchruns_of_a_former_life_leave_its_world_and_form_one_in_the_next() -> None:
     engine = MemoryEngine()
-    moved = threading.Event()
-    async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:
+    # So long that who comes late, because this machine is slow, is waited for.
+    last_call_s = 30.0
+    async with (
+        pod(engine, "w-0", last_call_s=last_call_s) as one,
+        pod(engine, "w-1", last_call_s=last_call_s) as two,
+    ):
+        torchruns = Torchrun(one.port, "10.0.0.1"), Torchrun(two.port, "10.0.0.2")
+        worlds = await asyncio.gather(*(asyncio.to_thread(t.form) for t in torchruns))
+        assert [world[:2] for world in worlds] == [(0, 2), (1, 2)]
 
-        def train(port: int, address: str) -> tuple[int, int]:
-            handler, _ = handler_at(port, address)
-            handler.next_rendezvous()
-            assert moved.wait(20)
-            deadline = time.monotonic() + 15
-            while handler.num_nodes_waiting() == 0:
-                assert time.monotonic() < deadline, "it still believes in its former world"
-                time.sleep(0.1)
-            info = handler.next_rendezvous()
-            handler._stop_heartbeats()
-            return info.rank, info.world_size
+        await begin_next_life(one, two)
+        worlds = await asyncio.gather(
+            *(asyncio.to_thread(t.form_again_once_told) for t in torchruns)
+        )
+        assert [world[:2] for world in worlds] == [(0, 2), (1, 2)]
+        assert one.registrar.generation == two.registrar.generation == 2
+        await asyncio.gather(*(asyncio.to_thread(t.end) for t in torchruns))
 
-        async def begin_next_life() -> None:
-            async with asyncio.timeout(20):
-                while True:
-                    run = one.endpoint.rendezvous().get(RUN_ID)
-                    if run is not None and run.round.complete:
-                        break
-                    await one.client.mirror.changed_after(one.client.mirror.sequence)
-                job = one.client.membership.snapshot().job
-                assert job is not None
-                await one.registrar.next_generation(job, "somebody began it behind a cut")
-                while {one.registrar.generation, two.registrar.generation} != {2}:
-                    await one.client.mirror.changed_after(one.client.mirror.sequence)
-            moved.set()
 
-        async with asyncio.timeout(50):
-            first, second, _ = await asyncio.gather(
-                asyncio.to_thread(train, one.port, "10.0.0.1"),
-                asyncio.to_thread(train, two.port, "10.0.0.2"),
-                begin_next_life(),
-            )
-        assert (first, second) == ((0, 2), (1, 2))
-        assert one.registrar.generation == 2
+async def test_i1_one_that_waits_for_its_former_world_is_let_go_and_gets_nothing_of_the_next() -> (
+    None
+):
+    engine = MemoryEngine()
+    last_call_s = 30.0
+    async with (
+        pod(engine, "w-0", last_call_s=last_call_s) as one,
+        pod(engine, "w-1", last_call_s=last_call_s) as two,
+    ):
+        silent, waiting = Torchrun(one.port, "10.0.0.1"), Torchrun(two.port, "10.0.0.2")
+        async with asyncio.timeout(20):
+            former = asyncio.create_task(asyncio.to_thread(waiting.form))
+            await asyncio.to_thread(silent.join_alone)
+            while not is_in_a_world(two, "w-1"):
+                await two.client.mirror.changed_after(two.client.mirror.sequence)
+        assert not former.done()  # for the master, which the silent one never names
+
+        await begin_next_life(one, two)
+        began = time.monotonic()
+        assert await former == (1, 2, 1)
+        assert time.monotonic() - began < 10
+
+        first, second = await asyncio.gather(
+            asyncio.to_thread(silent.form_again_once_told),
+            asyncio.to_thread(waiting.form_again_once_told),
+        )
+        assert (first[:2], second[:2]) == ((0, 2), (1, 2))
+        assert first[2] == second[2] != 1
+        await asyncio.gather(*(asyncio.to_thread(t.end) for t in (silent, waiting)))

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.nodes import INT64_MAX, Node, Round, Seat
+from launcher_shim.c10d.mirrored_run import MirroredRun
+from launcher_shim.c10d.nodes import INT64_MAX, ROUNDS_PER_LIFE, Node, Round, Seat
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.store import KeyValue
+from rdzv.store import KeyValue, WatchEvent
 
-RUN = JobKeys("team", "digits").in_generation(1).run("digits")
+KEYS = JobKeys("team", "digits")
+RUN = KEYS.in_generation(1).run("digits")
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
 COUNTS = st.integers(0, INT64_MAX)
 SEATS = st.builds(Seat, NAMES, st.text(max_size=5), COUNTS)
@@ -126,3 +128,13 @@ def test_a_frozen_list_of_a_thousand_fits_its_key() -> None:
 def test_of_two_rounds_the_later_one_wins() -> None:
     open_, world = Round(3), Round(3, True, frozen=(Seat("a", "n", 1),))
     assert open_.age < world.age < Round(3, True, finishing=True).age < Round(4).age
+
+
+def test_no_round_of_one_life_has_the_number_of_one_of_another() -> None:
+    first = MirroredRun(KEYS.in_generation(1).run("digits"))
+    run = MirroredRun(KEYS.in_generation(3).run("digits"))
+    assert (first.round, first.round.is_first) == (Round(0), True)
+    assert (run.round, run.round.is_first) == (Round(2 * ROUNDS_PER_LIFE), True)
+    run.apply(WatchEvent("put", KeyValue(run.keys.round, b"junk", 5, 7, 1, 0)))
+    assert run.round == Round(2 * ROUNDS_PER_LIFE, mod_revision=7)
+    assert not Round(2 * ROUNDS_PER_LIFE + 1).is_first
