@@ -104,7 +104,10 @@ class HostDelivery:
             left=self._left,
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
+            heard_s=self._mirror.heard_s,
         )
+        if self._list.overdue(now):
+            self._mirror.ask()
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
                 "every host goes at once: %s stays on the list until another has been on it for"

@@ -6,8 +6,9 @@ cut off and registers again keeps its name, and with it its workers; a new pod o
 has a name that no blacklist knows.
 
 A member that leaves, drains or changes its job goes from the list at once. One whose lease ran
-out goes once a healthy watch has missed it for ``CONFIRM_S``, and never as the last one: after a
-cut between everybody and the store, everybody comes back.
+out goes once a healthy watch has missed it for ``CONFIRM_S`` and the store, asked after that, has
+no record of it, and never as the last one: after a cut between everybody and the store, everybody
+comes back.
 
 Horovod hands the training state from hosts that it uses to those that it takes in, and ends a job
 of whose hosts none is left. So where all are replaced at once, the oldest stays on the list until
@@ -95,6 +96,13 @@ class HostList:
             checks.append(min(since_s, default=math.inf) + SETTLE_S)
         return min((check_s for check_s in checks if check_s < math.inf), default=None)
 
+    def overdue(self, now: float) -> bool:
+        """Whether one was missed for long enough, and only the store's present word is lacking.
+
+        Its return may wait unread because this sidecar, or the stream, stood still.
+        """
+        return any(now - since_s >= CONFIRM_S for since_s in self.missed_since_s.values())
+
     def next_nudge_s(self) -> float:
         """When the last line is to be renamed although nothing changes."""
         return self.renamed_s + max(NUDGE_S, (self.renamed_s - self.changed_s) / NUDGE_SHARE)
@@ -127,11 +135,13 @@ def follow(
     left: Callable[[Host], bool],
     now: float,
     healthy_for_s: float,
+    heard_s: float,
 ) -> HostList:
     """The next host list, with the last line of ``previous`` if no host changes.
 
     ``left`` says whether a member left on purpose after the record of that host; ``now`` is
-    monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap.
+    monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap. ``heard_s``:
+    the listing holds all that had happened by then; a host that is ``overdue`` goes only by that.
     """
     listed = [host for host in map(host_of, listing.listed) if host is not None]
     missed: dict[str, float] = {}
@@ -149,7 +159,7 @@ def follow(
             # Time in which nobody could have been seen to come back does not count.
             blind_until_s = now - healthy_for_s if listed else now
             since = max(previous.missed_since_s.get(host.token, now), blind_until_s)
-            if now - since < CONFIRM_S:
+            if min(now, heard_s) - since < CONFIRM_S:
                 missed[host.token] = since
                 lost.append(host)
     hosts = (*lost, *listed)

@@ -163,6 +163,7 @@ class HorovodJob:
                 left=lambda host: True,
                 now=now,
                 healthy_for_s=now,
+                heard_s=now,
             )
             self._run_dir.deliver_hosts(self._list.render())
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -57,6 +58,7 @@ class Scene:
         generation: int = 1,
         left: Sequence[str] = (),
         healthy_for_s: float = 1000.0,
+        heard_s: float = math.inf,
         standby: Sequence[Member] = (),
         excluded: Sequence[str] = (),
     ) -> list[str]:
@@ -72,6 +74,7 @@ class Scene:
             left=lambda host: host.member in left,
             now=self.now,
             healthy_for_s=healthy_for_s,
+            heard_s=heard_s,
         )
         return [host.member for host in self.list.hosts]
 
@@ -207,6 +210,21 @@ def test_time_without_a_healthy_watch_does_not_count() -> None:
     assert scene.see([A], after_s=60, healthy_for_s=1.0) == ["b", "a"]
     assert scene.see([A], after_s=2.9, healthy_for_s=3.9) == ["b", "a"]
     assert scene.see([A], after_s=0.2, healthy_for_s=4.1) == ["a"]
+
+
+def test_i4_a_lost_member_goes_only_by_what_the_store_said_after_that() -> None:
+    scene = Scene()
+    scene.see([A, B])
+    scene.see([A])
+    missed_s = scene.now
+    # The sidecar stood still for less than it takes a watch to count as unhealthy.
+    assert scene.see([A], after_s=CONFIRM_S + 1, heard_s=missed_s + 1) == ["b", "a"]
+    assert scene.list.overdue(scene.now)
+    assert scene.see([A, B], after_s=0.1, heard_s=scene.now) == ["a", "b"]
+    assert not scene.list.overdue(scene.now)
+    scene.see([A])
+    assert not scene.list.overdue(scene.now)
+    assert scene.see([A], after_s=CONFIRM_S + 1, heard_s=scene.now + CONFIRM_S) == ["a"]
 
 
 def test_i4_after_a_cut_of_everybody_the_list_is_never_empty_or_partial() -> None:

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The delivered host list, by a mirror that is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from agent.host_delivery import HostDelivery
+from agent.rundir import RunDir
+from launcher_shim.horovod.hosts import CONFIRM_S
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.model import Job, Member
+from rdzv.store import KeyValue, WatchEvent
+from rdzv.watching import Mirror
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(1)
+
+
+class Scene:
+    """A sidecar's list, whose time and store are moved by hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = 100.0
+        self.mirror = Mirror(KEYS.prefix, lambda: self.now)
+        self._run_dir = RunDir(str(path))
+        self.delivery = HostDelivery(
+            self._run_dir, self.mirror, Membership(KEYS, self.mirror), 1, lambda: self.now
+        )
+
+    def put(self, *members: Member) -> None:
+        events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]
+        self.mirror.apply(events, self.mirror.revision + 1)
+
+    def lose(self, member: Member) -> None:
+        event = WatchEvent("delete", self._kv(HERE.member(member.name), b""))
+        self.mirror.apply([event], self.mirror.revision + 1)
+
+    def begin(self, *members: Member) -> None:
+        self.mirror.replace([self._kv(KEYS.job, Job(1, 4).to_json())], 1)
+        self.put(*members)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - a file gives no event
+                await asyncio.sleep(0.02)
+
+    def hosts(self) -> list[str]:
+        """Members on the list, by name."""
+        return sorted(line.partition(".")[0] for line in self._run_dir.hosts().splitlines()[:-1])
+
+    def listed(self) -> set[str]:
+        """Members that the delivery has seen there."""
+        return {member.name for member in self.delivery.listing.listed}
+
+    def _kv(self, key: str, value: bytes) -> KeyValue:
+        revision = self.mirror.revision + 1
+        return KeyValue(key, value, revision, revision, 1, 0)
+
+
+@asynccontextmanager
+async def delivering(path: Path, *members: Member) -> AsyncIterator[Scene]:
+    scene = Scene(path)
+    scene.begin(*members)
+    task = asyncio.create_task(scene.delivery.run())
+    try:
+        await scene.until(lambda: len(scene.hosts()) == len(members))
+        yield scene
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+A = Member("a", "uid-a", 1, "10.0.0.1", "node", "worker", 1, 1, 4)
+B = replace(A, name="b", pod_uid="uid-b")
+C = replace(A, name="c", pod_uid="uid-c")
+D = replace(A, name="d", pod_uid="uid-d")
+
+
+async def miss_one_for_long_enough(scene: Scene) -> None:
+    """Lose b; c's coming is read when b may have been back for long, unread."""
+    scene.lose(B)
+    await scene.until(lambda: "b" not in scene.listed())
+    scene.now += CONFIRM_S / 2
+    scene.mirror.apply([], scene.mirror.revision + 1)
+    scene.now += CONFIRM_S / 2 + 0.1
+    scene.put(C)
+    async with asyncio.timeout(10):
+        await scene.mirror.asked()
+    await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
+
+
+async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(tmp_path: Path) -> None:
+    async with delivering(tmp_path, A, B) as scene:
+        await miss_one_for_long_enough(scene)
+        scene.put(B)
+        scene.mirror.heard(scene.now)
+        scene.put(D)
+        await scene.until(lambda: scene.hosts() == ["a", "b", "c", "d"])
+
+
+async def test_a_host_that_the_store_has_no_word_of_goes(tmp_path: Path) -> None:
+    async with delivering(tmp_path, A, B) as scene:
+        await miss_one_for_long_enough(scene)
+        scene.mirror.heard(scene.now)
+        await scene.until(lambda: scene.hosts() == ["a", "c"])
