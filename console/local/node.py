@@ -226,7 +226,8 @@ class Node:
         launcher = self.launcher
         if not self._settings.native:
             try:
-                said = await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
+                await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
+                said = f"its sidecar has the notice, SIGTERM follows; {self._settings.grace_s:g} s"
                 self._timeline.record("node", "draining", self.name, said)
             except (OSError, ValueError, TimeoutError) as error:
                 self._timeline.record("node", "draining", self.name, f"no sidecar: {error}")
@@ -238,14 +239,14 @@ class Node:
                 self._timeline.record("node", "killed", self.name, "its grace was over")
                 await self._end_container()
 
-    async def _give_notice(self) -> str:
-        """Do what the sidecar's preStop hook does; returns what the sidecar said."""
+    async def _give_notice(self) -> None:
+        """Do what the sidecar's preStop hook does; raises ``ValueError`` without a whole answer."""
         path = self.run_dir / "notice.sock"
         reader, writer = await asyncio.open_unix_connection(path)
         try:
             notice = {"notice": "prestop", "reason": "the pod is deleted", "seconds_left": None}
             writer.write(json.dumps(notice).encode() + b"\n")
-            return str(json.loads(await reader.readline())["sentence"])
+            json.loads(await reader.readline())
         finally:
             writer.close()
 

@@ -49,7 +49,7 @@ class Rounds:
                     entry = HistoryEntry.from_kv(event.kv)
                     if entry.what in ("round", "closed"):
                         continue  # the round record itself tells more
-                    self._timeline.record("membership", entry.what, entry.member, entry.why)
+                    self._timeline.record("membership", *_told(entry))
                 elif self._is_round(event.kv.key):
                     self._see_round(event.kv)
             except RecordError as error:
@@ -76,3 +76,14 @@ class Rounds:
                 f"{self.round.number}",
                 f"{count} nodes, {count * self._slots} ranks: {', '.join(self.nodes)}",
             )
+
+
+def _told(entry: HistoryEntry) -> tuple[str, str, str]:
+    """What happened, to whom, and why; of a drain its entry tells the end."""
+    outcome, step = entry.details.get("outcome"), entry.details.get("step")
+    if entry.what != "drain":
+        return entry.what, entry.member, entry.why
+    if outcome == "cancelled":
+        return "cancelled", entry.member, entry.why
+    at_step = "" if step is None else f" at step {step}"
+    return "released", entry.member, f"{outcome}{at_step}: {entry.why}"
