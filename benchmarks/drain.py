@@ -22,15 +22,15 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, percentile
-from benchmarks.hosts import PAUSE_S, PROCESSES, SIDECARS
+from benchmarks.hosts import PAUSE_S, SIDECARS, start_sidecars
 from benchmarks.node_processes import Sidecar, Torchrun
 from benchmarks.sidecar_parts import Sidecar as Parts
 from benchmarks.sidecar_parts import TimedRunDir, identity
 from benchmarks.training import SAVE_S, STEP_S
-from benchmarks.worker import Worker, worker
-from benchmarks.worlds import bare_restart, torchruns, until_world
+from benchmarks.worker import Worker
+from benchmarks.worlds import bare_restart, start_native, torchruns, until_world
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.store import Put
@@ -126,20 +126,7 @@ async def _delist(notices: int) -> tuple[list[float], list[float]]:
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(etcd_server())
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-"))
-        workers = [
-            await stack.enter_async_context(worker("benchmarks.sidecar_parts"))
-            for _ in range(PROCESSES)
-        ]
-        for number, one in enumerate(workers):
-            await one.ask(
-                "start",
-                endpoint=endpoint,
-                job="drain",
-                members=[f"node-{n}" for n in range(number, SIDECARS, PROCESSES)],
-                min_nodes=1,
-                max_nodes=2 * SIDECARS,
-                run_dirs=root,
-            )
+        workers = await start_sidecars(stack, endpoint, "drain", root)
         latencies, writes = [], []
         for number in range(notices):
             latency_s, write_s = await _give_notice(workers, endpoint, Path(root), number)
@@ -314,22 +301,8 @@ async def _record(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
 
 async def _native(directory: Path) -> float:
     """From a SIGTERM of one agent that hosts nothing to the others' next step, natively."""
-    port = free_port()
     async with torchruns() as running:
-        for number in range(NODES):
-            running.append(
-                Torchrun(
-                    directory / f"node-{number}",
-                    {"PET_LOCAL_ADDR": "127.0.0.1"},
-                    f"--nnodes={SIZE[0]}:{SIZE[1]}",
-                    "--rdzv-backend=c10d",
-                    f"--rdzv-endpoint=127.0.0.1:{port}",
-                    "--rdzv-id=native",
-                    f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=3",
-                    "--max-restarts=9",
-                )
-            )
-            await running[-1].start()
+        await start_native(directory, running, NODES, SIZE)
         await until_world(running, size=NODES)
         before = set().union(*(torchrun.steps.pids for torchrun in running))
         leaver = running[-1]

@@ -62,20 +62,7 @@ async def measure(changes: int = CHANGES) -> list[Figure]:
     async with AsyncExitStack() as stack:
         endpoint = await stack.enter_async_context(etcd_server())
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-"))
-        workers = [
-            await stack.enter_async_context(worker("benchmarks.sidecar_parts"))
-            for _ in range(PROCESSES)
-        ]
-        for number, one in enumerate(workers):
-            await one.ask(
-                "start",
-                endpoint=endpoint,
-                job=JOB,
-                members=[f"node-{n}" for n in range(number, SIDECARS, PROCESSES)],
-                min_nodes=1,
-                max_nodes=2 * SIDECARS,
-                run_dirs=root,
-            )
+        workers = await start_sidecars(stack, endpoint, JOB, root)
         latencies, writes = await _change(workers, endpoint, changes)
         scripts, cats = await asyncio.to_thread(_print, Path(root))
     print(
@@ -103,6 +90,25 @@ async def measure(changes: int = CHANGES) -> list[Figure]:
             "cat",
         ),
     ]
+
+
+async def start_sidecars(stack: AsyncExitStack, endpoint: str, job: str, root: str) -> list[Worker]:
+    """Start ``SIDECARS`` sidecars with run directories under ``root``, in ``PROCESSES`` helpers."""
+    workers = [
+        await stack.enter_async_context(worker("benchmarks.sidecar_parts"))
+        for _ in range(PROCESSES)
+    ]
+    for number, one in enumerate(workers):
+        await one.ask(
+            "start",
+            endpoint=endpoint,
+            job=job,
+            members=[f"node-{n}" for n in range(number, SIDECARS, PROCESSES)],
+            min_nodes=1,
+            max_nodes=2 * SIDECARS,
+            run_dirs=root,
+        )
+    return workers
 
 
 async def _change(

@@ -17,10 +17,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import median
 
-from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
-from benchmarks.worlds import bare_restart, torchruns, until_world
+from benchmarks.worlds import bare_restart, start_native, torchruns, until_world
 
 ROUNDS = 3
 NODES = 3
@@ -149,22 +149,8 @@ async def _recovery(
 
 async def _native_dies(directory: Path) -> bool:
     """Kill rank 0's agent with its worker under torch's own c10d; whether all agents end."""
-    port = free_port()
     async with torchruns() as running:
-        for number in range(NODES):
-            running.append(
-                Torchrun(
-                    directory / f"node-{number}",
-                    {"PET_LOCAL_ADDR": "127.0.0.1"},
-                    f"--nnodes={SIZE[0]}:{SIZE[1]}",
-                    "--rdzv-backend=c10d",
-                    f"--rdzv-endpoint=127.0.0.1:{port}",
-                    "--rdzv-id=native",
-                    f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=3",
-                    "--max-restarts=9",
-                )
-            )
-            await running[-1].start()
+        await start_native(directory, running, NODES, SIZE)
         await until_world(running, size=NODES)
         await running[0].kill()
         deadline_s = time.monotonic() + DEAD_WITHIN_S

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from benchmarks.etcd_server import free_port
 from benchmarks.node_processes import Torchrun
 
 SETTLED_S = 2.0
@@ -67,3 +68,24 @@ async def torchruns() -> AsyncIterator[list[Torchrun]]:
     finally:
         for torchrun in running:
             await torchrun.kill()
+
+
+async def start_native(
+    directory: Path, running: list[Torchrun], nodes: int, size: tuple[int, int]
+) -> None:
+    """Start torchruns with torch's own c10d, which the first of them holds; adds to ``running``."""
+    port = free_port()
+    for number in range(nodes):
+        running.append(
+            Torchrun(
+                directory / f"node-{number}",
+                {"PET_LOCAL_ADDR": "127.0.0.1"},
+                f"--nnodes={size[0]}:{size[1]}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint=127.0.0.1:{port}",
+                "--rdzv-id=native",
+                f"--rdzv-conf=is_host={int(number == 0)},last_call_timeout=3",
+                "--max-restarts=9",
+            )
+        )
+        await running[-1].start()
