@@ -198,6 +198,8 @@ def draining(
     **settings: Any,
 ) -> Iterator[Drains]:
     """Run a job, with a look at the store, and with the host list watched."""
+    # Nobody is killed here: a newcomer may take its time to start.
+    settings = {"gloo_timeout_s": 60} | settings
     with HorovodCluster(directory, folder, endpoints, **settings) as job:
         job.settings = replace(job.settings, grace_s=grace_s)
         keys = JobKeys(job.settings.namespace, job.settings.job)
