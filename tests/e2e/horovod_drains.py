@@ -25,12 +25,12 @@ from tests.e2e.witness import Witness
 
 DRAINED_STATUS = 143
 DELISTED_S = 3.0
-"""For a preStop hook, which is a Python that starts, and for the list to follow."""
+"""For the host list to follow a notice, on a machine that is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """A pod that is being ended. ``asked_s`` is monotonic."""
+    """A pod that is being ended; ``asked_s``, monotonic, is when its sidecar had the notice."""
 
     node: Node
     asked_s: float
@@ -60,26 +60,26 @@ class Drains:
         They must be off the host list at once, or if none but them is settled on it, soon after
         one is. Where nobody is there yet to replace them, they need not.
         """
-        going = []
-        for name in names:
-            self.job.tell(f"{name}: the pod is deleted")
-            going.append(Going(self.job.nodes.pop(name), time.monotonic()))
+        nodes = [self.job.nodes.pop(name) for name in names]
+        for node in nodes:
+            self.job.tell(f"{node.name}: the pod is deleted")
         hooks = [
             subprocess.Popen(
                 [
                     *(sys.executable, "-m", "console.main", "notice"),
-                    *("--run-dir", str(pod.node.pod.run_dir)),
+                    *("--run-dir", str(node.pod.run_dir)),
                 ],
                 cwd=ROOT,
                 stdout=subprocess.DEVNULL,
             )
-            for pod in going
+            for node in nodes
         ]
         for hook in hooks:
             assert hook.wait(20) == 0
-        for pod in going:
-            assert pod.node.main is not None
-            send({pod.node.main.pid}, signal.SIGTERM)
+        going = [Going(node, time.monotonic()) for node in nodes]
+        for node in nodes:
+            assert node.main is not None
+            send({node.main.pid}, signal.SIGTERM)
         leaving = {pod.node.host for pod in going}
         if replaced:
             timeout_s = DELISTED_S if self._settled() - leaving else SETTLE_S + DELISTED_S
