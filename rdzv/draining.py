@@ -23,6 +23,9 @@ from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.model import Drain, Outcome, Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
+COUNTED_MAX = 64
+"""Of the members that ``min`` counts, so many are looked at in one transaction: etcd takes 128."""
+
 LEAST_COMMIT_S = 1.0
 """No commit is reckoned to take less; one that was timed from its middle may seem to."""
 
@@ -125,12 +128,20 @@ class _Scene:
 
     def served(self, uid: str) -> bool:
         """Whether the pod's ranks are parked behind a save that all have acknowledged."""
-        if uid in self.inside and self.round and not _speaks_of(self.commit, self.round):
-            return False  # it trains on in a later round than that save's
+        if self.has_trained_on(uid):
+            return False
         return self.commit.phase == "done" and any(
             vote.pod_uid == uid and vote.acked == self.commit.step
             for vote in self.snapshot.votes.values()
         )
+
+    def has_trained_on(self, uid: str) -> bool:
+        """Whether the pod was in a later round than that of the commit; it may be over by now."""
+        round, drain = self.snapshot.round, self.snapshot.membership.drains[uid]
+        if round is None or _speaks_of(self.commit, round) or drain.member not in round.members:
+            return False
+        member = self.snapshot.membership.members.get(drain.member)
+        return member is None or member.pod_uid == uid
 
     def becomes(self, reason: str, **changes: object) -> Decision:
         """Decide on a commit record that differs from the present one."""
@@ -422,7 +433,8 @@ def transaction(
     """Make the transaction that carries ``decision`` out; the caller adds its registration.
 
     It rests on the commit, the round and the job being what they are in ``snapshot``, on each
-    drain that ends being still there, and on no drain having come since.
+    drain that ends being still there, and on no drain having come since. Where somebody is let go,
+    it rests on the listed members whom ``min`` counts, too: one may have vanished since.
     """
     membership = snapshot.membership
     assert membership.job is not None
@@ -436,6 +448,9 @@ def transaction(
     if snapshot.round is not None:
         round_key = here.run(snapshot.round.run).round
         compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
+    if decision.drains:
+        counted = snapshot.listing.listed[: min(membership.job.min_workers, COUNTED_MAX)]
+        compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
     operations: list[Operation] = []
     if decision.commit is not None:
         operations.append(Put(here.commit, decision.commit.to_json()))

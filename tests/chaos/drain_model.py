@@ -369,6 +369,8 @@ class World:
         for pod in self.pods:
             if compare.key == GENERATION.drain(uid(pod)):
                 return store.drains[pod] == seen.drains[pod]
+            if compare.key == GENERATION.member(name(pod)):
+                return name(pod) in self.membership(store)[0].members
         assert compare.key == KEYS.job, compare
         return True
 

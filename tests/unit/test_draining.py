@@ -299,6 +299,13 @@ def test_i7_the_save_of_an_earlier_round_serves_nobody_who_trains_on() -> None:
     assert decision.drains["uid-a"] == replace(A, outcome="expired")
 
 
+def test_i7_nor_one_whose_later_round_has_ended_since() -> None:
+    closed = replace(ROUND, number=4, closed=True, left=frozenset("a"))
+    earlier = scene(DONE, A, votes=SAVED, live=closed, me="a")
+    decision = decided(earlier, seen(due_s={"uid-a": NOW}))
+    assert decision.drains["uid-a"].outcome != "committed"
+
+
 def test_a_pod_of_another_uid_has_only_the_name_in_common() -> None:
     elder = replace(A, pod_uid="uid-a-before")
     assert decided(scene(IDLE, elder)).commit is None
@@ -343,6 +350,7 @@ def test_a_decision_rests_on_commit_round_job_and_all_drains() -> None:
         Compare(HERE.drains, "mod", "<", 91, prefix=True),
         Compare(HERE.run("run").round, "mod", "=", 70),
         Compare(HERE.drain("uid-a"), "mod", "=", 50),
+        Compare(HERE.member("b"), "create", ">", 0),  # whom min counts, and who may have vanished
     }
     assert [operation.key for operation in operations] == [HERE.commit, HERE.drain("uid-a")]
 
