@@ -89,13 +89,10 @@ def a_row_of_drains(job: Job, drains: int) -> None:
     assert len(outcomes) >= drains
 
 
-@pytest.mark.parametrize(("slots", "drains"), [(1, 2), (2, 2)])
-def test_drains_in_a_row_lose_no_step_and_repeat_none(
-    run_job: RunJob, embedded: list[str], slots: int, drains: int
-) -> None:
-    with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
+def test_drains_in_a_row_lose_no_step_and_repeat_none(run_job: RunJob, embedded: list[str]) -> None:
+    with draining_job(run_job, embedded, slots=2, least=2, most=4) as job:
         job.add(3)
-        a_row_of_drains(job, drains)
+        a_row_of_drains(job, 2)
 
 
 def test_two_drains_at_once_share_one_commit_and_one_round(

@@ -46,7 +46,7 @@ def trains(job: Job, nodes: int) -> None:
     ("victim", "phase"),
     [
         ("the leaver's", "commit"),
-        ("another", "hold"),
+        pytest.param("another", "hold", marks=long),
         pytest.param("the leaver's", "noted", marks=long),
         pytest.param("the leaver's", "hold", marks=long),
         pytest.param("the leaver's", "done", marks=long),
@@ -207,6 +207,7 @@ def test_a_grace_that_suffices(run_job: RunJob, embedded: list[str], grace_s: fl
         nothing_lost(job)
 
 
+@long
 def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
     run_job: RunJob, embedded: list[str]
 ) -> None:

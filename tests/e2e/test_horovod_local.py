@@ -104,6 +104,7 @@ def test_a_launcher_node_that_is_killed_ends_the_job_and_every_worker(
     job.leaves_nothing(10)
 
 
+@pytest.mark.long
 def test_a_script_that_fails_ends_the_job_with_horovodruns_status(
     start: Callable[..., LocalJob], tmp_path: Path
 ) -> None:

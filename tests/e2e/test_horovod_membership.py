@@ -77,7 +77,7 @@ class Roster:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_join_a_leave_of_rank_0_and_a_loss(start_job: StartJob, slots: int) -> None:
     with start_job(nodes=2, least=1, most=3, slots=slots) as job:
         roster = Roster(job, "node-0", "node-1")

@@ -134,7 +134,7 @@ def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
     return [moment for moment in timeline["moments"] if moment["what"] == what]
 
 
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_grows_loses_rank_0_and_gets_it_back(start: Callable[..., LocalJob], slots: int) -> None:
     job = start(
         *("--nodes", "2", "--max", "3"),

@@ -31,7 +31,13 @@ while True:
 """
 
 
-@pytest.mark.parametrize("line", ["{}", "exec {}", "{}; echo after", "{} & wait"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}; echo after",
+        *(pytest.param(line, marks=pytest.mark.long) for line in ("{}", "exec {}", "{} & wait")),
+    ],
+)
 def test_each_worker_gets_a_sigterm_once_and_has_the_time_to_save(
     tmp_path: Path, line: str
 ) -> None:

@@ -75,6 +75,7 @@ def test_kill_9_of_all_sidecars_at_once_is_not_noticed(job: Job) -> None:
     unnoticed(job, world, since_s)
 
 
+@pytest.mark.long
 def test_a_sidecar_that_is_replaced_in_place_is_not_noticed(job: Job) -> None:
     world, since_s = together(job), time.monotonic()
     for node in job.nodes.values():
@@ -83,6 +84,7 @@ def test_a_sidecar_that_is_replaced_in_place_is_not_noticed(job: Job) -> None:
     unnoticed(job, world, since_s)
 
 
+@pytest.mark.long
 def test_the_world_grows_and_shrinks_as_ever_after_its_sidecars_were_replaced(job: Job) -> None:
     world = together(job)
     for node in tuple(job.nodes.values())[:2]:
@@ -109,6 +111,7 @@ def test_a_torchrun_whose_sidecar_was_away_beyond_the_lease_comes_back(job: Job)
     assert victim.launcher.poll() is None
 
 
+@pytest.mark.long
 def test_a_sidecar_that_freezes_for_20_s_is_not_noticed(
     run_job: RunJob, embedded: list[str]
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_sidecar_that_freezes_for_20_s_is_not_noticed(
         unnoticed(job, world, since_s)
 
 
+@pytest.mark.long
 def test_worlds_form_while_sidecars_die(run_job: RunJob, embedded: list[str]) -> None:
     with run_job(embedded, least=2, most=3, lease_s=10.0, wrapped=True) as job:
         nodes = job.add(3)
