@@ -222,7 +222,6 @@ def test_a_script_that_fails_ends_the_job_with_its_launchers_status(
         (["--", "torchrun", "--rdzv-backend=c10d", "train.py"], "the sidecar beside each torchrun"),
         (["--", "horovodrun", "-np", "2", "python", "train.py"], "--nodes, --min and --max"),
         (["--", "mpirun", "-np", "2", "python", "train.py"], "no launcher"),
-        (["--event", "drain:node-0@5s", "--", "torchrun", "t.py"], "drain is not supported"),
         (["--min", "3", "--", "torchrun", "t.py"], "--min 3 and --max 2"),
         ([], "no command"),
     ],
