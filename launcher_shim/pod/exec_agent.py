@@ -56,7 +56,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Worker:
-    """One running command. ``exited`` is set once its first process has ended."""
+    """One running command. ``exited`` is set once its first process has ended.
+
+    ``forsaken``: nobody waits for it any longer, so that what ends it is no word of its own.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -66,6 +69,7 @@ class Worker:
         self.moved = 0
         self.blocked = 0
         self.draining = asyncio.Lock()
+        self.forsaken = False
 
     def look(self) -> None:
         """See whether the process has ended; its id stays taken until ``finish``."""
@@ -202,6 +206,7 @@ async def follow(
     try:
         await asyncio.wait((gone, told), return_when=asyncio.FIRST_COMPLETED)
         if not told.done():
+            worker.forsaken = True
             await worker.end()
     finally:
         for task in (gone, told):
@@ -230,8 +235,10 @@ async def _tell(worker: Worker, writer: asyncio.StreamWriter) -> None:
             _, pending = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
             if worker.moved == moved and not worker.blocked:
                 break
-        writer.write(encode(EXIT, b"%d" % status))
-        await writer.drain()
+        # One that was frozen would read it when it wakes, or not: for it the end is not known.
+        if not worker.forsaken:
+            writer.write(encode(EXIT, b"%d" % status))
+            await writer.drain()
     finally:
         for task in (alive, *pumps):
             task.cancel()

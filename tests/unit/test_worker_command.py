@@ -34,8 +34,8 @@ programs = texts.filter(lambda text: text and "=" not in text)
 def test_what_is_taken_apart_is_what_was_meant(
     environ: dict[str, str], program: str, arguments: list[str]
 ) -> None:
-    command = read_command(as_horovod_sends("/work/dir", environ, [program, *arguments]))
-    assert command.directory == "/work/dir"
+    command = read_command(as_horovod_sends("/home/user/training", environ, [program, *arguments]))
+    assert command.directory == "/home/user/training"
     assert command.argv == (program, *arguments)
     assert {name: command.environment[name] for name in environ} == environ
     assert (command.host, command.local_rank) == ("node-0.1a2b3c4d", 1)
