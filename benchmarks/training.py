@@ -24,8 +24,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     path = Path(os.environ["BENCH_STEPS"], str(os.getpid()))
+    step = muster.last_commit() or 0
     with open(path, "a", buffering=1) as steps, muster.drain() as drain:
-        step = muster.last_commit() or 0
         while True:
             dist.all_reduce(torch.ones(1))
             step += 1
