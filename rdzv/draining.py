@@ -140,8 +140,7 @@ class _Scene:
         round, drain = self.snapshot.round, self.snapshot.membership.drains[uid]
         if round is None or _speaks_of(self.commit, round) or drain.member not in round.members:
             return False
-        member = self.snapshot.membership.members.get(drain.member)
-        return member is None or member.pod_uid == uid
+        return self.snapshot.membership.has_name(drain)
 
     def becomes(self, reason: str, **changes: object) -> Decision:
         """Decide on a commit record that differs from the present one."""

@@ -72,11 +72,7 @@ class DrainingSnapshot:
         """Who of the live round the drained pod is, or None."""
         if self.round is None or not self.round.live or drain.member not in self.round.members:
             return None
-        name = drain.member
-        holder = self.membership.members.get(name) or self.membership.incarnations.get(name)
-        if holder is not None and holder.pod_uid != drain.pod_uid:
-            return None  # the name is another pod's by now, even if that one is cut off just now
-        return name
+        return drain.member if self.membership.has_name(drain) else None
 
 
 @dataclass(frozen=True, slots=True)

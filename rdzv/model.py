@@ -305,3 +305,11 @@ class Snapshot:
     commit: Commit | None = None
     last_commit: LastCommit | None = None
     unreadable_commit: int = 0
+
+    def has_name(self, drain: Drain) -> bool:
+        """Whether the drained pod still is the one behind its member's name.
+
+        A new pod of the same name is not drained, even while that one is cut off.
+        """
+        holder = self.members.get(drain.member) or self.incarnations.get(drain.member)
+        return holder is None or holder.pod_uid == drain.pod_uid

@@ -6,7 +6,7 @@ from __future__ import annotations
 from launcher_shim.c10d.runs import Membership
 from rdzv.draining import ends_round, granted, joins_wait
 from rdzv.listing import decide
-from rdzv.model import Drain, Snapshot
+from rdzv.model import Snapshot
 
 
 def run_membership(
@@ -17,7 +17,7 @@ def run_membership(
     ``fenced``: this sidecar's own name, where another pod has taken it over.
     """
     listing = decide(snapshot)
-    drains = [drain for drain in snapshot.drains.values() if _holds_name(snapshot, drain)]
+    drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
     leaving = {drain.member for drain in drains}
     if fenced is not None:
         leaving.add(fenced)
@@ -29,12 +29,3 @@ def run_membership(
         joins_wait=joins_wait(snapshot, listing, run_id, number),
         ends_round=ends_round(snapshot, run_id, number),
     )
-
-
-def _holds_name(snapshot: Snapshot, drain: Drain) -> bool:
-    """Whether the drained pod still is the one behind its member's name.
-
-    A new pod of the same name is not drained, whatever becomes of the one before it.
-    """
-    holder = snapshot.members.get(drain.member) or snapshot.incarnations.get(drain.member)
-    return holder is None or holder.pod_uid == drain.pod_uid
