@@ -46,9 +46,10 @@ class Erase:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read an interval."""
+    """Read an interval, as of ``revision`` or, with 0, as it is now."""
 
     interval: Interval
+    revision: int = 0
 
 
 Action = Write | Erase | Read

@@ -15,9 +15,10 @@ from typing import Any, Self
 import grpc.aio
 
 from rdzv.errors import ConfigError
+from rdzv.store.access import target_of
 from rdzv.store.embedded_calls import Calls
 from rdzv.store.embedded_watch import serve_watch
-from rdzv.store.endpoints import keep_grpc_running, target_of
+from rdzv.store.endpoints import keep_grpc_running
 from rdzv.store.engine import MemoryEngine
 from rdzv.store.pb import etcd_pb2 as pb
 
@@ -96,6 +97,7 @@ def _handlers(engine: MemoryEngine) -> tuple[grpc.GenericRpcHandler, ...]:
         )
 
     services = {
+        "Auth": {"AuthStatus": unary(calls.auth_status, pb.AuthStatusRequest)},
         "KV": {
             "Range": unary(calls.range, pb.RangeRequest),
             "Put": unary(calls.put, pb.PutRequest),

@@ -100,7 +100,8 @@ class Calls:
     @_answering
     async def range(self, request: pb.RangeRequest, context: ServicerContext) -> pb.RangeResponse:
         """KV.Range."""
-        return self._range_response(request, self._engine.read(_read(request, self._engine)))
+        found = self._engine.read(_interval(request), request.revision)
+        return self._range_response(request, found)
 
     @_answering
     async def put(self, request: pb.PutRequest, context: ServicerContext) -> pb.PutResponse:
@@ -205,6 +206,13 @@ class Calls:
         """Maintenance.Alarm: there is never one, but ``etcdctl endpoint health`` asks."""
         return pb.AlarmResponse(header=self.header())
 
+    @_answering
+    async def auth_status(
+        self, request: pb.AuthStatusRequest, context: ServicerContext
+    ) -> pb.AuthStatusResponse:
+        """Auth.AuthStatus: nobody is asked who he is."""
+        return pb.AuthStatusResponse(header=self.header(), enabled=False)
+
     async def _one(self, operation: pb.RequestOp) -> pb.ResponseOp:
         return self._txn(pb.TxnRequest(success=[operation])).responses[0]
 
@@ -212,8 +220,8 @@ class Calls:
         engine = self._engine
         succeeded, replies = engine.txn(
             [_condition(compare) for compare in request.compare],
-            [_action(operation, engine) for operation in request.success],
-            [_action(operation, engine) for operation in request.failure],
+            [_action(operation) for operation in request.success],
+            [_action(operation) for operation in request.failure],
         )
         ran: Sequence[pb.RequestOp] = request.success if succeeded else request.failure
         return pb.TxnResponse(
@@ -261,12 +269,6 @@ def _interval(message: Any) -> Interval:
     return Interval(message.key, message.range_end)
 
 
-def _read(request: pb.RangeRequest, engine: MemoryEngine) -> Interval:
-    if request.revision and request.revision != engine.revision:
-        raise UnsupportedError("reads of past revisions")
-    return _interval(request)
-
-
 def _condition(compare: pb.Compare) -> Condition:
     target, field = _TARGETS[compare.target]
     return Condition(
@@ -274,10 +276,10 @@ def _condition(compare: pb.Compare) -> Condition:
     )
 
 
-def _action(operation: pb.RequestOp, engine: MemoryEngine) -> Action:
+def _action(operation: pb.RequestOp) -> Action:
     match operation.WhichOneof("request"):
         case "request_range":
-            return Read(_read(operation.request_range, engine))
+            return Read(_interval(operation.request_range), operation.request_range.revision)
         case "request_put":
             put = operation.request_put
             if put.ignore_value or put.ignore_lease:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
+from random import Random
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from rdzv.errors import ConfigError
+from rdzv.store.certificate_files import CertificateFiles
+from rdzv.store.patience import Patience
 from rdzv.store.pb import etcd_pb2 as pb
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -23,12 +25,15 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
-    ("grpc.keepalive_permit_without_calls", 1),
+    # etcd allows no pings where no call is under way: the third one ends the connection, and grpc
+    # doubles its period from then on. The next call finds out what an idle one is good for.
+    ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     # The defaults back off to two minutes: far longer than a store takes to come back.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # This bounds an attempt to connect: TCP, TLS and HTTP/2 take several round trips.
+    ("grpc.min_reconnect_backoff_ms", 3000),
     # A ping with every message doubles what an idle watch costs, to tune windows that messages of
     # a few KB never fill.
     ("grpc.http2.bdp_probe", 0),
@@ -37,10 +42,10 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", -1),
 )
 
-HAS_LEADER = (("hasleader", "true"),)
-"""Metadata that makes a member without a leader say so at once, on streams too."""
+Metadata = tuple[tuple[str, str], ...]
 
-_ADDRESS = re.compile(r"(?:http://)?(?P<target>(?:\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):\d{1,5})/?")
+HAS_LEADER: Metadata = (("hasleader", "true"),)
+"""Metadata that makes a member without a leader say so at once, on streams too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,25 @@ REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.Lea
 KEEP_ALIVE = Method(
     "/etcdserverpb.Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
 )
+AUTHENTICATE = Method(
+    "/etcdserverpb.Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse
+)
+AUTH_STATUS = Method("/etcdserverpb.Auth/AuthStatus", pb.AuthStatusRequest, pb.AuthStatusResponse)
+USER_ADD = Method("/etcdserverpb.Auth/UserAdd", pb.AuthUserAddRequest, pb.AuthUserAddResponse)
+USER_CHANGE_PASSWORD = Method(
+    "/etcdserverpb.Auth/UserChangePassword",
+    pb.AuthUserChangePasswordRequest,
+    pb.AuthUserChangePasswordResponse,
+)
+USER_GRANT_ROLE = Method(
+    "/etcdserverpb.Auth/UserGrantRole", pb.AuthUserGrantRoleRequest, pb.AuthUserGrantRoleResponse
+)
+ROLE_ADD = Method("/etcdserverpb.Auth/RoleAdd", pb.AuthRoleAddRequest, pb.AuthRoleAddResponse)
+ROLE_GRANT_PERMISSION = Method(
+    "/etcdserverpb.Auth/RoleGrantPermission",
+    pb.AuthRoleGrantPermissionRequest,
+    pb.AuthRoleGrantPermissionResponse,
+)
 STATUS = Method("/etcdserverpb.Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
 WATCH = Method("/etcdserverpb.Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 
@@ -73,18 +97,16 @@ def keep_grpc_running() -> None:
     grpc.aio.init_grpc_aio()
 
 
-def target_of(address: str, setting: str = "--etcd-endpoints or MUSTER_ETCD_ENDPOINTS") -> str:
-    """Take ``host:port`` or ``http://host:port``; raises ``ConfigError`` naming ``setting``."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        raise ConfigError(
-            f"{address!r} is not of the form host:port or http://host:port: correct it in {setting}"
-        )
-    return match["target"]
+RETIRE_S = 3.0
+"""For what is under way on a connection that is given up: a password takes longest."""
 
 
 class NotSentError(Exception):
     """The request certainly did not leave this machine."""
+
+
+class BusyError(NotSentError):
+    """Nothing was sent for want of a thread of our own: that is no fault of the member."""
 
 
 class AnswerLostError(Exception):
@@ -92,18 +114,29 @@ class AnswerLostError(Exception):
 
 
 class Endpoint:
-    """One member. Everything that waits on it ends when the member is given up (``kick``)."""
+    """One member. Everything that waits on it ends when the member is given up (``kick``).
 
-    def __init__(self, endpoint: str) -> None:
-        self.target = target_of(endpoint)
+    With ``files`` it is spoken to over TLS, its name is verified, and it gets a new connection
+    when the files have changed.
+    """
+
+    def __init__(self, target: str, files: CertificateFiles | None = None) -> None:
+        self.target = target
         keep_grpc_running()
         self.connection = 0
+        self.patience = Patience()
+        self._files = files
+        self._files_version = 0
+        self._channel: grpc.aio.Channel | None = None
         self._closed = False
         self._retiring: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._on_kick: set[Callable[[str], None]] = set()
-        self._open(CHANNEL_OPTIONS)
+        self._metadata: Metadata = ()
+        self._wire_metadata = grpc.aio.Metadata()
 
-    async def call(self, method: Method, request: Any, timeout_s: float) -> Any:
+    async def call(
+        self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
+    ) -> Any:
         """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
 
         A call whose stream carries one message each way is made as a unary one: on the wire they
@@ -113,20 +146,35 @@ class Endpoint:
         cancelling = task.cancelling() if task else 0
         sent = False
         try:
-            if self._channel.get_state(try_to_connect=True) in _CONNECTING:
-                timeout_s = await self._connected(timeout_s)
+            while True:
+                channel = self._channel
+                if channel is None or self._files is not None:
+                    channel, timeout_s = await self._opened(timeout_s)
+                if channel.get_state(try_to_connect=True) not in _CONNECTING:
+                    break
+                timeout_s = await self._connected(channel, timeout_s)
+                if self._channel is channel:
+                    break
+                # Replaced meanwhile: what is sent goes over its successor, which has to connect.
             sent = True
-            return await self._sender(method)(request, timeout=timeout_s, metadata=HAS_LEADER)
+            carried = self._carried(metadata)
+            return await self._sender(method)(request, timeout=timeout_s, metadata=carried)
         except asyncio.CancelledError:
-            # Closing the channel cancels its calls, which looks like a cancelled task.
-            if not self._closed or (task and task.cancelling() > cancelling):
+            # Closing a channel cancels its calls, which looks like a cancelled task.
+            if task is None or task.cancelling() > cancelling:
                 raise
-            raise (AnswerLostError if sent else NotSentError)("this client was closed") from None
+            what = "client" if self._closed else "connection"
+            raise (AnswerLostError if sent else NotSentError)(f"this {what} was closed") from None
 
-    def open_watch(self, on_kick: Callable[[str], None]) -> grpc.aio.StreamStreamCall:
-        """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
+    def open_watch(
+        self, on_kick: Callable[[str], None], metadata: Metadata = HAS_LEADER
+    ) -> grpc.aio.StreamStreamCall:
+        """Open a watch stream; ``on_kick`` is called, with the reason, to end it early.
+
+        Only after a ``call``, which makes the connection.
+        """
         self._on_kick.add(on_kick)
-        return self._watch(metadata=HAS_LEADER)
+        return self._watch(metadata=metadata)
 
     def forget_watch(self, on_kick: Callable[[str], None]) -> None:
         """Undo ``open_watch``."""
@@ -137,15 +185,15 @@ class Endpoint:
         for on_kick in tuple(self._on_kick):
             on_kick(reason)
 
-    def reconnect(self, grace_s: float) -> None:
+    def reconnect(self, grace_s: float = RETIRE_S) -> None:
         """Make later calls on a new connection; those under way have ``grace_s`` to end.
 
         A single endpoint is often one name or address for several members: a new connection may
         reach another one, where the old one would hang until its ping fails.
         """
-        if self._closed:
-            return
         old = self._channel
+        if self._closed or old is None:
+            return
         # grpc shares connections between channels of equal options, so these must differ.
         self.connection = next(_connections)
         self._open((*CHANNEL_OPTIONS, ("muster.connection", self.connection)))
@@ -158,12 +206,45 @@ class Endpoint:
         self._closed = True
         self.kick("the store client is closed")
         for channel in (self._channel, *self._retiring.values()):
-            await channel.close()
+            if channel is not None:
+                await channel.close()
         if self._retiring:
             await asyncio.wait(self._retiring)
 
+    async def _opened(self, timeout_s: float) -> tuple[grpc.aio.Channel, float]:
+        """Have a channel, with the certificates that are there now; return the time left, too."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        channel = self._channel
+        if self._files is not None:
+            ready = channel is not None and channel.get_state() is _READY
+            try:
+                await self._files.look(urgent=not ready, timeout_s=timeout_s)
+            except ConfigError as error:
+                raise NotSentError(str(error)) from None
+            except TimeoutError:
+                raise NotSentError(
+                    f"the certificate files cannot be read within {timeout_s:.1f} s"
+                ) from None
+            if self._closed:
+                raise NotSentError("this client was closed")
+        if self._channel is None:
+            self._open(CHANNEL_OPTIONS)
+        elif self._files is not None and self._files.version != self._files_version:
+            # First, so that no stream takes the end of its connection for its own cancellation.
+            self.kick("the certificate files have changed")
+            self.reconnect()
+        assert self._channel is not None
+        return self._channel, max(deadline_s - asyncio.get_running_loop().time(), 0.001)
+
     def _open(self, options: Sequence[tuple[str, int]]) -> None:
-        self._channel = grpc.aio.insecure_channel(self.target, options=options)
+        if self._files is None:
+            self._channel = grpc.aio.insecure_channel(self.target, options=options)
+        else:
+            found = self._files.certificates
+            assert found is not None
+            self._files_version = self._files.version
+            credentials = grpc.ssl_channel_credentials(found.cacert, found.key, found.cert)
+            self._channel = grpc.aio.secure_channel(self.target, credentials, options=options)
         self._senders: dict[str, grpc.aio.UnaryUnaryMultiCallable] = {}
         self._watch: grpc.aio.StreamStreamMultiCallable = self._channel.stream_stream(
             WATCH.path,
@@ -171,9 +252,16 @@ class Endpoint:
             response_deserializer=WATCH.response.FromString,
         )
 
+    def _carried(self, metadata: Metadata) -> grpc.aio.Metadata:
+        """``metadata`` in grpc's own form, made anew only when it changes."""
+        if metadata != self._metadata:
+            self._metadata, self._wire_metadata = metadata, grpc.aio.Metadata(*metadata)
+        return self._wire_metadata
+
     def _sender(self, method: Method) -> grpc.aio.UnaryUnaryMultiCallable:
         sender = self._senders.get(method.path)
         if sender is None:
+            assert self._channel is not None
             sender = self._senders[method.path] = self._channel.unary_unary(
                 method.path,
                 request_serializer=method.request.SerializeToString,
@@ -181,7 +269,7 @@ class Endpoint:
             )
         return sender
 
-    async def _connected(self, timeout_s: float) -> float:
+    async def _connected(self, channel: grpc.aio.Channel, timeout_s: float) -> float:
         """Wait for the connection and return the time left.
 
         So a request that its deadline ends was sent for sure, and one that was not sent is known.
@@ -191,10 +279,10 @@ class Endpoint:
         deadline_s = loop.time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline_s):
-                state = self._channel.get_state(try_to_connect=True)
+                state = channel.get_state(try_to_connect=True)
                 while state in _CONNECTING:
-                    await self._channel.wait_for_state_change(state)
-                    state = self._channel.get_state(try_to_connect=True)
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
         except TimeoutError:
             raise NotSentError(f"no connection within {timeout_s:.1f} s") from None
         if self._closed:
@@ -203,15 +291,18 @@ class Endpoint:
 
 
 _connections = count(1)
+_READY = grpc.ChannelConnectivity.READY
 _CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 
 
 class Rotation:
     """The endpoints of one cluster, and which of them to use now."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], first: int) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], first: int, random: Random) -> None:
         self._endpoints = endpoints
-        self._at = first % len(endpoints)
+        self._random = random
+        self.current = endpoints[first % len(endpoints)]
+        """The endpoint to use now."""
 
     def __len__(self) -> int:
         return len(self._endpoints)
@@ -219,12 +310,21 @@ class Rotation:
     def __iter__(self) -> Iterator[Endpoint]:
         return iter(self._endpoints)
 
-    @property
-    def current(self) -> Endpoint:
-        """The endpoint to use now."""
-        return self._endpoints[self._at]
+    def leave(self, endpoint: Endpoint, tried: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+        """Move on from ``endpoint``, unless somebody else has done so already.
 
-    def leave(self, endpoint: Endpoint) -> None:
-        """Move on from ``endpoint``, unless somebody else has done so already."""
+        The next one is drawn, so that the clients of a member that ends spread over the others. It
+        is none of ``tried``, which have failed before in the same round, while there is another.
+        Return what the round has tried by now: nothing once that is all of them.
+        """
+        tried = (*tried, endpoint)
+        others = [other for other in self._endpoints if other is not endpoint]
+        fresh = [other for other in others if other not in tried]
         if self.current is endpoint:
-            self._at = (self._at + 1) % len(self._endpoints)
+            found = fresh or others
+        else:
+            found = fresh if self.current in tried else []
+        if found:
+            self.current = self._random.choice(found)
+            self.current.patience.expect(endpoint.patience)
+        return tried if fresh else ()

@@ -14,9 +14,12 @@ from collections.abc import Callable, Sequence
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.store.actions import Action, Condition, Read, Reply, Write, check, holds
 from rdzv.store.interface import KeyValue, WatchEvent
-from rdzv.store.intervals import Interval, key_text
+from rdzv.store.intervals import Interval, key_bytes, key_text
 from rdzv.store.leases import Lease, LeaseTable
 from rdzv.store.watcher import Watcher
+
+Change = tuple[bytes, WatchEvent, KeyValue | None]
+"""What happened to a key, and what it held before."""
 
 
 class MemoryEngine:
@@ -40,8 +43,9 @@ class MemoryEngine:
         self._history_limit = history_limit
         self._kvs: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []
-        self._history: list[tuple[int, bytes, WatchEvent]] = []
-        self._watchers: set[Watcher] = set()
+        self._history: list[tuple[int, bytes, WatchEvent, KeyValue | None]] = []
+        # In the order of their coming: a simulation must not depend on where objects lie.
+        self._watchers: dict[Watcher, None] = {}
         self._live_bytes = 0
         self._past_bytes = 0
 
@@ -50,11 +54,15 @@ class MemoryEngine:
         """Bytes of keys and values: with the history, and without."""
         return self._live_bytes + self._past_bytes, self._live_bytes
 
-    def read(self, interval: Interval) -> Reply:
-        """Read what is there now, in key order; raises ``StoreRefused`` without a key."""
+    def read(self, interval: Interval, revision: int = 0) -> Reply:
+        """Read what is there now, or was then, in key order.
+
+        Raises ``StoreRefused`` without a key, and as ``txn`` does.
+        """
         check([Read(interval)])
         self.expire_leases()
-        return self._read(interval)
+        self._check_revision(revision)
+        return self._read_at(interval, revision)
 
     def txn(
         self,
@@ -64,11 +72,14 @@ class MemoryEngine:
     ) -> tuple[bool, list[Reply]]:
         """Apply one branch as one revision; says which one, and a reply for each action.
 
-        Raises ``LeaseLost`` and ``StoreRefused``, and then has changed nothing.
+        Raises ``LeaseLost``, ``Compacted`` and ``StoreRefused``, and then has changed nothing.
         """
         self.expire_leases()
         check(then)
         check(otherwise)
+        for action in (*then, *otherwise):
+            if isinstance(action, Read):
+                self._check_revision(action.revision)
         succeeded = all(
             holds(condition, self._read(condition.interval)) for condition in conditions
         )
@@ -76,8 +87,16 @@ class MemoryEngine:
         for action in actions:
             if isinstance(action, Write) and action.lease:
                 self.leases[action.lease]
-        events: list[tuple[bytes, WatchEvent]] = []
-        replies = [self._apply(action, events) for action in actions]
+        past = {
+            index: self._read_at(action.interval, action.revision)
+            for index, action in enumerate(actions)
+            if isinstance(action, Read) and action.revision
+        }
+        events: list[Change] = []
+        replies = [
+            past[index] if index in past else self._apply(action, events)
+            for index, action in enumerate(actions)
+        ]
         self._commit(events)
         return succeeded, replies
 
@@ -117,7 +136,7 @@ class MemoryEngine:
             raise Compacted(f"revision {revision} is compacted already", self.compact_revision)
         self.compact_revision = revision
         cut = self._history_index(revision)
-        self._past_bytes -= sum(_size(key, event.kv) for _, key, event in self._history[:cut])
+        self._past_bytes -= sum(_size(key, event.kv) for _, key, event, _ in self._history[:cut])
         del self._history[:cut]
 
     def events(self, interval: Interval, revision: int) -> list[WatchEvent]:
@@ -137,12 +156,12 @@ class MemoryEngine:
     def watch(self, interval: Interval, revision: int, wake: Callable[[], None]) -> Watcher:
         """Follow an interval from ``revision`` on; ``wake`` is called when there is news."""
         watcher = Watcher(self, interval, revision, wake)
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop following."""
-        self._watchers.discard(watcher)
+        self._watchers.pop(watcher, None)
 
     def _history_index(self, revision: int) -> int:
         return bisect_left(self._history, revision, key=lambda entry: entry[0])
@@ -160,7 +179,28 @@ class MemoryEngine:
         low, high = self._bounds(interval)
         return tuple(self._kvs[key] for key in self._keys[low:high])
 
-    def _apply(self, action: Action, events: list[tuple[bytes, WatchEvent]]) -> Reply:
+    def _check_revision(self, revision: int) -> None:
+        if revision > self.revision:
+            raise StoreRefused(f"revision {revision} is in the future: now is {self.revision}")
+        if revision and revision < self.compact_revision:
+            raise Compacted(
+                f"revision {revision} was compacted at {self.compact_revision}",
+                self.compact_revision,
+            )
+
+    def _read_at(self, interval: Interval, revision: int) -> Reply:
+        """Read, and take back what has happened since ``revision``."""
+        now = self._read(interval)
+        if not revision:
+            return now
+        then: dict[bytes, KeyValue | None] = {key_bytes(kv.key): kv for kv in now}
+        for index in range(len(self._history) - 1, self._history_index(revision + 1) - 1, -1):
+            _, key, _, before = self._history[index]
+            if interval.holds(key):
+                then[key] = before
+        return tuple(kv for _, kv in sorted(then.items()) if kv is not None)
+
+    def _apply(self, action: Action, events: list[Change]) -> Reply:
         if isinstance(action, Read):
             return self._read(action.interval)
         if isinstance(action, Write):
@@ -172,7 +212,7 @@ class MemoryEngine:
             self._erase(keys, events)
         return deleted
 
-    def _write(self, action: Write, events: list[tuple[bytes, WatchEvent]]) -> Reply:
+    def _write(self, action: Write, events: list[Change]) -> Reply:
         key, revision = action.key, self.revision + 1
         old = self._kvs.get(key)
         if old is None:
@@ -188,31 +228,31 @@ class MemoryEngine:
         self.leases.attach(action.lease, key)
         self._kvs[key] = kv
         self._live_bytes += _size(key, kv)
-        events.append((key, WatchEvent("put", kv)))
+        events.append((key, WatchEvent("put", kv), old))
         return () if old is None else (old,)
 
-    def _erase(self, keys: Sequence[bytes], events: list[tuple[bytes, WatchEvent]]) -> None:
+    def _erase(self, keys: Sequence[bytes], events: list[Change]) -> None:
         for key in keys:
             old = self._kvs.pop(key)
             del self._keys[bisect_left(self._keys, key)]
             self.leases.detach(old.lease, key)
             self._live_bytes -= _size(key, old)
             tombstone = KeyValue(old.key, b"", 0, self.revision + 1, 0, 0)
-            events.append((key, WatchEvent("delete", tombstone)))
+            events.append((key, WatchEvent("delete", tombstone), old))
 
     def _end(self, lease: Lease) -> None:
-        events: list[tuple[bytes, WatchEvent]] = []
+        events: list[Change] = []
         self._erase(sorted(lease.keys), events)
         self._commit(events)
 
-    def _commit(self, events: list[tuple[bytes, WatchEvent]]) -> None:
+    def _commit(self, events: list[Change]) -> None:
         if not events:
             return
         self.revision += 1
-        self._history += [(self.revision, key, event) for key, event in events]
-        self._past_bytes += sum(_size(key, event.kv) for key, event in events)
+        self._history += [(self.revision, *change) for change in events]
+        self._past_bytes += sum(_size(key, event.kv) for key, event, _ in events)
         for watcher in tuple(self._watchers):
-            watcher.offer(events)
+            watcher.offer([(key, event) for key, event, _ in events])
         if len(self._history) > self._history_limit:
             self.compact(self._history[len(self._history) // 2][0])
 

@@ -13,8 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from random import Random
 
-from rdzv.errors import Compacted, ConfigError, LeaseLost, StoreUnavailable
+from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
+from rdzv.store.access import Access
+from rdzv.store.certificate_files import CertificateFiles
 from rdzv.store.endpoints import (
     COMPACT,
     GRANT,
@@ -25,7 +28,7 @@ from rdzv.store.endpoints import (
     TXN,
     Endpoint,
 )
-from rdzv.store.etcd_calls import ATTEMPT_S, ROUND_PAUSE_S, AttemptError, Calls, Effect
+from rdzv.store.etcd_calls import AttemptError, Calls, Effect
 from rdzv.store.etcd_watch import StreamLostError, WatchStream
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
@@ -37,38 +40,36 @@ from rdzv.store.interface import (
     WatchBatch,
 )
 from rdzv.store.intervals import Interval
-from rdzv.store.messages import key_value, txn_request, txn_result
+from rdzv.store.messages import key_value, span, txn_request, txn_result
 from rdzv.store.pb import etcd_pb2 as pb
 from rdzv.store.taxonomy import Outcome
 
 log = logging.getLogger(__name__)
 
-MAX_ROUND_PAUSE_S = 0.5
-"""A watch that no endpoint serves waits longer with each round, up to this."""
-
 
 class EtcdStore:
     """A ``Store`` on etcd. Create it within a running event loop.
 
-    ``endpoints`` are ``host:port`` or ``http://host:port``; ``first`` says with which one to
-    begin, so that many clients can be spread over them. Raises ``ConfigError``.
+    ``access`` may be endpoints alone, for plain text and no user; ``first`` says with which one
+    to begin, so that many clients can be spread over them. ``random`` draws the pauses and the
+    endpoints after it; without it the client has one of its own. Raises ``ConfigError``.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, first: int = 0) -> None:
-        if not endpoints:
-            raise ConfigError(
-                "no etcd endpoint: give at least one host:port in --etcd-endpoints or "
-                "MUSTER_ETCD_ENDPOINTS"
-            )
-        self._calls = Calls([Endpoint(endpoint) for endpoint in endpoints], first)
+    def __init__(
+        self, access: Access | Sequence[str], *, first: int = 0, random: Random | None = None
+    ) -> None:
+        if not isinstance(access, Access):
+            access = Access(tuple(access))
+        files = CertificateFiles(access) if access.tls else None
+        endpoints = self._endpoints(access, files)
+        self._calls = Calls(endpoints, first, access, Random() if random is None else random)
 
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
         """Read linearizably."""
-        interval = Interval.of(key, prefix=prefix)
-        request = pb.RangeRequest(key=interval.start, range_end=interval.end)
-        response = await self._calls.call(RANGE, request, timeout_s, Effect.READ)
+        request = pb.RangeRequest(**span(key, prefix=prefix))
+        _, response = await self._calls.call(RANGE, request, timeout_s, Effect.READ)
         return RangeResult(response.header.revision, tuple(map(key_value, response.kvs)))
 
     async def txn(
@@ -81,11 +82,12 @@ class EtcdStore:
     ) -> TxnResult:
         """Apply ``then`` if every compare holds, else ``otherwise``; atomically.
 
-        An attempt that gets no answer within 1 s ends in ``StoreAmbiguous`` even if ``timeout_s``
+        An attempt that gets no answer in its time ends in ``StoreAmbiguous`` even if ``timeout_s``
         is longer: re-reading on another endpoint settles it sooner than waiting does.
         """
         request = txn_request(compares, then, otherwise)
-        return txn_result(await self._calls.call(TXN, request, timeout_s, Effect.ONCE))
+        _, response = await self._calls.call(TXN, request, timeout_s, Effect.ONCE)
+        return txn_result(response)
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive)."""
@@ -94,28 +96,39 @@ class EtcdStore:
         interval = Interval.of(prefix, prefix=True)
         next_revision = start_revision
         life: _Life | None = None
+        tried: tuple[Endpoint, ...] = ()
         failures = 0
+        refusals = 0
         while not self._calls.closed:
             endpoint = self._calls.rotation.current
+            metadata = self._calls.metadata
             try:
-                life = await self._same_life(endpoint, interval, next_revision, life)
-                stream = WatchStream(endpoint, interval, next_revision, life.revision)
+                life = await self._same_life(endpoint, interval, next_revision, life, tried)
+                metadata = self._calls.metadata
+                stream = WatchStream(endpoint, interval, next_revision, life.revision, metadata)
                 async with stream:
                     while not self._calls.closed:
                         batch = await stream.next_batch()
                         next_revision = batch.revision + 1
-                        failures = 0
+                        tried, failures, refusals = (), 0, 0
                         yield batch
+            except StoreRefused:
+                # etcd says of an old token that it has no right, or that there is no user: only
+                # what is refused with a new one is refused.
+                self._calls.reject(metadata)
+                refusals += 1
+                if refusals > 1:
+                    raise
             except (StreamLostError, StoreUnavailable) as lost:
                 if self._calls.closed:
                     return
                 failures += 1
-                self._calls.rotation.leave(endpoint)
+                tried = self._calls.rotation.leave(endpoint, tried)
                 if failures == 1:
                     log.info("the watch leaves store endpoint %s: %s", endpoint.target, lost)
                 rounds = failures // len(self._calls.rotation)
                 if rounds:
-                    await self._calls.pause(min(ROUND_PAUSE_S * rounds, MAX_ROUND_PAUSE_S))
+                    await self._calls.pause(rounds)
 
     async def lease_grant(
         self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -133,7 +146,7 @@ class EtcdStore:
     ) -> float:
         """Renew once and return the time to live in seconds; raises ``LeaseLost``."""
         request = pb.LeaseKeepAliveRequest(ID=lease_id)
-        response = await self._calls.call(KEEP_ALIVE, request, timeout_s, Effect.IDEMPOTENT)
+        _, response = await self._calls.call(KEEP_ALIVE, request, timeout_s, Effect.IDEMPOTENT)
         if response.TTL <= 0:
             raise LeaseLost(f"lease {lease_id:x} does not exist")
         return float(response.TTL)
@@ -154,7 +167,7 @@ class EtcdStore:
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
         """Ask one reachable endpoint about itself."""
-        endpoint, response = await self._calls.call_somewhere(
+        endpoint, response = await self._calls.call(
             STATUS, pb.StatusRequest(), timeout_s, Effect.READ
         )
         return StoreStatus(
@@ -167,11 +180,16 @@ class EtcdStore:
             db_size_bytes=response.db_size,
             db_size_in_use_bytes=response.db_size_in_use,
             errors=tuple(response.errors),
+            db_quota_bytes=response.db_size_quota,
+            learner=response.is_learner,
         )
 
     async def close(self) -> None:
         """Give every connection back; watches end, later calls raise ``StoreUnavailable``."""
         await self._calls.close()
+
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+        return [Endpoint(target, files) for target in access.targets]
 
     async def _same_life(
         self,
@@ -179,6 +197,7 @@ class EtcdStore:
         interval: Interval,
         next_revision: int,
         life: _Life | None,
+        tried: tuple[Endpoint, ...],
     ) -> _Life:
         """Make sure that ``endpoint`` has the history that the watch has seen so far.
 
@@ -189,7 +208,8 @@ class EtcdStore:
         """
         request = pb.RangeRequest(key=interval.start, count_only=True)
         try:
-            response = await self._calls.attempt(endpoint, RANGE, request, ATTEMPT_S)
+            attempt_s = endpoint.patience.attempt_s
+            response = await self._calls.attempt(endpoint, RANGE, request, attempt_s, tried)
         except AttemptError as failed:
             raise failed.verdict() from None
         header = response.header

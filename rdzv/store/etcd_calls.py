@@ -4,22 +4,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from enum import Enum, auto
+from random import Random
 from typing import Any
 
 import grpc.aio
 
-from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreRefused, StoreUnavailable
-from rdzv.store.endpoints import AnswerLostError, Endpoint, Method, NotSentError, Rotation
-from rdzv.store.taxonomy import Outcome, outcome
+from rdzv.errors import (
+    Compacted,
+    LeaseLost,
+    StoreAmbiguous,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    StoreUnavailable,
+)
+from rdzv.store.access import Access
+from rdzv.store.doubling import Doubling
+from rdzv.store.endpoints import (
+    AUTHENTICATE,
+    HAS_LEADER,
+    AnswerLostError,
+    BusyError,
+    Endpoint,
+    Metadata,
+    Method,
+    NotSentError,
+    Rotation,
+)
+from rdzv.store.login import Login, LoginRefusedError, LoginUnansweredError
+from rdzv.store.pb import etcd_pb2 as pb
+from rdzv.store.taxonomy import Outcome, explained, outcome
 
-ATTEMPT_S = 1.0
-"""Deadline of one attempt: an election plus one lost attempt fit well into a lease of 10 s."""
-
-ROUND_PAUSE_S = 0.1
-"""Between two rounds over all endpoints that failed at once."""
+ROUND_PAUSE = Doubling(0.1, 0.5)
+"""Between two rounds over all endpoints that failed at once: mostly while the members elect."""
 
 
 class Effect(Enum):
@@ -36,6 +56,8 @@ class AttemptError(Exception):
     def __init__(self, verdict: Outcome, method: Method, endpoint: Endpoint, message: str) -> None:
         super().__init__(f"{method.path.rpartition('/')[2]} at {endpoint.target}: {message}")
         self.outcome = verdict
+        self.tried: tuple[Endpoint, ...] | None = None
+        """What ``Rotation.leave`` returned, if the endpoint was left for this."""
 
     def verdict(self) -> StoreError:
         """Translate into what callers see where no other attempt is made."""
@@ -45,6 +67,10 @@ class AttemptError(Exception):
                 return LeaseLost(text)
             case Outcome.NOT_APPLIED | Outcome.AMBIGUOUS:
                 return StoreUnavailable(text)
+            case Outcome.FULL:
+                return StoreFull(text)
+            case Outcome.COMPACTED:
+                return Compacted(text, 0)  # etcd does not say here what it still has
             case _:
                 return StoreRefused(text)
 
@@ -52,14 +78,29 @@ class AttemptError(Exception):
 class Calls:
     """All calls of one client. They move on together: who fails first spares the others."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], first: int) -> None:
-        self.rotation = Rotation(endpoints, first)
+    def __init__(
+        self, endpoints: Sequence[Endpoint], first: int, access: Access, random: Random
+    ) -> None:
+        self.rotation = Rotation(endpoints, first, random)
+        self._random = random
+        self._login = Login(access, self._authenticate, random) if access.user else None
+        self._login_tried: tuple[Endpoint, ...] = ()
         self._closing = asyncio.Event()
 
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closing.is_set()
+
+    @property
+    def metadata(self) -> Metadata:
+        """What every call carries now."""
+        return HAS_LEADER + self._login.metadata if self._login else HAS_LEADER
+
+    def reject(self, metadata: Metadata) -> None:
+        """Take note that the store refused what a call carried."""
+        if self._login is not None:
+            self._login.reject(metadata[len(HAS_LEADER) :])
 
     async def call(
         self,
@@ -69,42 +110,40 @@ class Calls:
         effect: Effect,
         *,
         done: Outcome | None = None,
-    ) -> Any:
-        """Make a call; an answer of outcome ``done`` is a success without a response."""
-        _, response = await self.call_somewhere(method, request, timeout_s, effect, done=done)
-        return response
-
-    async def call_somewhere(
-        self,
-        method: Method,
-        request: Any,
-        timeout_s: float,
-        effect: Effect,
-        *,
-        done: Outcome | None = None,
     ) -> tuple[Endpoint, Any]:
-        """Try the endpoints in turn until one answers, the deadline, or an ambiguous write."""
+        """Try the endpoints in turn until one answers, the deadline, or an ambiguous write.
+
+        Return the endpoint that answered and its response; an answer of outcome ``done`` is a
+        success without a response.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         attempts = 0
+        tried: tuple[Endpoint, ...] = ()
         ambiguous = False
+        login_renewed = False
         while True:
             endpoint = self.rotation.current
             left_s = deadline_s - loop.time()
             try:
-                return endpoint, await self.attempt(endpoint, method, request, left_s)
+                return endpoint, await self.attempt(endpoint, method, request, left_s, tried)
             except AttemptError as failed:
                 if failed.outcome is done:
                     return endpoint, None
+                if failed.outcome is Outcome.LOGIN_NEEDED and not login_renewed:
+                    login_renewed = True
+                    continue
                 if failed.outcome not in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
                     raise failed.verdict() from None
                 reason = str(failed)
+                if failed.tried is not None:
+                    tried = failed.tried
                 ambiguous |= failed.outcome is Outcome.AMBIGUOUS and effect is not Effect.READ
             attempts += 1
             if self._closing.is_set() or (ambiguous and effect is Effect.ONCE):
                 break
             if attempts % len(self.rotation) == 0:
-                await self.pause(min(ROUND_PAUSE_S, max(deadline_s - loop.time(), 0)))
+                await self.pause(attempts // len(self.rotation), deadline_s - loop.time())
             if loop.time() >= deadline_s:
                 break
         kind = StoreAmbiguous if ambiguous else StoreUnavailable
@@ -112,35 +151,143 @@ class Calls:
             f"{reason} ({attempts} attempts in {loop.time() - deadline_s + timeout_s:.1f} s)"
         )
 
-    async def attempt(self, endpoint: Endpoint, method: Method, request: Any, left_s: float) -> Any:
-        """Make one call at one endpoint; moves the watches away as well if that is needed."""
+    def attempt(
+        self,
+        endpoint: Endpoint,
+        method: Method,
+        request: Any,
+        left_s: float,
+        tried: tuple[Endpoint, ...],
+    ) -> Coroutine[Any, Any, Any]:
+        """Make one call at one endpoint; moves the watches away as well if that is needed.
+
+        ``tried`` have failed before in the same round. A token that the store refuses is given
+        up, so that the next attempt gets a new one.
+        """
+        if self._login is not None:
+            return self._attempt_logged_in(self._login, endpoint, method, request, left_s, tried)
+        timeout_s = min(endpoint.patience.attempt_s, left_s)
+        return self._attempt(endpoint, method, request, timeout_s, HAS_LEADER, tried)
+
+    async def _attempt_logged_in(
+        self,
+        login: Login,
+        endpoint: Endpoint,
+        method: Method,
+        request: Any,
+        left_s: float,
+        tried: tuple[Endpoint, ...],
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + left_s
+        await self._logged_in(login, endpoint, method, left_s)
+        left_s = deadline_s - loop.time()
+        if left_s <= 0:
+            raise AttemptError(
+                Outcome.NOT_APPLIED, method, endpoint, "the login took all the time there was"
+            )
+        metadata = self.metadata
+        try:
+            timeout_s = min(endpoint.patience.attempt_s, left_s)
+            return await self._attempt(endpoint, method, request, timeout_s, metadata, tried)
+        except AttemptError as failed:
+            if failed.outcome is Outcome.LOGIN_NEEDED:
+                self.reject(metadata)
+            raise
+
+    async def _attempt(
+        self,
+        endpoint: Endpoint,
+        method: Method,
+        request: Any,
+        timeout_s: float,
+        metadata: Metadata,
+        tried: tuple[Endpoint, ...],
+    ) -> Any:
         if self._closing.is_set():
             raise AttemptError(Outcome.NOT_APPLIED, method, endpoint, "this client is closed")
-        connection = endpoint.connection
+        connection, patience = endpoint.connection, endpoint.patience
+        clock = asyncio.get_running_loop().time
+        asked_s = clock()
         try:
-            return await endpoint.call(method, request, min(ATTEMPT_S, left_s))
+            response = await endpoint.call(method, request, timeout_s, metadata)
+        except BusyError as error:
+            raise _failure(error, method, endpoint) from None
         except NotSentError as error:
-            failed = AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
-            timed_out = True
+            failed = _failure(error, method, endpoint)
+            # What fails at once, as with files that cannot be read, tells nothing of the line.
+            timed_out = clock() - asked_s > timeout_s / 2
         except AnswerLostError as error:
-            failed = AttemptError(Outcome.AMBIGUOUS, method, endpoint, str(error))
+            failed = _failure(error, method, endpoint)
             timed_out = False
         except grpc.aio.AioRpcError as error:
-            message = error.details() or str(error.code())
-            failed = AttemptError(outcome(error.code(), message), method, endpoint, message)
+            failed = _failure(error, method, endpoint)
             timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        else:
+            patience.answered(clock() - asked_s)
+            return response
         if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
-            self.rotation.leave(endpoint)
-            if timed_out and left_s >= ATTEMPT_S and connection == endpoint.connection:
+            if not timed_out or patience.blames(timeout_s):
+                failed.tried = self.rotation.leave(endpoint, tried)
+            if timed_out and patience.whole(timeout_s) and connection == endpoint.connection:
+                patience.missed(timeout_s)
                 endpoint.kick(str(failed))
                 if len(self.rotation) == 1 and failed.outcome is Outcome.AMBIGUOUS:
-                    endpoint.reconnect(ATTEMPT_S)
+                    endpoint.reconnect()
         raise failed
 
-    async def pause(self, pause_s: float) -> None:
-        """Wait before another round, unless the client is closed meanwhile."""
+    async def _logged_in(
+        self, login: Login, endpoint: Endpoint, method: Method, left_s: float
+    ) -> None:
+        """Have a token, or fail as a request that was not sent."""
+        try:
+            await login.ensure(left_s)
+        except LoginRefusedError as error:
+            verdict = Outcome.NOT_APPLIED if self._closing.is_set() else Outcome.REFUSED
+            raise AttemptError(verdict, method, endpoint, str(error)) from None
+        except TimeoutError as error:
+            why = f" ({error})" if str(error) else ""
+            raise AttemptError(
+                Outcome.NOT_APPLIED, method, endpoint, f"no token within {left_s:.1f} s{why}"
+            ) from None
+        except (AttemptError, LoginUnansweredError) as error:
+            raise AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error)) from None
+
+    async def _authenticate(self, user: str, password: str, timeout_s: float) -> str:
+        """Trade the password for a token at the endpoint in use; "" where none is asked for.
+
+        One that gives none is left, so that the next request goes elsewhere. A password takes
+        longer the more of them there are, so what it took tells nothing of the line: the watches
+        and the connection stay.
+        """
+        endpoint = self.rotation.current
+        request = pb.AuthenticateRequest(name=user, password=password)
+        try:
+            response = await endpoint.call(AUTHENTICATE, request, timeout_s)
+        except (NotSentError, AnswerLostError, grpc.aio.AioRpcError) as error:
+            failed = _failure(error, AUTHENTICATE, endpoint)
+            if failed.outcome is Outcome.NO_LOGIN:
+                return ""
+            if isinstance(error, BusyError):
+                raise failed from None
+            if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
+                self._login_tried = self.rotation.leave(endpoint, self._login_tried)
+                if failed.outcome is Outcome.AMBIGUOUS:
+                    raise LoginUnansweredError(str(failed)) from None
+                raise failed from None
+            raise LoginRefusedError(
+                f"the store does not let user {user} in: {failed}: check --etcd-user"
+                " (MUSTER_ETCD_USER) and the file of --etcd-password-file"
+                " (MUSTER_ETCD_PASSWORD_FILE)"
+            ) from None
+        self._login_tried = ()
+        return str(response.token)
+
+    async def pause(self, rounds: int, longest_s: float = float("inf")) -> None:
+        """Wait after so many rounds in vain, unless the client is closed meanwhile."""
+        pause_s = min(ROUND_PAUSE.drawn_after(rounds - 1, self._random), longest_s)
         with suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout(max(pause_s, 0)):
                 await self._closing.wait()
 
     async def close(self) -> None:
@@ -148,5 +295,21 @@ class Calls:
         if self._closing.is_set():
             return
         self._closing.set()
+        if self._login is not None:
+            await self._login.close()
         for endpoint in self.rotation:
             await endpoint.close()
+
+
+def _failure(
+    error: NotSentError | AnswerLostError | grpc.aio.AioRpcError,
+    method: Method,
+    endpoint: Endpoint,
+) -> AttemptError:
+    """Judge what ``Endpoint.call`` raised."""
+    if isinstance(error, NotSentError):
+        return AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
+    if isinstance(error, AnswerLostError):
+        return AttemptError(Outcome.AMBIGUOUS, method, endpoint, str(error))
+    message = error.details() or str(error.code())
+    return AttemptError(outcome(error.code(), message), method, endpoint, explained(message))

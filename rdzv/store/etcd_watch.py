@@ -10,20 +10,28 @@ from typing import Any, Self
 import grpc.aio
 
 from rdzv.errors import Compacted, StoreRefused
-from rdzv.store.endpoints import Endpoint
+from rdzv.store.endpoints import Endpoint, Metadata
 from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.messages import watch_events
+from rdzv.store.patience import ATTEMPT_S
 from rdzv.store.pb import etcd_pb2 as pb
+from rdzv.store.taxonomy import explained
 
 ASK_S = 0.9 * WATCH_PROGRESS_S
 """After this long without a message the stream asks for a sign of life."""
 
 SILENT_S = 3.0
-"""A stream without any message for this long is dead. The transport alone would take 8 s to see
-that a peer is frozen, and never sees a member that answers pings but has no leader to hear from."""
+"""A stream without any message for this long is dead, or a little longer where the line is slow.
+The transport alone would take 8 s to see that a peer is frozen, and never sees a member that
+answers pings but has no leader to hear from."""
 
-_REFUSALS = ("permission denied", "invalid auth token", "user name is empty")
+_REFUSALS = (
+    "permission denied",
+    "invalid auth token",
+    "revision of auth store is old",
+    "user name is empty",
+)
 
 
 class StreamLostError(Exception):
@@ -34,10 +42,16 @@ class WatchStream:
     """A watch on one endpoint, used as an async context manager around ``next_batch``."""
 
     def __init__(
-        self, endpoint: Endpoint, interval: Interval, start_revision: int, store_revision: int
+        self,
+        endpoint: Endpoint,
+        interval: Interval,
+        start_revision: int,
+        store_revision: int,
+        metadata: Metadata,
     ) -> None:
         self.next_revision = start_revision
         self._endpoint = endpoint
+        self._metadata = metadata
         self._create = pb.WatchCreateRequest(
             key=interval.start,
             range_end=interval.end,
@@ -51,7 +65,9 @@ class WatchStream:
         self._pieces: list[WatchEvent] = []
 
     async def __aenter__(self) -> Self:
-        self._call: grpc.aio.StreamStreamCall = self._endpoint.open_watch(self.abandon)
+        self._call: grpc.aio.StreamStreamCall = self._endpoint.open_watch(
+            self.abandon, self._metadata
+        )
         self._pulse = asyncio.create_task(self._keep_asking(), name="watch pulse")
         return self
 
@@ -109,7 +125,7 @@ class WatchStream:
                 message.compact_revision,
             )
         if any(refusal in message.cancel_reason for refusal in _REFUSALS):
-            return StoreRefused(f"watch: {message.cancel_reason}")
+            return StoreRefused(f"watch: {explained(message.cancel_reason)}")
         return StreamLostError(message.cancel_reason or "cancelled by the server")
 
     async def _read(self) -> Any:
@@ -143,7 +159,8 @@ class WatchStream:
                 now = loop.time()
                 if waiting_since_s is None:
                     waiting_since_s = now
-                if now - waiting_since_s >= SILENT_S:
+                silent_s = SILENT_S + self._endpoint.patience.attempt_s - ATTEMPT_S
+                if now - waiting_since_s >= silent_s:
                     self.abandon(f"silent for {now - waiting_since_s:.1f} s")
                     return
                 ask_at_s = max(waiting_since_s, asked_at_s) + ASK_S
@@ -151,7 +168,7 @@ class WatchStream:
                     asked_at_s = now
                     await self._call.write(progress)
                 else:
-                    await asyncio.sleep(min(ask_at_s, waiting_since_s + SILENT_S) - now)
+                    await asyncio.sleep(min(ask_at_s, waiting_since_s + silent_s) - now)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             # The call is over; its reader learns why.
             return

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 DEFAULT_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeyValue:
+class KeyValue(NamedTuple):
     """One key at one moment. ``lease`` is 0 where the key hangs on none."""
 
     key: str
@@ -63,25 +62,28 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Read one key, or every key that starts with it, in key order."""
+    """Read one key, or every key that starts with it, in key order.
+
+    ``revision``: as it was then; 0 is now. One that is compacted fails the whole transaction with
+    ``Compacted``, even where the branch that names it would not have run.
+    """
 
     key: str
     prefix: bool = False
+    revision: int = 0
 
 
 Operation = Put | Delete | Range
 
 
-@dataclass(frozen=True, slots=True)
-class RangeResult:
+class RangeResult(NamedTuple):
     """``revision`` is the store's at the read."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TxnResult:
+class TxnResult(NamedTuple):
     """What a transaction did.
 
     ``responses`` holds, for each operation of the branch that ran, a tuple of key values for a
@@ -93,16 +95,14 @@ class TxnResult:
     responses: tuple[tuple[KeyValue, ...] | int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
+class WatchEvent(NamedTuple):
     """``kv`` of a deletion has an empty value and the deletion's revision as mod revision."""
 
     kind: Literal["put", "delete"]
     kv: KeyValue
 
 
-@dataclass(frozen=True, slots=True)
-class WatchBatch:
+class WatchBatch(NamedTuple):
     """Everything up to ``revision`` has been delivered with this batch.
 
     A batch without events is a proof of life: the stream works and nothing has changed.
@@ -118,7 +118,12 @@ WATCH_PROGRESS_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """What one endpoint says of itself."""
+    """What one endpoint says of itself.
+
+    ``errors``: alarms, and a missing leader. ``db_quota_bytes``: at which size it takes no more
+    writes; 0 where it does not tell. ``learner``: it does not vote yet, and answers no
+    linearizable read.
+    """
 
     endpoint: str
     version: str
@@ -129,6 +134,8 @@ class StoreStatus:
     db_size_bytes: int
     db_size_in_use_bytes: int
     errors: tuple[str, ...] = ()
+    db_quota_bytes: int = 0
+    learner: bool = False
 
 
 class Store(Protocol):
@@ -136,7 +143,8 @@ class Store(Protocol):
 
     Every call has a deadline (``timeout_s``) that covers all attempts and endpoints. Errors:
     ``StoreUnavailable`` (not applied), ``StoreAmbiguous`` (a write that may have been applied),
-    ``StoreRefused``, and those named at each call. Reads never raise ``StoreAmbiguous``.
+    ``StoreRefused`` (not applied), but ``StoreFull`` (no space; a write may have been applied),
+    and those named at each call. Reads never raise ``StoreAmbiguous``.
     """
 
     async def range(

@@ -66,14 +66,7 @@ class MemoryStore:
     ) -> TxnResult:
         """Apply ``then`` if every compare holds, else ``otherwise``; atomically."""
         async with self._call("txn", timeout_s, write=True):
-            succeeded, replies = self.engine.txn(
-                [_condition(compare) for compare in compares],
-                [_action(operation) for operation in then],
-                [_action(operation) for operation in otherwise],
-            )
-            ran = then if succeeded else otherwise
-            responses = tuple(map(_response, ran, replies))
-            result = TxnResult(succeeded, self.engine.revision, responses)
+            result = transact(self.engine, compares, then, otherwise)
         return result
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
@@ -188,6 +181,22 @@ class MemoryStore:
                 continue
 
 
+def transact(
+    engine: MemoryEngine,
+    compares: Sequence[Compare],
+    then: Sequence[Operation],
+    otherwise: Sequence[Operation] = (),
+) -> TxnResult:
+    """Do on ``engine``, at once, what ``Store.txn`` asks for."""
+    succeeded, replies = engine.txn(
+        [_condition(compare) for compare in compares],
+        [_action(operation) for operation in then],
+        [_action(operation) for operation in otherwise],
+    )
+    responses = tuple(map(_response, then if succeeded else otherwise, replies))
+    return TxnResult(succeeded, engine.revision, responses)
+
+
 def _condition(compare: Compare) -> Condition:
     interval = Interval.of(compare.key, prefix=compare.prefix)
     return Condition(interval, compare.target, compare.op, compare.operand)
@@ -197,7 +206,9 @@ def _action(operation: Operation) -> Action:
     if isinstance(operation, Put):
         return Write(key_bytes(operation.key), operation.value, operation.lease)
     interval = Interval.of(operation.key, prefix=operation.prefix)
-    return Erase(interval) if isinstance(operation, Delete) else Read(interval)
+    if isinstance(operation, Delete):
+        return Erase(interval)
+    return Read(interval, operation.revision)
 
 
 def _response(operation: Operation, reply: Reply) -> tuple[KeyValue, ...] | int | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rdzv.errors import StoreRefused
 from rdzv.store.interface import (
@@ -34,6 +35,14 @@ _RESULTS = {
 _DELETE = pb.Event.DELETE
 
 
+def span(key: str, *, prefix: bool) -> dict[str, bytes]:
+    """The fields by which requests name one key, or all that start with it."""
+    if not prefix:
+        return {"key": key_bytes(key)}
+    interval = Interval.of(key, prefix=True)
+    return {"key": interval.start, "range_end": interval.end}
+
+
 def key_value(message: pb.KeyValue) -> KeyValue:
     """Read a key value."""
     return KeyValue(
@@ -58,11 +67,15 @@ def txn_request(
     compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]
 ) -> pb.TxnRequest:
     """Spell a transaction; raises ``StoreRefused`` for a compare that cannot be spelled."""
-    return pb.TxnRequest(
-        compare=[_compare(compare) for compare in compares],
-        success=[_request_op(operation) for operation in then],
-        failure=[_request_op(operation) for operation in otherwise],
-    )
+    request = pb.TxnRequest()
+    # Each message is made in its place: to be handed over, it would be copied.
+    for compare in compares:
+        _spell_compare(compare, request.compare)
+    for operation in then:
+        _spell_operation(operation, request.success.add())
+    for operation in otherwise:
+        _spell_operation(operation, request.failure.add())
+    return request
 
 
 def txn_result(message: pb.TxnResponse) -> TxnResult:
@@ -74,32 +87,33 @@ def txn_result(message: pb.TxnResponse) -> TxnResult:
     )
 
 
-def _compare(compare: Compare) -> pb.Compare:
-    interval = Interval.of(compare.key, prefix=compare.prefix)
+def _spell_compare(compare: Compare, among: Any) -> None:
     target, field = _TARGETS[compare.target]
     try:
-        return pb.Compare(
+        among.add(
             result=_RESULTS[compare.op],
             target=target,
-            key=interval.start,
-            range_end=interval.end,
+            **span(compare.key, prefix=compare.prefix),
             **{field: compare.operand},
         )
     except TypeError:
         raise StoreRefused(f"cannot compare {compare.target} with {compare.operand!r}") from None
 
 
-def _request_op(operation: Operation) -> pb.RequestOp:
+def _spell_operation(operation: Operation, into: pb.RequestOp) -> None:
     if isinstance(operation, Put):
-        put = pb.PutRequest(
-            key=key_bytes(operation.key), value=operation.value, lease=operation.lease
-        )
-        return pb.RequestOp(request_put=put)
-    interval = Interval.of(operation.key, prefix=operation.prefix)
-    span = {"key": interval.start, "range_end": interval.end}
+        put = into.request_put
+        put.key, put.value = key_bytes(operation.key), operation.value
+        put.lease = operation.lease
+        return
+    keys = Interval.of(operation.key, prefix=operation.prefix)
     if isinstance(operation, Delete):
-        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(**span))
-    return pb.RequestOp(request_range=pb.RangeRequest(**span))
+        delete = into.request_delete_range
+        delete.key, delete.range_end = keys.start, keys.end
+        return
+    read = into.request_range
+    read.key, read.range_end = keys.start, keys.end
+    read.revision = operation.revision
 
 
 def _response(message: pb.ResponseOp) -> tuple[KeyValue, ...] | int | None:

@@ -18,6 +18,14 @@ class Outcome(Enum):
     NOT_APPLIED = auto()
     AMBIGUOUS = auto()
     REFUSED = auto()
+    FULL = auto()
+    """Refused for want of space, perhaps after it was applied: again would do no better."""
+    LOGIN_NEEDED = auto()
+    """Refused for its token, before anything was done: with a new one it may pass."""
+    NO_LOGIN = auto()
+    """The store asks nobody for a password."""
+    EXISTS = auto()
+    """A user or role of that name."""
     LEASE_LOST = auto()
     LEASE_EXISTS = auto()
     COMPACTED = auto()
@@ -31,6 +39,16 @@ _BY_MESSAGE = (
     ("etcdserver: no leader", Outcome.NOT_APPLIED),
     ("etcdserver: too many requests", Outcome.NOT_APPLIED),
     ("etcdserver: rpc not supported for learner", Outcome.NOT_APPLIED),
+    # etcd, before it proposes a write, and also after it has applied the one that made it full.
+    ("mvcc: database space exceeded", Outcome.FULL),
+    ("etcdserver: authentication is not enabled", Outcome.NO_LOGIN),
+    # Where the user was made without a password etcd says so with the code for the unknown.
+    ("authentication failed", Outcome.REFUSED),
+    ("etcdserver: invalid auth token", Outcome.LOGIN_NEEDED),
+    ("etcdserver: revision of auth store is old", Outcome.LOGIN_NEEDED),
+    ("etcdserver: user name is empty", Outcome.LOGIN_NEEDED),
+    ("etcdserver: user name already exists", Outcome.EXISTS),
+    ("etcdserver: role name already exists", Outcome.EXISTS),
     ("etcdserver: requested lease not found", Outcome.LEASE_LOST),
     ("etcdserver: lease already exists", Outcome.LEASE_EXISTS),
     ("required revision has been compacted", Outcome.COMPACTED),
@@ -58,3 +76,37 @@ def outcome(code: StatusCode, message: str) -> Outcome:
         if text in message:
             return verdict
     return Outcome.REFUSED if code in _REFUSALS else Outcome.AMBIGUOUS
+
+
+_NOT_VERIFIED = (
+    "the store's certificate does not come from the authority in --etcd-cacert"
+    " (MUSTER_ETCD_CACERT), is not for this host name, or is out of date"
+)
+_NO_TLS = (
+    "the two do not agree on TLS: check that the endpoint speaks it, and --etcd-cert"
+    " (MUSTER_ETCD_CERT)"
+)
+_EXPLANATIONS = (
+    ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
+    ("BAD_SIGNATURE", _NOT_VERIFIED),
+    ("Hostname Verification Check failed", _NOT_VERIFIED),
+    ("TSI_PROTOCOL_FAILURE", _NO_TLS),
+    ("Handshake read failed", _NO_TLS),
+    (
+        "etcdserver: user name is empty",
+        "the store asks who we are: give --etcd-user (MUSTER_ETCD_USER) with"
+        " --etcd-password-file, or a client certificate in --etcd-cert (MUSTER_ETCD_CERT)",
+    ),
+    (
+        "etcdserver: permission denied",
+        "the user has no right to this: muster store-role shows what a job needs",
+    ),
+)
+
+
+def explained(message: str) -> str:
+    """Say what to do about an error, where that is known."""
+    for text, sentence in _EXPLANATIONS:
+        if text in message:
+            return f"{message}: {sentence}"
+    return message

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the store is and how it lets us in: pure, but for the reading of files.
+
+Knows the paths of secrets and never a secret, so it may be shown. Sentences name the flag and the
+variable that each value comes from, because both a sidecar and a command read it there.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rdzv.errors import ConfigError
+
+Driver = Literal["etcd", "etcd3"]
+
+READS = 5
+"""Of files that keep changing while they are read."""
+
+PASSWORD_BYTES = 72
+"""All that bcrypt, with which etcd keeps passwords, goes by."""
+
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<target>(?:\[[0-9a-fA-F:.%]+\]|[^\s:/@\[\]]+):\d{1,5})/?"
+)
+_ENDPOINTS = "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+_CACERT = "--etcd-cacert (MUSTER_ETCD_CACERT)"
+_CERT = "--etcd-cert (MUSTER_ETCD_CERT)"
+_KEY = "--etcd-key (MUSTER_ETCD_KEY)"
+_USER = "--etcd-user (MUSTER_ETCD_USER)"
+_PASSWORD_FILE = "--etcd-password-file (MUSTER_ETCD_PASSWORD_FILE)"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach one etcd cluster; raises ``ConfigError`` that tells every fault, one a line.
+
+    ``endpoints`` are ``host:port`` or ``http://host:port`` for plain text, ``https://host:port``
+    for TLS. ``cacert``, ``cert``, ``key`` and ``password_file`` are paths; all are read again when
+    they change. A client certificate and a user do not exclude each other; etcd then goes by the
+    user. The driver ``etcd3`` needs the package of that name.
+    """
+
+    endpoints: tuple[str, ...]
+    cacert: str = ""
+    cert: str = ""
+    key: str = field(default="", repr=False)
+    user: str = field(default="", repr=False)
+    password_file: str = field(default="", repr=False)
+    driver: Driver = "etcd"
+
+    def __post_init__(self) -> None:
+        faults = [*self._endpoint_faults(), *self._certificate_faults(), *self._user_faults()]
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @property
+    def tls(self) -> bool:
+        """Whether the endpoints are spoken to over TLS."""
+        return self.endpoints[0].startswith("https://")
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The endpoints as ``host:port``."""
+        return tuple(target_of(endpoint) for endpoint in self.endpoints)
+
+    def file_faults(self) -> Iterator[str]:
+        """Read every file once; one sentence for each that will not do. Blocks."""
+        if self.tls:
+            try:
+                read_certificates(self)
+            except ConfigError as error:
+                yield str(error)
+        if self.user:
+            try:
+                read_password(self)
+            except ConfigError as error:
+                yield str(error)
+
+    def _endpoint_faults(self) -> Iterator[str]:
+        if not self.endpoints:
+            yield f"there is no etcd endpoint: give at least one host:port in {_ENDPOINTS}"
+        for endpoint in self.endpoints:
+            try:
+                target_of(endpoint)
+            except ConfigError as error:
+                yield str(error)
+        if len({endpoint.startswith("https://") for endpoint in self.endpoints}) > 1:
+            yield (
+                "some endpoints are https:// and some are not, and a password or a job's records"
+                f" sent to one of the latter could be read: write all alike in {_ENDPOINTS}"
+            )
+
+    def _certificate_faults(self) -> Iterator[str]:
+        tls = any(endpoint.startswith("https://") for endpoint in self.endpoints)
+        if tls and not self.cacert:
+            yield (
+                f"the endpoints are https://, and {_CACERT} is missing: name the file with the"
+                " certificate authority that signed the store's certificates (for a public one,"
+                " the system's bundle)"
+            )
+        given = [
+            name
+            for name, value in ((_CACERT, self.cacert), (_CERT, self.cert), (_KEY, self.key))
+            if value
+        ]
+        if given and self.endpoints and not tls:
+            yield (
+                f"{given[0]} is given, but the endpoints are not https://, so nothing would be"
+                f" encrypted: write https://host:port in {_ENDPOINTS}"
+            )
+        if bool(self.cert) != bool(self.key):
+            there, missing = (_CERT, _KEY) if self.cert else (_KEY, _CERT)
+            yield f"{there} is given without {missing}: a client certificate needs both files"
+
+    def _user_faults(self) -> Iterator[str]:
+        if ":" in self.user:
+            yield (
+                f"{_USER} has a colon in it: give the name alone, and the password in"
+                f" {_PASSWORD_FILE}"
+            )
+        if self.user and not self.password_file:
+            yield (
+                f"{_USER} is given without {_PASSWORD_FILE}: name the file that holds the password"
+                " (a user known by the name in a client certificate needs neither)"
+            )
+        if self.password_file and not self.user:
+            yield f"{_PASSWORD_FILE} is given without {_USER}: say whose password it is"
+
+
+def target_of(address: str, setting: str = _ENDPOINTS) -> str:
+    """Take ``host:port`` from an endpoint; raises ``ConfigError`` naming ``setting``."""
+    if "@" in address:
+        # Whatever stands before it may be a password: it must not be repeated.
+        raise ConfigError(
+            f"an endpoint in {setting} holds a user name or a password: give host:port alone, and"
+            f" {_USER} with {_PASSWORD_FILE}"
+        )
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        raise ConfigError(
+            f"{address!r} is not of the form host:port, http://host:port or https://host:port:"
+            f" correct it in {setting}"
+        )
+    return match["target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """What is in the files, as PEM; ``cert`` and ``key`` are None without a client certificate."""
+
+    cacert: bytes = field(repr=False)
+    cert: bytes | None = field(default=None, repr=False)
+    key: bytes | None = field(default=None, repr=False)
+
+
+def read_certificates(access: Access) -> Certificates:
+    """Read and check the files of ``access``; raises ``ConfigError``. Blocks.
+
+    A rotation replaces several, one after the other, and what is checked is read from them anew:
+    so both count only if nothing has changed before they are read once more.
+    """
+    for _ in range(READS):
+        read, fault = _read_certificates(access), None
+        try:
+            _check_certificates(access)
+        except ConfigError as error:
+            fault = error
+        if _read_certificates(access) == read:
+            if fault is not None:
+                raise fault
+            return read
+    raise ConfigError(
+        f"the files of {_CACERT}, {_CERT} and {_KEY} keep changing while they are read: wait until"
+        " they have been replaced"
+    )
+
+
+def read_password(access: Access) -> str:
+    """Read the password of ``access``; raises ``ConfigError``. Blocks."""
+    return password_in(access.password_file, _PASSWORD_FILE)
+
+
+def password_in(path: str, setting: str) -> str:
+    """Read a password, without the end of its line; raises ``ConfigError`` naming ``setting``."""
+    try:
+        text = Path(path).read_bytes().decode()
+    except (OSError, ValueError) as error:
+        # The path is not shown: it may be a password given in the place of its file.
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(
+            f"the file that {setting} names cannot be read ({why}): correct the path, or let this"
+            " process read it"
+        ) from None
+    password = text.removesuffix("\n").removesuffix("\r")
+    if not password:
+        raise ConfigError(f"the file that {setting} names is empty: write the password")
+    if len(password.encode()) > PASSWORD_BYTES:
+        raise ConfigError(
+            f"the password in the file that {setting} names is longer than {PASSWORD_BYTES} bytes,"
+            " which is all that etcd takes: choose a shorter one"
+        )
+    return password
+
+
+def _read_certificates(access: Access) -> Certificates:
+    cacert = _bytes_of(access.cacert, _CACERT)
+    if not access.cert:
+        return Certificates(cacert)
+    return Certificates(cacert, _bytes_of(access.cert, _CERT), _bytes_of(access.key, _KEY))
+
+
+def _bytes_of(path: str, setting: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} of {setting} cannot be read ({error.strerror}): correct the path, or let this"
+            " process read it"
+        ) from None
+
+
+def _check_certificates(access: Access) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cafile=access.cacert)
+    except (OSError, ssl.SSLError):
+        raise ConfigError(
+            f"{access.cacert} of {_CACERT} holds no certificate in PEM form: name the file of the"
+            " certificate authority"
+        ) from None
+    if not access.cert:
+        return
+    try:
+        # An empty pass phrase, or OpenSSL would ask for one at the terminal.
+        context.load_cert_chain(access.cert, access.key, password="")
+    except (OSError, ssl.SSLError) as error:
+        what = (
+            "do not belong together"
+            if "MISMATCH" in str(error).upper()
+            else "are no certificate and unencrypted key in PEM form"
+        )
+        raise ConfigError(
+            f"{access.cert} of {_CERT} and {access.key} of {_KEY} {what}: give the two files of"
+            " one client certificate"
+        ) from None

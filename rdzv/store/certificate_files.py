@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client's certificate files, read anew when they change.
+
+Nobody tells that a file was rotated, so it is looked at before a connection is made, and now and
+then while one stands: a store that no longer takes the former certificate must take the new one
+as soon as it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from rdzv.errors import ConfigError
+from rdzv.store.access import Access, Certificates, read_certificates
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 3.0
+"""Between two looks while the connection stands."""
+
+URGENT_LOOK_S = 0.5
+"""Between two looks while there is none."""
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class CertificateFiles:
+    """What is in the files; ``version`` grows with each change and is 0 before the first read."""
+
+    def __init__(self, access: Access) -> None:
+        self.version = 0
+        self.certificates: Certificates | None = None
+        self._access = access
+        self._stamp: Stamp = ()
+        self._looked_s = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._said = ""
+
+    async def look(self, *, urgent: bool, timeout_s: float) -> None:
+        """See whether the files have changed, if that was not done just now.
+
+        Files that will not do, or are not read within half of ``timeout_s``, leave the former
+        ones in force. If there were none, raises ``ConfigError``, or ``TimeoutError`` after all of
+        it. A reading that outlives its caller goes on, for the next one.
+        """
+        loop = asyncio.get_running_loop()
+        pause_s = URGENT_LOOK_S if urgent else LOOK_S
+        if self.version and (self._reading or loop.time() < self._looked_s + pause_s):
+            return
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._look(), name="read the certificate files")
+            self._reading.add_done_callback(self._read_to_the_end)
+        reading = self._reading
+        left_s = timeout_s / 2 if self.version else timeout_s
+        done, _ = await asyncio.wait({reading}, timeout=left_s)
+        if done:
+            reading.result()
+        elif self.version:
+            self._say(
+                f"the certificate files cannot be read within {left_s:.1f} s; until then the former"
+                " certificates stay in force"
+            )
+        else:
+            raise TimeoutError
+
+    def _read_to_the_end(self, reading: asyncio.Task[None]) -> None:
+        self._reading = None
+        self._looked_s = asyncio.get_running_loop().time()
+        if not reading.cancelled():
+            # Or it is complained about, where nobody waits any more.
+            reading.exception()
+
+    async def _look(self) -> None:
+        try:
+            stamp, certificates = await asyncio.to_thread(self._read)
+        except ConfigError as error:
+            if not self.version:
+                raise
+            self._say(f"{error}; until then the former certificates stay in force")
+            return
+        self._said = ""
+        self._stamp = stamp
+        if certificates is not None and certificates != self.certificates:
+            if self.version:
+                log.info(
+                    "the certificate files have changed: connecting to the store anew",
+                    extra={"event": "certificates_changed"},
+                )
+            self.certificates = certificates
+            self.version += 1
+
+    def _read(self) -> tuple[Stamp, Certificates | None]:
+        """Read the files, or none of them if they are those of the last read."""
+        stamp = _stamp_of(self._access)
+        if stamp == self._stamp:
+            return stamp, None
+        return stamp, read_certificates(self._access)
+
+    def _say(self, sentence: str) -> None:
+        if sentence != self._said:
+            self._said = sentence
+            log.warning("%s", sentence, extra={"event": "certificates_unusable"})
+
+
+def _stamp_of(access: Access) -> Stamp:
+    """What changes when a file is written or replaced, also through a link as Kubernetes does."""
+    stamps = []
+    for path in filter(None, (access.cacert, access.cert, access.key)):
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append((0, 0, 0))
+        else:
+            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+    return tuple(stamps)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each of our calls as the etcd3 package's client makes it. All of this blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import copy
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rdzv.store.endpoints import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Metadata, Method
+from rdzv.store.etcd3_package import Etcd3Exception, transactions
+from rdzv.store.pb import etcd_pb2 as pb
+
+
+class _Lease(transactions.BaseCompare):  # type: ignore[misc]
+    """The one comparison that the package does not have."""
+
+    def build_compare(self, compare: Any) -> None:
+        compare.target = pb.Compare.LEASE
+        compare.lease = int(self.value)
+
+
+_COMPARES: dict[int, tuple[Any, str]] = {
+    pb.Compare.CREATE: (transactions.Create, "create_revision"),
+    pb.Compare.MOD: (transactions.Mod, "mod_revision"),
+    pb.Compare.VERSION: (transactions.Version, "version"),
+    pb.Compare.VALUE: (transactions.Value, "value"),
+    pb.Compare.LEASE: (_Lease, "lease"),
+}
+
+
+class _KeptAnswer:
+    """A stub that keeps the answer: the package gives a transaction's result without revision."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+        self.answer: Any = None
+
+    def Txn(self, *args: Any, **options: Any) -> Any:  # noqa: N802
+        self.answer = self._stub.Txn(*args, **options)
+        return self.answer
+
+
+def caller_of(client: Any, timeout_s: float, metadata: Metadata) -> Any:
+    """A client that shares the connection of ``client``, with a deadline and metadata of its own.
+
+    The package knows one deadline and one token a client.
+    """
+    caller = copy(client)
+    caller.timeout, caller.metadata = timeout_s, metadata
+    return caller
+
+
+def make_call(
+    client: Any, method: Method, request: Any, timeout_s: float, metadata: Metadata
+) -> Any:
+    """Make one call; raises ``grpc.aio.AioRpcError``."""
+    caller = caller_of(client, timeout_s, metadata)
+    make = _BY_PACKAGE.get(method.path)
+    try:
+        if make is None:
+            return _over_its_channel(caller, method, request)
+        return make(caller, request)
+    except (grpc.RpcError, Etcd3Exception) as error:
+        raise aio_error(error) from None
+
+
+def aio_error(error: BaseException) -> grpc.aio.AioRpcError:
+    """Tell an error as grpc.aio does; the package's own ones hide what they come from."""
+    cause = error if isinstance(error, grpc.RpcError) else error.__context__
+    if isinstance(cause, grpc.Call):
+        code, details = cause.code(), cause.details()
+    else:
+        code, details = grpc.StatusCode.UNKNOWN, repr(error)
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(code, nothing, nothing, details=details)
+
+
+def _range(client: Any, request: pb.RangeRequest) -> Any:
+    if request.range_end:
+        return client.get_range_response(request.key, request.range_end)
+    return client.get_response(request.key)
+
+
+def _txn(client: Any, request: pb.TxnRequest) -> Any:
+    if any(op.request_range.revision for op in (*request.success, *request.failure)):
+        # The package's reads within a transaction are of now, without a word.
+        return _over_its_channel(client, TXN, request)
+    client.kvstub = kept = _KeptAnswer(client.kvstub)
+    client.transaction(
+        [_compare(compare) for compare in request.compare],
+        _operations(request.success),
+        _operations(request.failure),
+    )
+    return kept.answer
+
+
+def _compare(message: pb.Compare) -> Any:
+    kind, field = _COMPARES[message.target]
+    compare = kind(message.key, message.range_end or None)
+    compare.op, compare.value = message.result, getattr(message, field)
+    return compare
+
+
+def _operations(messages: Iterable[pb.RequestOp]) -> list[Any]:
+    operations = []
+    for message in messages:
+        kind = message.WhichOneof("request")
+        request = getattr(message, kind)
+        if kind == "request_put":
+            operation = transactions.Put(request.key, request.value, request.lease)
+        elif kind == "request_delete_range":
+            operation = transactions.Delete(request.key, request.range_end or None)
+        else:
+            operation = transactions.Get(request.key, request.range_end or None)
+        operations.append(operation)
+    return operations
+
+
+def _grant(client: Any, request: pb.LeaseGrantRequest) -> None:
+    client.lease(request.TTL, request.ID)
+
+
+def _keep_alive(client: Any, request: pb.LeaseKeepAliveRequest) -> Any:
+    # To the end of the stream, or the package leaves it open.
+    (response,) = client.refresh_lease(request.ID)
+    return response
+
+
+def _revoke(client: Any, request: pb.LeaseRevokeRequest) -> None:
+    client.revoke_lease(request.ID)
+
+
+def _compact(client: Any, request: pb.CompactionRequest) -> None:
+    client.compact(request.revision)
+
+
+def _over_its_channel(client: Any, method: Method, request: Any) -> Any:
+    """What the package has no method for, or only one that drops most of the answer."""
+    send = client.channel.unary_unary(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+    return send(request, timeout=client.timeout, metadata=client.metadata)
+
+
+_BY_PACKAGE: dict[str, Callable[[Any, Any], Any]] = {
+    RANGE.path: _range,
+    TXN.path: _txn,
+    GRANT.path: _grant,
+    KEEP_ALIVE.path: _keep_alive,
+    REVOKE.path: _revoke,
+    COMPACT.path: _compact,
+}

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client of the etcd3 package, and whether its connection stands. Most of this blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import grpc
+
+from rdzv.store.access import Access
+from rdzv.store.endpoints import (
+    STATUS,
+    AnswerLostError,
+    BusyError,
+    Metadata,
+    Method,
+    NotSentError,
+)
+from rdzv.store.etcd3_calls import make_call
+from rdzv.store.etcd3_package import Etcd3Client
+from rdzv.store.pb import etcd_pb2 as pb
+from rdzv.store.taxonomy import explained
+
+_BROKEN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+_CLOSED = "this client was closed"
+
+
+class Etcd3Connection:
+    """Connects with the first call; to an ``Endpoint`` it is what a ``grpc.aio`` channel is."""
+
+    def __init__(self, target: str, access: Access, options: Sequence[tuple[str, int]]) -> None:
+        self._target = target
+        self._access = access
+        self._options = options
+        self._client: Any = None
+        self._making = threading.Lock()
+        self._ready = False
+        self._closed = False
+        self._closing = asyncio.Event()
+
+    async def close(self, grace: float | None = None) -> None:
+        """End the calls under way, after ``grace`` seconds or when told again without it."""
+        if grace is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace):
+                    await self._closing.wait()
+        self._closing.set()
+        self._closed = True
+        if self._client is not None:
+            # The client's own close does no more.
+            await asyncio.to_thread(self._client.channel.close)
+
+    def get_state(self) -> grpc.ChannelConnectivity:
+        """Whether the connection is known to stand."""
+        state = grpc.ChannelConnectivity
+        return state.READY if self._ready else state.IDLE
+
+    # -- in threads
+
+    def call(self, method: Method, request: Any, deadline_s: float, metadata: Metadata) -> Any:
+        """Make one attempt; raises ``NotSentError``, ``AnswerLostError``, ``grpc.aio.AioRpcError``.
+
+        A connection that was lost unnoticed is made anew by the request itself. Its deadline then
+        leaves open whether it was sent, so a write counts as one that may have been applied.
+        """
+        if monotonic() >= deadline_s:
+            raise BusyError("no thread was free in time")
+        client = self.connected(deadline_s)
+        left_s = deadline_s - monotonic()
+        if left_s <= 0:
+            raise NotSentError("connecting took all the time there was")
+        try:
+            return make_call(client, method, request, left_s, metadata)
+        except grpc.aio.AioRpcError as error:
+            if self._closed:
+                raise AnswerLostError(_CLOSED) from None
+            if error.code() in _BROKEN:
+                self._ready = False
+            raise
+        except ValueError:
+            # What grpc says of a channel that was closed a moment ago.
+            if not self._closed:
+                raise
+            raise NotSentError(_CLOSED) from None
+
+    def connected(self, deadline_s: float) -> Any:
+        """The client, once its connection stands; raises ``NotSentError``."""
+        if self._ready:
+            return self._client
+        if not self._making.acquire(timeout=max(deadline_s - monotonic(), 0)):
+            raise NotSentError("no connection yet")
+        try:
+            if not self._ready:
+                self._make_client()
+                self._ask(max(deadline_s - monotonic(), 0.001))
+                self._ready = True
+        finally:
+            self._making.release()
+        return self._client
+
+    def _make_client(self) -> None:
+        if self._client is not None:
+            return
+        access = self._access
+        files = {}
+        if access.tls:
+            files = {
+                "ca_cert": access.cacert,
+                "cert_cert": access.cert or None,
+                "cert_key": access.key or None,
+            }
+        host, _, port = self._target.rpartition(":")
+        try:
+            client = Etcd3Client(host, port, **files, grpc_options=self._options)
+        except OSError as error:
+            # The files were there a moment ago: they are being replaced.
+            raise NotSentError(str(error)) from None
+        if self._closed:
+            client.channel.close()
+        self._client = client
+
+    def _ask(self, timeout_s: float) -> None:
+        """Have the member answer anything at all, be it that it wants to know who asks.
+
+        So a request that its deadline ends was sent for sure, and one that was not sent is known.
+        """
+        try:
+            make_call(self._client, STATUS, pb.StatusRequest(), timeout_s, ())
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _BROKEN:
+                why = _CLOSED if self._closed else explained(error.details())
+                raise NotSentError(why) from None
+        except ValueError:
+            if not self._closed:
+                raise
+            raise NotSentError(_CLOSED) from None

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store driver on the etcd3 package 0.12.0, for those who want a client of common use.
+
+The package makes every call and opens every watch. What it lacks stays with us: the deadlines,
+the failover, the resumption of watches and the judgement of errors are those of the default
+driver, for this one is the same store on other endpoints (docs/store-drivers.md tells what that
+costs). Importing this raises ``ModuleNotFoundError`` where the package is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from random import Random
+from time import monotonic
+from typing import Any, TypeVar
+
+from rdzv.store.access import Access
+from rdzv.store.certificate_files import CertificateFiles
+from rdzv.store.endpoints import (
+    AUTHENTICATE,
+    GRANT,
+    HAS_LEADER,
+    KEEP_ALIVE,
+    REVOKE,
+    AnswerLostError,
+    BusyError,
+    Endpoint,
+    Metadata,
+    Method,
+)
+from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd3_connection import Etcd3Connection
+from rdzv.store.etcd3_watch import Etcd3Watch
+
+T = TypeVar("T")
+
+THREADS = 16
+"""Of one store: the package blocks, and a sidecar has a handful of calls under way."""
+
+KEPT_FREE = frozenset({AUTHENTICATE, GRANT, KEEP_ALIVE, REVOKE})
+"""What must not queue behind writes that wait: a lease ends meanwhile. It has its own threads."""
+
+LEASE_THREADS = 2
+
+OVERTIME_S = 0.2
+"""For which a call may outlast its deadline before nobody waits for its thread any more."""
+
+
+class Etcd3Store(EtcdStore):
+    """A ``Store`` on etcd by the etcd3 package. Create it within a running event loop.
+
+    Arguments and errors are those of ``EtcdStore``.
+    """
+
+    def __init__(
+        self, access: Access | Sequence[str], *, first: int = 0, random: Random | None = None
+    ) -> None:
+        self._threads = ThreadPoolExecutor(THREADS, "etcd3 call")
+        self._lease_threads = ThreadPoolExecutor(LEASE_THREADS, "etcd3 lease")
+        super().__init__(access, first=first, random=random)
+
+    async def close(self) -> None:
+        """Give every connection and thread back; watches end."""
+        await super().close()
+        for threads in (self._threads, self._lease_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+        threads = (self._threads, self._lease_threads)
+        return [Etcd3Endpoint(target, files, access, *threads) for target in access.targets]
+
+
+class Etcd3Endpoint(Endpoint):
+    """An ``Endpoint`` whose calls the package makes, each in a thread of its kind."""
+
+    def __init__(
+        self,
+        target: str,
+        files: CertificateFiles | None,
+        access: Access,
+        threads: ThreadPoolExecutor,
+        lease_threads: ThreadPoolExecutor,
+    ) -> None:
+        self._access = access
+        self._threads = threads
+        self._lease_threads = lease_threads
+        super().__init__(target, files)
+
+    async def call(
+        self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
+    ) -> Any:
+        """Make one attempt, in a thread; raises as ``Endpoint.call`` does."""
+        deadline_s = monotonic() + timeout_s
+        connection: Any
+        connection, timeout_s = await self._opened(timeout_s)
+        return await self._in_thread(
+            lambda: connection.call(method, request, deadline_s, metadata),
+            timeout_s,
+            self._lease_threads if method in KEPT_FREE else self._threads,
+        )
+
+    def open_watch(self, on_kick: Callable[[str], None], metadata: Metadata = HAS_LEADER) -> Any:
+        """Open a watch stream; ``on_kick`` is called, with the reason, to end it early."""
+        self._on_kick.add(on_kick)
+        connection: Any = self._channel
+        run = partial(self._in_thread, threads=self._threads)
+        return Etcd3Watch(connection, run, metadata, self.patience.attempt_s)
+
+    def _open(self, options: Sequence[tuple[str, int]]) -> None:
+        if self._files is not None:
+            self._files_version = self._files.version
+        self._channel: Any = Etcd3Connection(self.target, self._access, options)
+
+    async def _in_thread(
+        self, work: Callable[[], T], timeout_s: float, threads: ThreadPoolExecutor
+    ) -> T:
+        """Run ``work``, which ends by itself after ``timeout_s``, counted from now."""
+        future = threads.submit(work)
+        try:
+            async with asyncio.timeout(timeout_s + OVERTIME_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            if future.cancelled():
+                raise BusyError(f"no thread was free within {timeout_s:.1f} s") from None
+            raise AnswerLostError(f"no answer within {timeout_s:.1f} s") from None

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One watch that the etcd3 package opens, read and written like a stream of ``grpc.aio``.
+
+The package's watcher opens a stream again at once, for ever, whenever one ends, throws away that
+a watch was cancelled, and cannot ask for a sign of life. So each watch has a watcher of its own
+that ends with its stream, and whose stub is this: it passes every message on to us, and to the
+package only that the watch was created.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from rdzv.store.endpoints import AnswerLostError, Metadata, NotSentError
+from rdzv.store.etcd3_calls import aio_error, caller_of
+from rdzv.store.etcd3_connection import Etcd3Connection
+from rdzv.store.etcd3_package import Etcd3Exception, Watcher, WatchStub
+from rdzv.store.pb import etcd_pb2 as pb
+
+UNREAD = 64
+"""Messages that wait for the reader; the thread then takes no more from the network."""
+
+Run = Callable[[Callable[[], None], float], Awaitable[None]]
+
+
+class _StreamOverError(Exception):
+    """Ends the thread of a watcher."""
+
+
+class _OneStream(Watcher):  # type: ignore[misc]
+    """A watcher that ends with its first stream."""
+
+    def _run(self) -> None:
+        with suppress(_StreamOverError):
+            super()._run()
+
+
+class Etcd3Watch:
+    """The stream. ``run`` takes what blocks, and for how long, to a thread.
+
+    It must be created within ``create_s`` seconds.
+    """
+
+    def __init__(
+        self, connection: Etcd3Connection, run: Run, metadata: Metadata, create_s: float
+    ) -> None:
+        self._create_s = create_s
+        self._connection = connection
+        self._metadata = metadata
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._messages: asyncio.Queue[Any] = asyncio.Queue()
+        self._room = threading.Semaphore(UNREAD)
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._channel: Any = None
+        self._call: Any = None
+        self._over = False
+
+    async def write(self, request: Any) -> None:
+        """Send a request; raises ``asyncio.InvalidStateError`` if the stream is over."""
+        if self._over:
+            raise asyncio.InvalidStateError("the watch is over")
+        if not request.HasField("create_request"):
+            self._requests.put(request)
+            return
+        deadline_s = monotonic() + self._create_s
+        create = partial(self._create, request.create_request, deadline_s)
+        try:
+            await self._run(create, self._create_s)
+        except (NotSentError, AnswerLostError) as error:
+            self._end(_lost(grpc.StatusCode.UNAVAILABLE, str(error)))
+        except grpc.aio.AioRpcError as error:
+            self._end(error)
+        else:
+            return
+        raise asyncio.InvalidStateError("the watch could not be created")
+
+    async def read(self) -> Any:
+        """Wait for a message; raises ``grpc.aio.AioRpcError``, gives ``EOF`` once cancelled."""
+        message = await self._messages.get()
+        if message is grpc.aio.EOF or isinstance(message, Exception):
+            self._messages.put_nowait(message)
+        if isinstance(message, Exception):
+            raise message
+        self._room.release()
+        return message
+
+    def cancel(self) -> None:
+        """End the stream."""
+        self._end(grpc.aio.EOF)
+
+    def _end(self, last: Any) -> None:
+        self._over = True
+        self._room.release()
+        self._messages.put_nowait(last)
+        self._requests.put(None)
+        if self._call is not None:
+            self._call.cancel()
+
+    # -- in threads
+
+    def _create(self, create: pb.WatchCreateRequest, deadline_s: float) -> None:
+        connected = self._connection.connected(deadline_s)
+        left_s = max(deadline_s - monotonic(), 0.001)
+        creator = caller_of(connected, left_s, self._metadata)
+        creator.watcher = _OneStream(self, timeout=left_s, metadata=self._metadata)
+        self._channel = connected.channel
+        try:
+            creator.add_watch_callback(
+                create.key,
+                _ignore,
+                range_end=create.range_end or None,
+                start_revision=create.start_revision,
+            )
+        except (grpc.RpcError, Etcd3Exception) as error:
+            raise aio_error(error) from None
+
+    def Watch(  # noqa: N802
+        self, requests: Iterator[Any], *, credentials: Any, metadata: Any
+    ) -> Iterator[Any]:
+        """What the package's watcher calls for each stream: once."""
+        if self._call is not None or self._over:
+            raise _StreamOverError
+        try:
+            self._call = WatchStub(self._channel).Watch(
+                self._all_requests(requests), credentials=credentials, metadata=metadata
+            )
+        except ValueError as closed:
+            # What grpc says of a channel that was closed a moment ago.
+            self._tell(grpc.aio.EOF)
+            raise _StreamOverError from closed
+        if self._over:
+            self._call.cancel()
+        return self._created()
+
+    def _all_requests(self, requests: Iterator[Any]) -> Iterator[Any]:
+        """The package's one request, then ours."""
+        yield next(requests)
+        while (request := self._requests.get()) is not None:
+            yield request
+
+    def _created(self) -> Iterator[Any]:
+        """Pass all on to the reader, and to the package that the watch was created."""
+        try:
+            for message in self._call:
+                if not self._over:
+                    self._room.acquire()
+                self._tell(message)
+                if message.created:
+                    yield message
+        except grpc.RpcError as error:
+            self._tell(aio_error(error))
+            raise
+        else:
+            self._tell(grpc.aio.EOF)
+        finally:
+            self._requests.put(None)
+
+    def _tell(self, message: Any) -> None:
+        # A loop that is closed has nobody left to tell.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+
+
+def _lost(code: grpc.StatusCode, why: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=why)
+
+
+def _ignore(response: Any) -> None:
+    """Events come another way."""

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One user's token: asked for with the password, renewed when the store no longer takes it.
+
+A token is good at every member. The store spends a tenth of a second of its processor on a
+password, and goes on doing so when nobody waits any more. So there is one request at a time, it
+has more time than a call, and one that got no answer or was refused is not repeated at once: many
+clients that did so would keep the store busy with passwords whose answers nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+from rdzv.errors import ConfigError
+from rdzv.store.access import Access, read_password
+from rdzv.store.doubling import Doubling
+
+LOGIN = Doubling(3.0, 12.0)
+"""For a password at one endpoint, which takes longer than any other call."""
+
+UNANSWERED_PAUSE = Doubling(1.0, 30.0)
+"""Before a request that got no answer is repeated."""
+
+REFUSED_PAUSE = Doubling(5.0, 60.0)
+"""Before a refused password is tried again; one that has changed is tried at once."""
+
+Authenticate = Callable[[str, str, float], Awaitable[str]]
+
+
+class LoginRefusedError(Exception):
+    """The store does not let the user in, or the password cannot be read."""
+
+
+class LoginUnansweredError(Exception):
+    """The password was sent, and no answer came: the store may be at it still."""
+
+
+class Login:
+    """The token of ``access.user``.
+
+    ``authenticate`` takes name, password and timeout in seconds to a token, or to "" from a store
+    that asks for none; it raises ``LoginRefusedError``, ``LoginUnansweredError``, or whatever says
+    that the password was not sent.
+    """
+
+    def __init__(self, access: Access, authenticate: Authenticate, random: Random) -> None:
+        self._access = access
+        self._authenticate = authenticate
+        self._random = random
+        self._token: str | None = None
+        self._asking: asyncio.Task[str] | None = None
+        self._closed = False
+        self._unanswered = 0
+        self._unanswered_why = ""
+        self._unanswered_until_s = float("-inf")
+        self._refusals = 0
+        self._refused_why = ""
+        self._refused_password = ""
+        self._refused_until_s = float("-inf")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a call has to carry."""
+        return (("token", self._token),) if self._token else ()
+
+    async def ensure(self, timeout_s: float) -> None:
+        """Have a token; raises what ``authenticate`` raises, and ``TimeoutError``.
+
+        A request that outlives its caller goes on, for the next one.
+        """
+        if self._token is not None:
+            return
+        if self._closed:
+            raise LoginRefusedError("this client is closed")
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask(), name="log in to the store")
+            self._asking.add_done_callback(self._asked)
+        asking = self._asking
+        done, _ = await asyncio.wait({asking}, timeout=timeout_s)
+        if not done:
+            raise TimeoutError(self._unanswered_why)
+        if asking.cancelled():
+            raise LoginRefusedError("this client is closed")
+        asking.result()
+
+    def reject(self, metadata: tuple[tuple[str, str], ...]) -> None:
+        """Take note that the store refused what a call carried."""
+        if metadata == self.metadata:
+            self._token = None
+
+    async def close(self) -> None:
+        """Ask no more."""
+        self._closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait({self._asking})
+
+    def _asked(self, asking: asyncio.Task[str]) -> None:
+        self._asking = None
+        if not asking.cancelled() and asking.exception() is None:
+            self._token = asking.result()
+
+    async def _ask(self) -> str:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._unanswered_until_s - loop.time())
+        try:
+            password = await asyncio.to_thread(read_password, self._access)
+        except ConfigError as error:
+            raise LoginRefusedError(str(error)) from None
+        if password != self._refused_password:
+            self._refusals = 0
+        elif loop.time() < self._refused_until_s:
+            raise LoginRefusedError(self._refused_why)
+        try:
+            timeout_s = LOGIN.after(self._unanswered)
+            token = await self._authenticate(self._access.user, password, timeout_s)
+        except LoginUnansweredError as error:
+            pause_s = UNANSWERED_PAUSE.drawn_after(self._unanswered, self._random)
+            self._unanswered_until_s = loop.time() + pause_s
+            self._unanswered += 1
+            self._unanswered_why = str(error)
+            raise
+        except LoginRefusedError as error:
+            pause_s = REFUSED_PAUSE.drawn_after(self._refusals, self._random)
+            self._refused_until_s = loop.time() + pause_s
+            self._refusals += 1
+            self._refused_why, self._refused_password = str(error), password
+            self._answered()
+            raise
+        self._refused_password = ""
+        self._answered()
+        return token
+
+    def _answered(self) -> None:
+        self._unanswered = 0
+        self._unanswered_why = ""

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long to wait for one endpoint's answer, judged by those it has given so far: pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+ATTEMPT_S = 1.0
+"""Deadline of one attempt: an election plus one lost attempt fit well into a lease of 10 s."""
+
+MAX_ATTEMPT_S = 1.8
+"""Of an attempt on a slow line: callers give 2 s by default, and it must be a whole one."""
+
+ROUND_TRIPS = 6
+"""Within one attempt: three of them a new connection, one the call, and two what TCP takes to
+notice that a segment was lost, and to send it again."""
+
+ANSWERS = 8
+"""So many in a row must have been slow before the line counts as slow: an election makes several
+wait that came at once, and one fast answer tells that it is over."""
+
+
+class Patience:
+    """What is known of the line to one endpoint, and what follows from it.
+
+    An attempt that is given up too early costs more than it saves on a slow line: what replaces
+    it begins with a new connection, which takes longer than the answer would have.
+    """
+
+    __slots__ = ("_answers_s",)
+
+    def __init__(self) -> None:
+        self._answers_s: deque[float] = deque(maxlen=ANSWERS)
+
+    @property
+    def attempt_s(self) -> float:
+        """For how long an attempt may wait."""
+        answers_s = self._answers_s
+        if not answers_s or min(answers_s) * ROUND_TRIPS <= ATTEMPT_S:
+            return ATTEMPT_S
+        return min(min(answers_s) * ROUND_TRIPS, MAX_ATTEMPT_S)
+
+    def answered(self, took_s: float) -> None:
+        """Take note of an answer."""
+        self._answers_s.append(took_s)
+
+    def missed(self, waited_s: float) -> None:
+        """Take note that a whole attempt was in vain: what was known of the line is no more."""
+        self._answers_s.clear()
+        self._answers_s.append(waited_s)
+
+    def expect(self, other: Patience) -> None:
+        """Expect no faster line than the one that is left for this one has just been.
+
+        A network that has become slow is slow to everybody, and this line begins with a new
+        connection; its own first answer tells better.
+        """
+        if other._answers_s:
+            newest_s = other._answers_s[-1]
+            if not self._answers_s or newest_s > min(self._answers_s):
+                self._answers_s.clear()
+                self._answers_s.append(newest_s)
+
+    def whole(self, waited_s: float) -> bool:
+        """Whether an attempt of this length, in vain, tells that the endpoint is stuck."""
+        return waited_s >= self.attempt_s
+
+    def blames(self, waited_s: float) -> bool:
+        """Whether to try another endpoint after an attempt of this length in vain.
+
+        What is left for an attempt after another one is often less than a slow line needs at all;
+        on a fast one, a short attempt tells enough to look elsewhere.
+        """
+        return waited_s >= ATTEMPT_S or self.attempt_s <= ATTEMPT_S

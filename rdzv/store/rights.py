@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what in the store: one user and role for one job.
+
+A job needs the right to read and write its own prefix, and nothing else. The prefix ends in a
+slash, so that the rights of ``train`` are none to ``train-2``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from rdzv.errors import StoreRefused
+from rdzv.keys import JobKeys
+from rdzv.store.access import Access
+from rdzv.store.certificate_files import CertificateFiles
+from rdzv.store.endpoints import (
+    AUTHENTICATE,
+    ROLE_ADD,
+    ROLE_GRANT_PERMISSION,
+    USER_ADD,
+    USER_CHANGE_PASSWORD,
+    USER_GRANT_ROLE,
+    Endpoint,
+    Method,
+)
+from rdzv.store.etcd_calls import Calls, Effect
+from rdzv.store.intervals import Interval
+from rdzv.store.pb import etcd_pb2 as pb
+from rdzv.store.taxonomy import Outcome
+
+WRITE_TIMEOUT_S = 10.0
+"""For each change of rights; a password takes the store a moment."""
+
+_NO_PASSWORD = "password was given for no password user"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRole:
+    """The role of one job, and the user that has it. No two jobs share a name."""
+
+    keys: JobKeys
+    user: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the role: the job's prefix, which is unique, without the slashes around it."""
+        return self.keys.prefix.strip("/")
+
+    @property
+    def user_name(self) -> str:
+        """Name of the user: what was chosen, or that of the role."""
+        return self.user or self.name
+
+
+class Rights:
+    """Users and roles, as a user who may manage them. Use it within a running event loop."""
+
+    def __init__(self, access: Access) -> None:
+        files = CertificateFiles(access) if access.tls else None
+        endpoints = [Endpoint(target, files) for target in access.targets]
+        self._calls = Calls(endpoints, 0, access, Random())
+
+    async def make(self, role: JobRole, password: str | None) -> None:
+        """Make the role and its user, or complete them; a new password takes the old one's place.
+
+        Without a password the user can only come by a client certificate of that name: one who is
+        there and may have a password is refused. Raises ``StoreRefused`` for that and without the
+        right, ``StoreUnavailable``, ``StoreAmbiguous``: again is safe.
+        """
+        interval = Interval.of(role.keys.prefix, prefix=True)
+        permission = pb.Permission(
+            permType=pb.Permission.READWRITE, key=interval.start, range_end=interval.end
+        )
+        await self.call(ROLE_ADD, pb.AuthRoleAddRequest(name=role.name))
+        await self.call(
+            ROLE_GRANT_PERMISSION,
+            pb.AuthRoleGrantPermissionRequest(name=role.name, perm=permission),
+        )
+        await self._make_user(role.user_name, password)
+        await self.call(
+            USER_GRANT_ROLE, pb.AuthUserGrantRoleRequest(user=role.user_name, role=role.name)
+        )
+
+    async def call(self, method: Method, request: Any, timeout_s: float = WRITE_TIMEOUT_S) -> Any:
+        """Make one call; what is there already counts as made, and answers nothing."""
+        _, response = await self._calls.call(
+            method, request, timeout_s, Effect.IDEMPOTENT, done=Outcome.EXISTS
+        )
+        return response
+
+    async def close(self) -> None:
+        """Give every connection back."""
+        await self._calls.close()
+
+    async def _make_user(self, name: str, password: str | None) -> None:
+        options = pb.UserAddOptions(no_password=password is None)
+        request = pb.AuthUserAddRequest(name=name, password=password or "", options=options)
+        made = await self.call(USER_ADD, request)
+        if made is not None:
+            return
+        if password is None:
+            await self._check_without_password(name)
+            return
+        change = pb.AuthUserChangePasswordRequest(name=name, password=password)
+        await self.call(USER_CHANGE_PASSWORD, change)
+        # etcd takes a password for a user who was made without, says so, and forgets it.
+        login = pb.AuthenticateRequest(name=name, password=password)
+        try:
+            await self._calls.call(
+                AUTHENTICATE, login, WRITE_TIMEOUT_S, Effect.IDEMPOTENT, done=Outcome.NO_LOGIN
+            )
+        except StoreRefused as error:
+            raise StoreRefused(
+                f"user {name} was made before, for a client certificate and without a password:"
+                f" etcdctl user delete {name}, then run this again ({error})"
+            ) from error
+
+    async def _check_without_password(self, name: str) -> None:
+        """Have the store say that the user has no password: it says so to whoever gives one."""
+        login = pb.AuthenticateRequest(name=name, password="none")
+        try:
+            await self._calls.call(
+                AUTHENTICATE, login, WRITE_TIMEOUT_S, Effect.IDEMPOTENT, done=Outcome.NO_LOGIN
+            )
+        except StoreRefused as error:
+            if _NO_PASSWORD in str(error):
+                return
+        raise StoreRefused(
+            f"user {name} is there already, perhaps with a password: etcdctl user delete {name},"
+            " then run this again"
+        )
