@@ -307,7 +307,7 @@ def _done(scene: _Scene) -> Decision:
         who = [f"{names} may go"] if granted else []
         who += ["newcomers may join"] if scene.newcomers else []
         decision = scene.becomes(
-            f"step {commit.step} is saved: {' and '.join(who)}",
+            " and ".join(who),
             leaving=tuple(scene.leavers),
             saved=_union(commit.saved, scene.leavers),
             granted=_union(commit.granted, granted),
@@ -463,6 +463,25 @@ def transaction(
     return compares, operations
 
 
+def first_write(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain
+) -> tuple[list[Compare], list[Operation]]:
+    """Make the transaction that puts a drain on record.
+
+    Sent again, or landing late, it finds no record once the drain was cancelled, as when it was
+    first sent; but whoever cancels writes the incarnation of the member, too.
+    """
+    assert snapshot.job is not None
+    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
+    holder = snapshot.incarnations.get(drain.member)
+    known = holder.mod_revision if holder else snapshot.unreadable_incarnations.get(drain.member, 0)
+    compares = [
+        Compare(key, "create", "=", 0),
+        Compare(keys.incarnation(drain.member), "mod", "=", known),
+    ]
+    return compares, [Put(key, drain.to_json())]
+
+
 def cancel(
     keys: JobKeys, snapshot: Snapshot, pod_uid: str
 ) -> tuple[list[Compare], list[Operation]] | str:
@@ -486,4 +505,20 @@ def cancel(
             saved=tuple(uid for uid in commit.saved if uid != pod_uid),
         )
         operations.append(Put(here.commit, without.to_json()))
-    return compares, operations
+    unchanged, again = outdate_first_write(keys, snapshot, drain.member)
+    return [*compares, *unchanged], [*operations, *again]
+
+
+def outdate_first_write(
+    keys: JobKeys, snapshot: Snapshot, member: str
+) -> tuple[list[Compare], list[Operation]]:
+    """Write the incarnation of a member, unchanged, with what cancels its drain.
+
+    The first write of the drain may still be on its way again: so it finds that it is late.
+    """
+    holder = snapshot.incarnations.get(member)
+    if holder is None:
+        return [], []
+    incarnation = keys.incarnation(member)
+    unchanged = Compare(incarnation, "mod", "=", holder.mod_revision)
+    return [unchanged], [Put(incarnation, holder.to_json())]

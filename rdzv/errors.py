@@ -8,7 +8,8 @@
     ├── StoreError             the store did not do what was asked
     │   ├── StoreUnavailable     certainly not applied; try again                exit 69
     │   ├── StoreAmbiguous       may have been applied; re-read, then decide
-    │   ├── StoreRefused         rights, quota or a malformed request: an operator must act
+    │   ├── StoreRefused         rights or a malformed request: an operator must act
+    │   │   └── StoreFull          no space: likewise, and a write may have been applied
     │   ├── LeaseLost            the lease is gone: register again
     │   └── Compacted            the watched history is gone: re-list
     ├── MembershipError        the job's membership does not allow it
@@ -18,8 +19,6 @@
     └── LauncherError          a launcher asked for something that it cannot have
         ├── WireError            bytes that are no c10d request within its limits
         └── StateError           a rendezvous state that torch could not have written
-
-``retryable`` says whether the same call may simply be made again.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from __future__ import annotations
 
 class MusterError(Exception):
     """Base of every error that Muster raises on purpose."""
-
-    retryable: bool = False
 
 
 class ConfigError(MusterError):
@@ -42,8 +39,6 @@ class StoreError(MusterError):
 class StoreUnavailable(StoreError):
     """The store certainly did not apply the request (no connection, no leader, too busy)."""
 
-    retryable = True
-
 
 class StoreAmbiguous(StoreError):
     """The outcome is unknown: the request was sent, and no answer came within its deadline."""
@@ -51,6 +46,14 @@ class StoreAmbiguous(StoreError):
 
 class StoreRefused(StoreError):
     """The store understood and refused: missing rights, no space, a malformed request."""
+
+
+class StoreFull(StoreRefused):
+    """There is no space. What became of a write is unknown: re-read, then decide.
+
+    etcd applies the write that takes the last room, then refuses it in the words for those that
+    follow.
+    """
 
 
 class LeaseLost(StoreError):

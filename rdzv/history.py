@@ -70,6 +70,19 @@ class HistoryEntry:
         )
 
 
+def departures(entries: Iterable[KeyValue]) -> dict[str, int]:
+    """Who left on purpose, and the revision at which each did so last."""
+    left: dict[str, int] = {}
+    for kv in entries:
+        try:
+            entry = HistoryEntry.from_kv(kv)
+        except RecordError:
+            continue
+        if entry.what == "leave":
+            left[entry.member] = max(kv.mod_revision, left.get(entry.member, 0))
+    return left
+
+
 def entry_operations(
     keys: JobKeys, entry: HistoryEntry, at_revision: int, present: Iterable[str]
 ) -> tuple[Operation, ...]:

@@ -61,6 +61,10 @@ class JobKeys:
         """One entry; sorts by revision, and two writers at one revision do not collide."""
         return f"{self.history}{revision:020d}.{_name(member)}"
 
+    def probe(self, nonce: str) -> str:
+        """A key that ``muster doctor`` tries its rights on, for a moment."""
+        return f"{self.prefix}doctor/{_name(nonce)}"
+
     @property
     def generations(self) -> str:
         """Prefix of all generations."""
@@ -120,6 +124,15 @@ class GenerationKeys:
         return f"{self.votes_of(epoch)}{_name(member)}"
 
     @property
+    def bypasses(self) -> str:
+        """Prefix of what sidecars found wrong with the launchers beside them."""
+        return f"{self.prefix}bypasses/"
+
+    def bypass(self, member: str) -> str:
+        """What is wrong with the launcher of one member, on that member's lease; else no key."""
+        return f"{self.bypasses}{_name(member)}"
+
+    @property
     def runs(self) -> str:
         """Prefix of every torch run's keys."""
         return f"{self.prefix}c10d/"
@@ -139,6 +152,11 @@ class RunKeys:
 
     prefix: str
     generation: int
+
+    @property
+    def runs(self) -> str:
+        """Prefix of every run's keys in this generation."""
+        return self.prefix.rstrip("/").rpartition("/")[0] + "/"
 
     @property
     def round(self) -> str:
@@ -189,9 +207,14 @@ class RunKeys:
         """One element of one queue."""
         return f"{self.queue(key)}{_name(element)}"
 
+    @property
+    def operations(self) -> str:
+        """Prefix of the last operations of all client connections."""
+        return f"{self.prefix}ops/"
+
     def operation(self, session: str) -> str:
         """The last operation of one client connection: settles what an outage left open."""
-        return f"{self.prefix}ops/{_name(session)}"
+        return f"{self.operations}{_name(session)}"
 
     def split(self, key: str) -> tuple[str, bytes, str]:
         """Take a key of this run apart: section, launcher's key, adder or element."""

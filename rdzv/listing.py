@@ -43,6 +43,18 @@ def decide(snapshot: Snapshot) -> Listing:
     )
 
 
+def first_to_go(listing: Listing) -> Member | None:
+    """Foresee whom scaling down takes first; None where the pods' controller does not say so.
+
+    A StatefulSet, an Indexed Job and a PyTorchJob drop the highest index. A ReplicaSet numbers no
+    pods, and drops one that is not ready before one that is.
+    """
+    able = [*listing.listed, *listing.standby]
+    if len(able) < 2 or any(member.index < 0 for member in able):
+        return None
+    return max(able, key=lambda member: member.index)
+
+
 def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
     """Say why ``member`` is not to be listed, or None."""
     assert snapshot.job is not None
@@ -62,7 +74,7 @@ def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
 
 def job_mismatch(job: Job, member: Member) -> str | None:
     """Say how min and max of ``member`` disagree with those of ``job``, or None."""
-    if (member.min_workers, member.max_workers) == (job.min_workers, job.max_workers):
+    if member.min_workers == job.min_workers and member.max_workers == job.max_workers:
         return None
     return (
         f"it was started with min {member.min_workers} and max {member.max_workers}, "

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import time
 
-from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry, write_entry
+from rdzv.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
 from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.model import Member, Snapshot
-from rdzv.store import Store, WatchEvent
+from rdzv.store import KeyValue, Store, WatchEvent
 from rdzv.watching import Mirror
 
 
@@ -39,17 +38,24 @@ class Losses:
         self._mirror = mirror
         self._membership = membership
         self._me = me
+        self._history = membership.keys.history
+        self._entries: list[KeyValue] = []
         self._goodbyes: set[str] = set()
 
     async def run(self) -> None:
         """Follow the membership for ever."""
-        unsubscribe = self._mirror.subscribe(self._note_goodbyes)
+        unsubscribe = self._mirror.subscribe(self._note_entries)
         try:
             before = self._membership.snapshot()
             while True:
                 await self._membership.changed_from(before)
                 after = self._membership.snapshot()
+                # Where all only come, nobody needs to read what the history says of each.
+                someone_went = not before.members.keys() <= after.members.keys()
+                if someone_went:
+                    self._read_entries()
                 lost = lost_members(before, after, frozenset(self._goodbyes))
+                self._entries.clear()
                 self._goodbyes.clear()
                 before = after
                 if lost and self._is_reporter(after):
@@ -73,13 +79,13 @@ class Losses:
         present = [kv.key for kv in self._mirror.under(self._membership.keys.history)]
         await write_entry(self._store, self._membership.keys, entry, revision, present)
 
-    def _note_goodbyes(self, events: Sequence[WatchEvent]) -> None:
+    def _note_entries(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
-            if event.kind != "put" or not event.kv.key.startswith(self._membership.keys.history):
-                continue
-            try:
-                entry = HistoryEntry.from_kv(event.kv)
-            except RecordError:
-                continue
-            if entry.what == "leave":
-                self._goodbyes.add(entry.member)
+            if event.kind == "put" and event.kv.key.startswith(self._history):
+                self._entries.append(event.kv)
+        if len(self._entries) > HISTORY_LENGTH:
+            self._read_entries()
+
+    def _read_entries(self) -> None:
+        self._goodbyes |= departures(self._entries).keys()
+        self._entries.clear()

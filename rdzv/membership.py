@@ -21,6 +21,20 @@ log = logging.getLogger(__name__)
 Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote
 R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote)
 
+_CHOOSE_VOTES = (Vote, Commit, Job)
+"""Which votes count is a matter of the generation and of the epoch, and of no member."""
+
+REST_PER_MEMBER_S = 0.0005
+"""Between two wake-ups of one reader, for each member. Whoever is woken looks at every member; when
+a thousand come at once, looking at each of a thousand snapshots would be a million looks."""
+
+REST_PER_DELAY = 4.0
+MOST_RESTS = 20
+MAX_DELAY_S = 0.5
+"""Where a wake-up came late, this process has too little of the processor: the next rest is so many
+times the delay, but no more than so many usual rests, for a few members are looked at in no time.
+One delay counts up to the bound, for it may come from standing still."""
+
 
 class Membership:
     """Gives the newest snapshot of one job; the same object for as long as nothing in it moved."""
@@ -35,6 +49,7 @@ class Membership:
         self._votes: Mapping[str, Vote] | None = None
         self._votes_changed = asyncio.Event()
         self._changed = asyncio.Event()
+        self._delay_s = 0.0
         self._job_key = keys.job
         self._last_commit_key = keys.last_commit
         self._incarnations = keys.incarnations
@@ -49,9 +64,19 @@ class Membership:
         return self._snapshot
 
     async def changed_from(self, known: Snapshot) -> None:
-        """Wait until the snapshot is another than ``known``; launchers' keys wake nobody here."""
-        while self.snapshot() is known:
+        """Wait until the snapshot is another than ``known``; launchers' keys wake nobody here.
+
+        A change after a calm is told at once, those of a storm together.
+        """
+        loop = asyncio.get_running_loop()
+        usual_s = REST_PER_MEMBER_S * len(known.members)
+        late_s = min(REST_PER_DELAY * self._delay_s, MOST_RESTS * usual_s)
+        rested_s = loop.time() + max(usual_s, late_s)
+        while self._snapshot is known:
             await self._changed.wait()
+        if (left_s := rested_s - loop.time()) > 0:
+            await asyncio.sleep(left_s)
+            self._delay_s = min(loop.time() - rested_s, MAX_DELAY_S)
 
     def votes(self) -> Mapping[str, Vote]:
         """The votes of the present epoch, by member; the same object for as long as none moved."""
@@ -65,7 +90,8 @@ class Membership:
     async def votes_changed_from(self, known: Mapping[str, Vote]) -> None:
         """Wait until the votes are others than ``known``, or those of another epoch.
 
-        A vote wakes those who wait here and nobody else: hundreds vote within moments.
+        A vote wakes those who wait here and nobody else: hundreds vote within moments. Nor does
+        a member that comes or goes wake anybody here, where nobody rests between two looks.
         """
         while self.votes() is known:
             await self._votes_changed.wait()
@@ -80,7 +106,8 @@ class Membership:
             section, _, encoded = key.rpartition("/")
             name = unquote(encoded)
             records = self._sections.setdefault(section + "/", {})
-            self._votes = None
+            if kind in _CHOOSE_VOTES:
+                self._votes = None
             if kind is not Vote:
                 self._snapshot = None
             records.pop(name, None)

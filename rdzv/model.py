@@ -41,7 +41,8 @@ def dump_record(fields: Mapping[str, object]) -> bytes:
 def load_record(key: str, value: bytes) -> dict[str, Any]:
     """Decode a record; raises ``RecordError`` where it is none of ours."""
     try:
-        fields = json.loads(value)
+        # Told that it is UTF-8, json need not find out.
+        fields = json.loads(value.decode())
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{key}: not JSON ({error})") from error
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
@@ -49,9 +50,14 @@ def load_record(key: str, value: bytes) -> dict[str, Any]:
     return fields
 
 
-def take(key: str, fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
-    """Take one field; raises ``RecordError`` if it is missing or of another type."""
-    value = fields.get(name)
+def take(
+    key: str, fields: Mapping[str, Any], name: str, kind: type[T], missing: T | None = None
+) -> T:
+    """Take one field, or ``missing`` where an older writer has not written it.
+
+    Raises ``RecordError`` if it is of another type, or missing for no reason.
+    """
+    value = fields.get(name, missing)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
     return value
@@ -121,7 +127,8 @@ class Member:
     ``incarnation`` grows each time the same member registers again; ``since`` is the first one of
     this pod, and orders members by age (0: this is the first). ``slots`` is the number of
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
-    when they came; ``lease`` is the lease the record hangs on.
+    when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
+    pod's controller gave it (-1: none).
     """
 
     name: str
@@ -134,6 +141,7 @@ class Member:
     min_workers: int
     max_workers: int
     since: int = 0
+    index: int = -1
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
@@ -157,6 +165,7 @@ class Member:
                 "min": self.min_workers,
                 "max": self.max_workers,
                 "since": self.since,
+                "index": self.index,
             }
         )
 
@@ -177,7 +186,8 @@ class Member:
             slots=take(kv.key, fields, "slots", int),
             min_workers=take(kv.key, fields, "min", int),
             max_workers=take(kv.key, fields, "max", int),
-            since=take(kv.key, {"since": 0, **fields}, "since", int),
+            since=take(kv.key, fields, "since", int, 0),
+            index=take(kv.key, fields, "index", int, -1),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,
@@ -216,7 +226,7 @@ class Incarnation:
             member=take(kv.key, fields, "member", str),
             number=take(kv.key, fields, "number", int),
             pod_uid=take(kv.key, fields, "pod_uid", str),
-            since=take(kv.key, {"since": 0, **fields}, "since", int),
+            since=take(kv.key, fields, "since", int, 0),
             mod_revision=kv.mod_revision,
         )
 
@@ -275,7 +285,7 @@ class Drain:
             source=take(kv.key, fields, "source", str),
             seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),
             reserve_s=take_seconds(kv.key, {"reserve_s": 0, **fields}, "reserve_s"),
-            requested_by=take(kv.key, {"requested_by": "", **fields}, "requested_by", str),
+            requested_by=take(kv.key, fields, "requested_by", str, ""),
             outcome=outcome,
             step=None if step is None else take(kv.key, fields, "step", int),
             created_revision=kv.create_revision,

@@ -3,6 +3,7 @@
 
 A lost lease means "register again with the next incarnation", never "I am dead": nothing here
 stops a launcher. Every write compares what it was planned on, so that a repetition is harmless.
+How soon a registration follows one that failed, or that did not last, is ``pacing``'s to say.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from time import time
 
@@ -22,11 +23,12 @@ from rdzv.errors import (
     RecordError,
     StoreAmbiguous,
     StoreError,
-    StoreUnavailable,
+    StoreFull,
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.membership import Membership, snapshot_of
 from rdzv.model import Incarnation, Job, Snapshot
+from rdzv.pacing import Pacing
 from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.store import Compare, Delete, Operation, Put, Store
 from rdzv.watching import Mirror
@@ -35,13 +37,45 @@ log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.3
 RENEWALS_PER_TTL = 3
+RENEWAL_JITTER = 0.1
+"""Those who register in the same second would otherwise renew in step for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """What was written, in which revision of the store, and the sentence to say of it."""
+
+    held: Held
+    revision: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Why a registration is over; ``usual`` if nothing has gone wrong."""
+
+    sentence: str
+    usual: bool = False
+
+
+class _Series:
+    """Attempts to register until one is written: they share one lease, so that none is left over.
+
+    ``not_before_s`` is on the registrar's clock.
+    """
+
+    def __init__(self, lease_id: int, not_before_s: float) -> None:
+        self.lease_id = lease_id
+        self.lease_asked_for = False
+        self.not_before_s = not_before_s
 
 
 class Registrar:
     """One member's registration.
 
-    ``clock`` is monotonic, in seconds. ``on_held`` is called with each new registration, before
-    it is announced, so that a restarted sidecar finds what it held.
+    ``lease_ttl_s`` is whole: the store counts in seconds. ``clock`` is monotonic, in seconds.
+    ``on_held`` is called with each new registration, before it is announced, so that a restarted
+    sidecar finds what it held; a disk that hangs does not keep the announcement back for long.
     """
 
     def __init__(
@@ -71,6 +105,8 @@ class Registrar:
         self._random = random
         self._on_held = on_held
         self._empty_since_s: float | None = None
+        self._pacing = Pacing(lease_ttl_s)
+        self._renewed_s = float("-inf")
         self._said = ""
 
     @property
@@ -85,9 +121,16 @@ class Registrar:
         settings disagree with the job's.
         """
         await self._mirror.changed_after(0)
+        pause_s = 0.0
         while True:
-            await self._register()
-            await self._hold()
+            written = await self._register(pause_s)
+            registered_s = self._clock()
+            self._pacing = self._pacing.after_registering(registered_s)
+            await self._hold(written)
+            self._pacing = self._pacing.after_loss(self._renewed_s - registered_s)
+            pause_s = self._pacing.pause_s(self._random)
+            if (complaint := self._pacing.complaint(self._clock())) is not None:
+                self._say(complaint, logging.WARNING)
 
     async def leave(self, timeout_s: float) -> None:
         """Leave on purpose: delete the record, note if nobody is left, end the lease."""
@@ -97,7 +140,12 @@ class Registrar:
         self.registered.clear()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._delete_record(held)
+                try:
+                    async with asyncio.timeout(timeout_s / 2):
+                        await self._delete_record(held)
+                except (StoreError, TimeoutError) as error:
+                    # The end of the lease takes the record along, and needs no room in the store.
+                    log.warning("the record was not deleted, ending its lease instead: %s", error)
                 await self._store.lease_revoke(lease_id)
         except (StoreError, TimeoutError) as error:
             log.warning("could not say goodbye, the lease will run out by itself: %s", error)
@@ -121,10 +169,13 @@ class Registrar:
 
     # -- registering
 
-    async def _register(self) -> None:
+    async def _register(self, pause_s: float) -> _Registration:
+        """Register, after ``pause_s`` at the earliest, however often it takes."""
         self.registered.clear()
+        series = _Series(self._random.getrandbits(62) + 1, self._clock() + pause_s)
         while True:
             self._note_emptiness()
+            sequence = self._mirror.sequence
             decision = plan(
                 self._membership.snapshot(),
                 self.identity,
@@ -136,45 +187,65 @@ class Registrar:
                 raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
             if isinstance(decision, Wait):
                 self._say(decision.reason)
-                await self._membership_change(decision.retry_in_s)
+                await self._news(sequence, decision.retry_in_s)
+                continue
+            if (early_s := series.not_before_s - self._clock()) > 0:
+                # What is planned now would be planned on an old picture then.
+                await asyncio.sleep(early_s)
+                series.not_before_s = float("-inf")
                 continue
             try:
-                if await self._apply(decision):
-                    return
+                written, revision = await self._apply(decision, series)
             except StoreError as error:
                 self._say(f"cannot register yet: {error}")
-                await asyncio.sleep(RETRY_PAUSE_S)
+                series.not_before_s = self._clock() + self._next_pause_s()
+                continue
+            if written is not None:
+                return written
+            # Somebody else was quicker: it can be planned anew once the mirror shows that.
+            await self._news(sequence, self._next_pause_s(), revision)
 
-    async def _apply(self, decision: Register) -> bool:
-        """Write the registration; False if what it was planned on has changed since."""
-        lease_id = self._random.getrandbits(62) + 1
-        granted_at_s = self._clock()
-        await self._store.lease_grant(lease_id, round(self._lease_ttl_s))
-        sequence = self._mirror.sequence
+    def _next_pause_s(self) -> float:
+        self._pacing = self._pacing.after_failure()
+        return self._pacing.pause_s(self._random)
+
+    async def _apply(self, decision: Register, series: _Series) -> tuple[_Registration | None, int]:
+        """Write the registration; None if what it was planned on has changed since.
+
+        With it the revision at which it was written, or found to be planned on something else.
+        """
+        granted_at_s = await self._begin_lease(series)
         try:
-            result = await self._store.txn(*self._transaction(decision, lease_id))
+            result = await self._store.txn(*self._transaction(decision, series.lease_id))
             written, revision = result.succeeded, result.revision
-        except StoreAmbiguous:
+        except (StoreAmbiguous, StoreFull):
             written, revision = await self._was_written(decision.incarnation)
+            if not written:
+                raise
         if not written:
-            await self._store.lease_revoke(lease_id)
-            await self._membership_change_after(sequence, RETRY_PAUSE_S)
-            return False
-        self.held = Held(decision.job.generation, decision.incarnation.number)
-        self.lease_id = lease_id
+            return None, revision
+        held = self.held = Held(decision.job.generation, decision.incarnation.number)
+        self.lease_id = series.lease_id
         self.lease_valid_until_s = granted_at_s + self._lease_ttl_s
-        if self._on_held is not None:
-            await self._on_held(self.held)
-        with suppress(TimeoutError):
-            # A store that was restored meanwhile may never reach it; what then is found decides.
-            async with asyncio.timeout(self._lease_ttl_s):
-                await self._mirror.reached(revision)
-        self.registered.set()
-        self._say(
+        sentence = (
             f"registered as incarnation {decision.incarnation.number}"
             f" in generation {decision.job.generation}: {decision.reason}"
         )
-        return True
+        return _Registration(held, revision, sentence), revision
+
+    async def _begin_lease(self, series: _Series) -> float:
+        """Have the lease of ``series`` live for its whole time; return from when on."""
+        if series.lease_asked_for:
+            asked_at_s = self._clock()
+            try:
+                await self._store.lease_keep_alive(series.lease_id)
+                return asked_at_s
+            except LeaseLost as error:
+                log.debug("it ended before the registration was written: %s", error)
+        asked_at_s = self._clock()
+        series.lease_asked_for = True
+        await self._store.lease_grant(series.lease_id, round(self._lease_ttl_s))
+        return asked_at_s
 
     def _transaction(
         self, decision: Register, lease_id: int
@@ -199,7 +270,7 @@ class Registrar:
         return compares, operations
 
     async def _was_written(self, incarnation: Incarnation) -> tuple[bool, int]:
-        """Settle an ambiguous registration by reading who holds the name now."""
+        """Settle a registration that may have been written by reading who holds the name now."""
         result = await self._store.range(self.keys.incarnation(self.identity.member))
         for kv in result.kvs:
             try:
@@ -212,55 +283,103 @@ class Registrar:
 
     # -- holding
 
-    async def _hold(self) -> None:
-        """Renew the lease until the registration is gone."""
-        interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
+    async def _hold(self, written: _Registration) -> None:
+        """Renew the lease, from the first moment on, until the registration is gone."""
         async with asyncio.TaskGroup() as tasks:
-            renewing = tasks.create_task(self._renew(interval_s), name="renew-lease")
-            watching = tasks.create_task(self._until_superseded(), name="watch-own-record")
+            renewing = tasks.create_task(self._renew(), name="renew-lease")
+            watching = tasks.create_task(self._until_superseded(written), name="watch-own-record")
             done, pending = await asyncio.wait(
                 (renewing, watching), return_when=asyncio.FIRST_COMPLETED
             )
             for task in pending:
                 task.cancel()
-        self._say(next(iter(done)).result())
+        loss = next(iter(done)).result()
+        self._say(loss.sentence, logging.INFO if loss.usual else logging.WARNING)
 
-    async def _renew(self, interval_s: float) -> str:
-        """Renew for ever; return why the lease is gone."""
+    async def _renew(self) -> _Loss:
+        """Renew for ever; return why the lease is gone.
+
+        After a failure it is tried again soon: another whole interval may be all that is left.
+        """
         assert self.lease_id is not None
+        interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
+        pause_s = self._jittered_s(interval_s)
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(pause_s)
             sent_at_s = self._clock()
             try:
                 ttl_s = await self._store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
             except LeaseLost:
-                return "the lease was lost: registering again"
-            except (StoreUnavailable, StoreAmbiguous) as error:
+                return _Loss("the lease was lost: registering again")
+            except StoreError as error:
+                # Refused ones too: rights and passwords come back, and the lease says the rest.
                 self._say(f"the lease could not be renewed: {error}")
+                pause_s = RETRY_PAUSE_S
             else:
+                self._renewed_s = sent_at_s
                 self.lease_valid_until_s = sent_at_s + ttl_s
+                pause_s = self._jittered_s(interval_s)
 
-    async def _until_superseded(self) -> str:
-        """Return why the record in the store is no longer this registration."""
+    def _jittered_s(self, interval_s: float) -> float:
+        return interval_s * self._random.uniform(1 - RENEWAL_JITTER, 1 + RENEWAL_JITTER)
+
+    async def _until_superseded(self, written: _Registration) -> _Loss:
+        """Announce the registration; return why the record in the store is no longer this one."""
+        await self._keep(written.held)
+        await self._shown(written.revision)
+        self.registered.set()
+        self._say(written.sentence)
         while True:
             snapshot = self._membership.snapshot()
-            reason = self._superseded(snapshot)
-            if reason is not None:
-                return reason
+            loss = self._superseded(snapshot)
+            if loss is not None:
+                return loss
             await self._membership.changed_from(snapshot)
 
-    def _superseded(self, snapshot: Snapshot) -> str | None:
+    async def _keep(self, held: Held) -> None:
+        """Hand over what the next sidecar here must find, however long the disk takes."""
+        if self._on_held is None:
+            return
+        patience_s = self._lease_ttl_s / RENEWALS_PER_TTL
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._on_held(held)
+        except TimeoutError:
+            log.warning(
+                "the registration was not kept within %.1f s: were this sidecar started again"
+                " before the disk answers, it might be taken for a fresh pod",
+                patience_s,
+                extra={"event": "registration"},
+            )
+
+    async def _shown(self, revision: int) -> None:
+        """Wait until the mirror shows what was written, however far it is behind.
+
+        A store that was restored meanwhile may never reach it; what then is found decides.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(self._lease_ttl_s):
+                    await self._mirror.reached(revision)
+                return
+            except TimeoutError:
+                with suppress(StoreError):
+                    if (await self._store.range(self.keys.job)).revision < revision:
+                        return
+
+    def _superseded(self, snapshot: Snapshot) -> _Loss | None:
         assert self.held is not None
         if snapshot.job is None:
-            return "the store has lost the job: registering again"
+            return _Loss("the store has lost the job: registering again")
         if snapshot.job.generation != self.held.generation:
-            return f"the job is in generation {snapshot.job.generation}: registering there"
+            generation = snapshot.job.generation
+            return _Loss(f"the job is in generation {generation}: registering there", usual=True)
         member = snapshot.members.get(self.identity.member)
         if member is None:
-            return "the member record is gone: registering again"
+            return _Loss("the member record is gone: registering again")
         mine = (self.identity.pod_uid, self.held.incarnation)
         if (member.pod_uid, member.incarnation) != mine:
-            return "the member record is another's: looking who holds the name"
+            return _Loss("the member record is another's: looking who holds the name")
         return None
 
     # -- leaving
@@ -268,28 +387,41 @@ class Registrar:
     async def _delete_record(self, held: Held) -> None:
         """Delete the own record; if nobody else is left, note that in the job record."""
         key = self.keys.in_generation(held.generation).member(self.identity.member)
+        # What is planned on an old picture fails its compares, and is planned on a new one.
+        snapshot, fresh = self._membership.snapshot(), False
         while True:
-            result = await self._store.range(self.keys.prefix, prefix=True)
-            snapshot = snapshot_of(self.keys, result)
             job, me = snapshot.job, snapshot.members.get(self.identity.member)
             if job is None or me is None or me.incarnation != held.incarnation:
-                return
+                if fresh:
+                    return
+                snapshot, fresh = await self._read(), True
+                continue
             compares = [
                 Compare(key, "mod", "=", me.mod_revision),
                 Compare(self.keys.job, "mod", "=", job.mod_revision),
             ]
             operations: list[Operation] = [Delete(key), *self._history("leave", "it was stopped")]
-            other = next((m for m in snapshot.members.values() if m.name != me.name), None)
-            if other is None:
+            others = [member for name, member in snapshot.members.items() if name != me.name]
+            if not others:
                 operations.append(Put(self.keys.job, replace(job, vacated=True).to_json()))
             else:
-                # Two that leave at once must not both think that the other one stays.
+                # Two that leave at once must not both think that the other one stays. Any other
+                # will do; were it the same for all, it would fail all when it leaves with them.
+                other = self._random.choice(others)
                 other_key = self.keys.in_generation(held.generation).member(other.name)
                 compares.append(Compare(other_key, "mod", "=", other.mod_revision))
-            if (await self._store.txn(compares, operations)).succeeded:
-                return
+            try:
+                if (await self._store.txn(compares, operations)).succeeded:
+                    return
+            except StoreAmbiguous as error:
+                log.info("whether the record was deleted is not known, looking: %s", error)
+                await asyncio.sleep(RETRY_PAUSE_S)
+            snapshot, fresh = await self._read(), True
 
     # -- small things
+
+    async def _read(self) -> Snapshot:
+        return snapshot_of(self.keys, await self._store.range(self.keys.prefix, prefix=True))
 
     def _history(self, what: Happening, why: str) -> tuple[Operation, ...]:
         entry = HistoryEntry(
@@ -311,18 +443,17 @@ class Registrar:
     def _empty_for_s(self) -> float:
         return 0.0 if self._empty_since_s is None else self._clock() - self._empty_since_s
 
-    async def _membership_change(self, timeout_s: float) -> None:
-        await self._membership_change_after(self._mirror.sequence, timeout_s)
-
-    async def _membership_change_after(self, sequence: int, timeout_s: float) -> None:
+    async def _news(self, sequence: int, timeout_s: float, revision: int = 0) -> None:
+        """Wait until the mirror has changed since ``sequence`` and shows ``revision``."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._mirror.changed_after(sequence)
+                await self._mirror.reached(revision)
         except TimeoutError:
             return
 
-    def _say(self, sentence: str) -> None:
+    def _say(self, sentence: str, level: int = logging.INFO) -> None:
         """Log a sentence when it changes."""
         if sentence != self._said:
             self._said = sentence
-            log.info("%s", sentence, extra={"event": "registration"})
+            log.log(level, "%s", sentence, extra={"event": "registration"})

@@ -20,7 +20,10 @@ EMPTY_LEASE_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a sidecar knows of itself; ``job_uid`` is empty where the platform gives none."""
+    """What a sidecar knows of itself.
+
+    ``job_uid`` is empty, and ``index`` is -1, where the platform gives none.
+    """
 
     member: str
     pod_uid: str
@@ -31,6 +34,7 @@ class Identity:
     min_workers: int
     max_workers: int
     job_uid: str = ""
+    index: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ def plan(
         min_workers=identity.min_workers,
         max_workers=identity.max_workers,
         since=since,
+        index=identity.index,
     )
     if (mismatch := job_mismatch(job, member)) is not None:
         return Refuse(False, f"{identity.member} cannot register: {mismatch}")

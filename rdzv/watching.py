@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 
-from rdzv.errors import Compacted, StoreError
+from rdzv.errors import Compacted, StoreError, StoreRefused
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,9 @@ count as one that would have shown its return.
 """
 
 RELIST_PAUSE_S = 0.5
+
+PAST_S = 0.01
+"""A timer may fire a moment early: the end of health is looked for just past it."""
 
 Listener = Callable[[Sequence[WatchEvent]], None]
 
@@ -70,6 +73,10 @@ class Mirror:
     def healthy(self, now: float) -> bool:
         """Whether the mirror is known to be the store's present state, give or take seconds."""
         return now - self._last_proof_s <= HEALTHY_S
+
+    def unhealthy_in_s(self, now: float) -> float:
+        """In how many seconds the stream will have been silent for too long; negative: it has."""
+        return self._last_proof_s + HEALTHY_S - now
 
     def ask(self) -> None:
         """Have ``heard_s`` brought up to now, for whoever wants to decide by an absent key.
@@ -155,9 +162,15 @@ class Mirror:
 
 
 class Watching:
-    """Keeps a ``Mirror`` up to date for as long as it runs."""
+    """Keeps a ``Mirror`` up to date for as long as it runs.
+
+    ``trouble`` is what the store said last, if it does not let us read.
+    """
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
+        self.trouble = ""
+        self._told = ""
+        self._answered = asyncio.Event()
         self._store = store
         self._mirror = mirror
 
@@ -166,6 +179,7 @@ class Watching:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_following(), name="follow the store")
             tasks.create_task(self._keep_answering(), name="ask the store")
+            tasks.create_task(self._keep_listening(), name="listen for the store's silence")
 
     async def _keep_following(self) -> None:
         while True:
@@ -177,10 +191,34 @@ class Watching:
                     "the store compacted past revision %d: reading it anew", gone.compact_revision
                 )
             except StoreError as error:
-                log.warning(
-                    "the store does not answer, the last snapshot stays in force: %s", error
-                )
+                what = "refuses" if isinstance(error, StoreRefused) else "does not answer"
+                self._say(what, str(error))
                 await asyncio.sleep(RELIST_PAUSE_S)
+
+    async def _keep_listening(self) -> None:
+        """Say when the stream falls silent: a driver bridges an outage without an error."""
+        await self._mirror.changed_after(0)
+        while True:
+            if (left_s := self._mirror.unhealthy_in_s(self._mirror.clock())) > 0:
+                await asyncio.sleep(left_s + PAST_S)
+                continue
+            self._answered.clear()
+            if not self._told:
+                self._say("does not answer", f"nothing has come from it for {HEALTHY_S:g} s")
+            await self._answered.wait()
+
+    def _say(self, what: str, why: str) -> None:
+        """Log that the store is away, once; ``why`` may be spelled anew at each attempt."""
+        self.trouble = why
+        if what != self._told:
+            self._told = what
+            log.warning("the store %s, the last snapshot stays in force: %s", what, why)
+
+    def _note_answer(self) -> None:
+        self._answered.set()
+        if self._told:
+            self.trouble = self._told = ""
+            log.info("the store answers again")
 
     async def _keep_answering(self) -> None:
         while True:
@@ -210,9 +248,11 @@ class Watching:
     async def _relist(self) -> None:
         result = await self._store.range(self._mirror.prefix, prefix=True)
         self._mirror.replace(result.kvs, result.revision)
+        self._note_answer()
 
     async def _follow(self) -> None:
         batches = self._store.watch(self._mirror.prefix, self._mirror.revision + 1)
         async with aclosing(batches):
             async for batch in batches:
                 self._mirror.apply(batch.events, batch.revision)
+                self._note_answer()

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sidecar says of the launcher beside it that does not come to it as it should.
+
+One small key on the member's lease, and only while something is wrong: a job in order has none.
+No snapshot holds it, so no decision rests on it, and it wakes nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self, cast, get_args
+
+from rdzv.errors import RecordError
+from rdzv.keys import last_name
+from rdzv.model import dump_record, load_record, take
+from rdzv.store import KeyValue
+
+Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes"]
+"""``unseen``: nothing is known of the training container yet. ``absent``: it runs, and its
+launcher has not connected. ``elsewhere``: the launcher was told another rendezvous. ``run_id``: it
+asks for another run than the others. ``nnodes``: its ``--nnodes`` is not the job's."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SENTENCE_LENGTH = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Bypass:
+    """What is wrong with the launcher of one member; empty where nothing is.
+
+    The sentence is one line of bounded length, whatever was quoted in it.
+    """
+
+    kind: Kind = ""
+    sentence: str = ""
+
+    def __post_init__(self) -> None:
+        line = "".join(c if c.isprintable() else "?" for c in self.sentence[:SENTENCE_LENGTH])
+        object.__setattr__(self, "sentence", line)
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record({"kind": self.kind, "sentence": self.sentence})
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        if fields.get("kind") not in KINDS[1:]:
+            raise RecordError(f"{kv.key}: 'kind' is {fields.get('kind')!r}, expected {KINDS[1:]}")
+        return cls(cast(Kind, fields["kind"]), take(kv.key, fields, "sentence", str))
+
+
+def member_of(kv: KeyValue) -> str:
+    """Name the member whose launcher a record is about."""
+    return last_name(kv.key)

@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong with a store, and what to do about it: pure, from what an examination measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rdzv.history import HistoryEntry
+from rdzv.server_versions import FLOOR, judge
+from rdzv.store import StoreStatus
+
+Level = Literal["ok", "note", "warning", "fault"]
+
+READ_WARNING_S, READ_FAULT_S = 0.1, 0.5
+"""Of the slowest read: after 1 s, 1.8 s on a slow line, the next endpoint is tried instead."""
+
+WRITE_WARNING_S, WRITE_FAULT_S = 0.25, 0.75
+
+QUOTA_DEFAULT_BYTES = 2 * 1024**3
+"""etcd's own, where it does not tell which one it has."""
+
+SIZE_WARNING, SIZE_FAULT = 0.7, 0.9
+"""Of the quota."""
+
+UNCOMPACTED_MAX = 10_000
+"""Revisions after which a store that compacts by itself would have done so."""
+
+SKEW_S = 2.0
+"""Smaller differences between clocks are not told."""
+
+DO_COMPACTION = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReport:
+    """What one endpoint answered. ``refused``: it is there, and does not let us in.
+
+    ``reads_s`` is empty if no read came back; else it has the one as well that was given up.
+    """
+
+    endpoint: str
+    status: StoreStatus | None = None
+    error: str = ""
+    refused: bool = False
+    reads_s: tuple[float, ...] = ()
+
+    @property
+    def reached(self) -> bool:
+        """Whether anybody answers there."""
+        return self.status is not None or self.refused
+
+    @property
+    def away(self) -> bool:
+        """Whether nothing can be read there, and not for want of rights."""
+        return bool(self.error) and not self.reads_s and not self.refused
+
+
+@dataclass(frozen=True, slots=True)
+class RightsReport:
+    """What a probe under the job's prefix could do: the steps done, and what stopped it.
+
+    ``write_s`` is how long a write took, ``watch_s`` from its start until the watch showed it.
+    """
+
+    done: tuple[str, ...] = ()
+    failed: str = ""
+    error: str = ""
+    write_s: float | None = None
+    watch_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member of the cluster, as the cluster lists it."""
+
+    member_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that was measured.
+
+    ``members``, ``authenticated`` and ``compacted``, whether any of the history was, are None
+    where the store does not tell. ``encrypted``: the connections are; ``local``: they stay on this
+    machine.
+    """
+
+    endpoints: tuple[EndpointReport, ...]
+    rights: RightsReport
+    members: tuple[Member, ...] | None = None
+    authenticated: bool | None = None
+    compacted: bool | None = None
+    encrypted: bool = False
+    local: bool = False
+    history: tuple[HistoryEntry, ...] = ()
+    now_unix_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: what was found and, unless it is in order, what to do."""
+
+    check: str
+    level: Level
+    sentence: str
+    remedy: str = ""
+
+
+def diagnose(report: Report) -> list[Finding]:
+    """Judge a report; the findings come in the order of ``docs/operations.md``."""
+    findings = [finding for one in report.endpoints for finding in _endpoint(one)]
+    statuses = [one.status for one in report.endpoints if one.status is not None]
+    findings += _cluster(
+        statuses, report.members if len(statuses) == len(report.endpoints) else None
+    )
+    for status in statuses:
+        findings += _size(status)
+    findings += _compaction(report.compacted, statuses)
+    findings += _rights(report.rights)
+    findings += _access(report)
+    findings += _clocks(report.history, report.now_unix_s)
+    return findings
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Give the value that ``share`` of ``values`` do not exceed."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _endpoint(one: EndpointReport) -> Iterator[Finding]:
+    if one.status is None and "no leader" in one.error:
+        yield Finding(
+            "endpoint",
+            "fault",
+            f"{one.endpoint} has no leader, so it takes no writes",
+            "see that most members of the store run and reach each other",
+        )
+        return
+    if one.status is None:
+        what = "does not let us in" if one.refused else "does not answer"
+        remedy = (
+            "give --etcd-user with --etcd-password-file, or a client certificate, that the store"
+            " knows"
+            if one.refused
+            else "see that this member of the store runs and can be reached from here, or take it"
+            " out of --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+        )
+        yield Finding("endpoint", "fault", f"{one.endpoint} {what}: {one.error}", remedy)
+        return
+    level, why = judge(one.status.version)
+    yield Finding(
+        "version",
+        level,
+        f"{one.endpoint}: {why}",
+        "" if level == "ok" else f"use {FLOOR}, or later",
+    )
+    if one.status.learner:
+        yield Finding(
+            "endpoint",
+            "fault",
+            f"{one.endpoint} is a learner, which answers no reads",
+            "take it out of --etcd-endpoints, or promote it: etcdctl member promote",
+        )
+    yield from (_alarm(one.endpoint, error) for error in one.status.errors)
+    if one.reads_s:
+        yield _latency(one.endpoint, one.reads_s)
+        if one.error:
+            yield Finding(
+                "endpoint",
+                "fault",
+                f"{one.endpoint} answered, then stopped: {one.error}",
+                "see that this member of the store runs on, and what lies between it and here",
+            )
+    elif one.error:
+        yield Finding(
+            "latency",
+            "fault",
+            f"{one.endpoint} answers, but no read comes back: {one.error}",
+            "see that most members of the store run and reach each other",
+        )
+
+
+def _alarm(endpoint: str, error: str) -> Finding:
+    if "NOSPACE" in error:
+        return Finding(
+            "alarm",
+            "fault",
+            f"{endpoint}: NOSPACE, the store takes no writes until there is room",
+            "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm;"
+            f" {DO_COMPACTION}, or raise --quota-backend-bytes",
+        )
+    if "CORRUPT" in error:
+        return Finding(
+            "alarm",
+            "fault",
+            f"{endpoint}: CORRUPT, the members' data differ",
+            "restore the members whose data differ from the others, or all from a backup",
+        )
+    return Finding(
+        "alarm", "fault", f"{endpoint}: {error}", "see that most members of the store run"
+    )
+
+
+def _latency(endpoint: str, reads_s: Sequence[float]) -> Finding:
+    middle_s, slow_s = percentile(reads_s, 0.5), percentile(reads_s, 0.99)
+    level: Level = "ok"
+    if slow_s >= READ_WARNING_S:
+        level = "fault" if slow_s >= READ_FAULT_S else "warning"
+    return Finding(
+        "latency",
+        level,
+        f"{endpoint}: {len(reads_s)} reads, p50 {_ms(middle_s)}, p99 {_ms(slow_s)}",
+        ""
+        if level == "ok"
+        else "see to the network between here and the store, and to its disks and processors",
+    )
+
+
+def _cluster(
+    statuses: Sequence[StoreStatus], members: Sequence[Member] | None
+) -> Iterator[Finding]:
+    clusters = {status.cluster_id for status in statuses}
+    if len(clusters) > 1:
+        yield Finding(
+            "cluster",
+            "fault",
+            f"the endpoints belong to {len(clusters)} different stores: "
+            + ", ".join(f"{status.endpoint} to {status.cluster_id:x}" for status in statuses),
+            "name members of one store alone in --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)",
+        )
+    if members is None or not statuses:
+        return
+    told = {status.member_id for status in statuses}
+    unnamed = sorted(
+        member.name or f"{member.member_id:x}" for member in members if member.member_id not in told
+    )
+    if unnamed:
+        yield Finding(
+            "cluster",
+            "warning",
+            f"of the store's {len(members)} members, no endpoint reaches {', '.join(unnamed)}",
+            "name every member in --etcd-endpoints, so that the loss of one is not felt",
+        )
+    else:
+        count = "its one member was" if len(members) == 1 else f"all {len(members)} members were"
+        yield Finding("cluster", "ok", f"{count} reached")
+
+
+def _size(status: StoreStatus) -> Iterator[Finding]:
+    quota = status.db_quota_bytes or QUOTA_DEFAULT_BYTES
+    share = status.db_size_bytes / quota
+    level: Level = "ok"
+    if share >= SIZE_WARNING:
+        level = "fault" if share >= SIZE_FAULT else "warning"
+    told = "" if status.db_quota_bytes else " (etcd's default: this version does not tell its own)"
+    yield Finding(
+        "size",
+        level,
+        f"{status.endpoint}: {_mb(status.db_size_bytes)} on disk,"
+        f" {_mb(status.db_size_in_use_bytes)} in use, of a quota of {_mb(quota)}{told}",
+        ""
+        if level == "ok"
+        else "etcdctl compact, then etcdctl defrag on every member; raise"
+        " --quota-backend-bytes if that is not enough",
+    )
+
+
+def _compaction(compacted: bool | None, statuses: Sequence[StoreStatus]) -> Iterator[Finding]:
+    if compacted is None or not statuses:
+        return
+    revision = max(status.revision for status in statuses)
+    if compacted:
+        yield Finding("compaction", "ok", f"the history was compacted; now is revision {revision}")
+    elif revision > UNCOMPACTED_MAX:
+        yield Finding(
+            "compaction",
+            "warning",
+            f"none of {revision} revisions was ever compacted, so the store only grows",
+            DO_COMPACTION,
+        )
+    else:
+        yield Finding(
+            "compaction",
+            "note",
+            f"none of {revision} revisions was compacted yet; whether the store will do so by"
+            " itself cannot be asked",
+            f"see to it: {DO_COMPACTION}",
+        )
+
+
+def _rights(rights: RightsReport) -> Iterator[Finding]:
+    if rights.failed:
+        yield Finding(
+            "rights",
+            "fault",
+            f"under the job's prefix it is not possible to {rights.failed}: {rights.error}",
+            "grant the user this job's role (muster store-role prints it), or mend what is named"
+            " above",
+        )
+    elif rights.done:
+        yield Finding("rights", "ok", f"the job's prefix: {', '.join(rights.done)}")
+    if rights.write_s is not None:
+        level: Level = "ok"
+        if rights.write_s >= WRITE_WARNING_S:
+            level = "fault" if rights.write_s >= WRITE_FAULT_S else "warning"
+        watched = (
+            "" if rights.watch_s is None else f", shown by a watch after {_ms(rights.watch_s)}"
+        )
+        yield Finding(
+            "latency",
+            level,
+            f"a write took {_ms(rights.write_s)}{watched}",
+            "" if level == "ok" else "see to the disks of the store's members",
+        )
+
+
+def _access(report: Report) -> Iterator[Finding]:
+    if report.authenticated is False:
+        yield Finding(
+            "access",
+            "warning",
+            "the store has no authentication: whoever reaches it can change every job",
+            "make a user for the job (muster store-role) and run etcdctl auth enable",
+        )
+    elif report.authenticated:
+        yield Finding("access", "ok", "the store asks who we are")
+    if not report.encrypted and not report.local:
+        yield Finding(
+            "access",
+            "warning",
+            "the connections to the store are not encrypted",
+            "give the store certificates, and https:// endpoints with --etcd-cacert here",
+        )
+
+
+def _clocks(history: Sequence[HistoryEntry], now_unix_s: float) -> Iterator[Finding]:
+    """Tell of clocks by what members wrote into the history: each entry follows the one before."""
+    ahead: dict[str, float] = {}
+    newest_s = now_unix_s
+    for entry in sorted(history, key=lambda entry: entry.revision, reverse=True):
+        if entry.at_unix_s - newest_s > ahead.get(entry.member, SKEW_S):
+            ahead[entry.member] = entry.at_unix_s - newest_s
+        newest_s = min(newest_s, entry.at_unix_s)
+    if ahead:
+        worst = sorted(ahead.items(), key=lambda item: -item[1])[:3]
+        told = ", ".join(f"{member} by {skew_s:.0f} s or more" for member, skew_s in worst)
+        yield Finding(
+            "clocks",
+            "note",
+            f"some clocks are ahead of others: {told}; Muster compares no clocks, but certificates"
+            " and the times in muster history rest on them",
+            "see that the nodes keep time (chrony, ntpd)",
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1_000_000:.1f} MB"

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a member waits before it registers once more: pure.
+
+A thousand sidecars meet the same slow store. Each that tries again at once makes it slower for all,
+and those that wait for the same time come again together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from random import Random
+
+from rdzv.store.doubling import Doubling
+
+FIRST_PAUSE_S = 0.3
+
+BRIEF_IS_STRANGE = 2
+"""So many registrations in a row that did not last are worth a warning. One may be chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """What came to nothing in a row.
+
+    ``failures`` counts attempts that wrote nothing since the last one that did. ``brief`` counts
+    registrations that were not kept for a lease time, and ``since_s`` is when the first of them
+    was written, or the present one if there is none.
+    """
+
+    lease_ttl_s: float
+    failures: int = 0
+    brief: int = 0
+    since_s: float = 0.0
+
+    def after_failure(self) -> Pacing:
+        """An attempt wrote nothing."""
+        return replace(self, failures=self.failures + 1)
+
+    def after_registering(self, now_s: float) -> Pacing:
+        """One was written."""
+        return replace(self, failures=0, since_s=self.since_s if self.brief else now_s)
+
+    def after_loss(self, kept_s: float) -> Pacing:
+        """A registration is gone, ``kept_s`` after which its lease was renewed last.
+
+        Not counted from there to its end: a lease that is never renewed lives for its time too,
+        and that is what a storm is made of.
+        """
+        return replace(self, brief=0 if kept_s >= self.lease_ttl_s else self.brief + 1)
+
+    def pause_s(self, random: Random) -> float:
+        """Seconds to wait before the next attempt: more each time, up to a lease time."""
+        pause = Doubling(FIRST_PAUSE_S, self.lease_ttl_s)
+        return pause.drawn_after(max(self.failures, self.brief), random)
+
+    def complaint(self, now_s: float) -> str | None:
+        """The sentence for who should know that registrations do not last, or None."""
+        if self.brief < BRIEF_IS_STRANGE:
+            return None
+        return (
+            f"registered {self.brief} times within {now_s - self.since_s:.1f} s: is another sidecar"
+            " running under the same pod UID, or is the store too slow for leases of"
+            f" {self.lease_ttl_s:g} s?"
+        )

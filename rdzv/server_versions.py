@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of etcd a job may rest on, and why not the others.
+
+From etcd's change logs, and from what was measured on 3.4.23, 3.5.1 and 3.6.16.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Version = tuple[int, int, int]
+
+FLOOR = "3.5.23 or 3.6.5"
+
+_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A defect of etcd and, line by line, the release that first has it no more.
+
+    Lines older than any named have it in all releases, newer ones in none. ``fatal``: a job can be
+    harmed by it whatever it does.
+    """
+
+    what: str
+    fixed_in: tuple[Version, ...]
+    fatal: bool = True
+    since: Version = (3, 0, 0)
+
+    def has(self, version: Version) -> bool:
+        """Whether ``version`` has the defect."""
+        if version < self.since:
+            return False
+        line = [fixed for fixed in self.fixed_in if fixed[:2] == version[:2]]
+        return version < line[0] if line else version[:2] < min(self.fixed_in)[:2]
+
+
+DEFECTS = (
+    Defect("it can lose writes when it is killed", ((3, 5, 3),), since=(3, 5, 0)),
+    Defect(
+        "a leader that was frozen ends leases that were renewed meanwhile: members vanish for"
+        " nothing",
+        ((3, 4, 31), (3, 5, 13)),
+    ),
+    Defect("a watch can miss events after a compaction", ((3, 4, 36), (3, 5, 18))),
+    Defect(
+        "it says that a lease was renewed which is gone: a member does not learn that it is lost",
+        ((3, 4, 38), (3, 5, 23), (3, 6, 5)),
+    ),
+    Defect(
+        "a watch can show a user keys that it has no right to",
+        ((3, 5, 33), (3, 6, 14), (3, 7, 1)),
+        fatal=False,
+    ),
+)
+
+END_OF_LIFE = (3, 5)
+"""The oldest line that is still mended."""
+
+
+def parse(text: str) -> Version | None:
+    """Read a version as etcd tells it; None for what is none."""
+    match = _VERSION.match(text)
+    return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
+
+
+def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
+    """Say whether a job may rest on a server of this version, and why not."""
+    version = parse(text)
+    if version is None:
+        return "warning", f"{text!r} is no version of etcd that is known here"
+    if text.endswith("+memory"):
+        return "warning", "the embedded store keeps nothing across a restart: use etcd in earnest"
+    known = [defect for defect in DEFECTS if defect.has(version)]
+    fatal = [defect.what for defect in known if defect.fatal]
+    if fatal:
+        return "fault", f"etcd {text}: {'; '.join(fatal)}"
+    if version[:2] < END_OF_LIFE:
+        return "fault", f"etcd {text} is of a line that is mended no more"
+    if known:
+        return "warning", f"etcd {text}: {'; '.join(defect.what for defect in known)}"
+    return "ok", f"etcd {text}"
