@@ -8,11 +8,12 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.fillers import filler, round_key
+from launcher_shim.c10d.fillers import filler
 from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
 from launcher_shim.c10d.nodes import ClosedWhy, Node, Round
 from launcher_shim.c10d.portrait import portray
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.torch_keys import round_key
 from launcher_shim.c10d.views import View
 from rdzv.errors import StateError
 
@@ -58,6 +59,8 @@ class Agent:
         self.finished_round = -1
         self.parked = False
         self.parks = True
+        self.foreign_size = False
+        """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
         self._rendezvous = rendezvous
         self._me: NodeDesc | None = None
         self._flavour = Flavour()
@@ -194,7 +197,8 @@ class Agent:
         self._drawn = None
         self.parks = flavour.redundancy
         policy = self._rendezvous.policy()
-        if foreign_size(first, policy.min_nodes, policy.max_nodes):
+        self.foreign_size = foreign_size(first, policy.min_nodes, policy.max_nodes)
+        if self.foreign_size:
             log.warning(
                 "the --nnodes of this torchrun is not the job's %d:%d, which is what counts",
                 policy.min_nodes,
@@ -218,6 +222,7 @@ class Agent:
     async def _step_off(self, before: TorchState) -> bytes:
         if before.participants and self.parks:
             self.parks = False
+            self.foreign_size = True
             log.warning(
                 "the maximum of this torchrun's --nnodes is not the job's %d, which is what counts",
                 self._rendezvous.policy().max_nodes,

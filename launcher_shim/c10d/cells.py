@@ -1,115 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run's launchers have stored, as the mirror and this sidecar's own writes show it.
 
-A *cell* is one launcher key. A plain value is one store key; what was added to it is one store
-key for each adder, so that hundreds that add at once do not contend; a queue is one store key
-for each element. Own writes show at once, although the watch has not brought them yet.
+Own writes show at once, although the watch has not brought them yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
-from rdzv.errors import WireError
+from launcher_shim.c10d.cell import ABSENT, Cell, Part
 from rdzv.keys import RunKeys
-from rdzv.store import KeyValue, WatchEvent
-
-INT64 = 1 << 64
-
-
-class NotANumber(WireError):
-    """An ADD on a value that C's ``stoll`` cannot read."""
-
-
-def read_number(value: bytes) -> int:
-    """Read a counter as the native server does: leading blanks, a sign, digits, then anything.
-
-    Raises ``NotANumber``.
-    """
-    text = value.lstrip(b" \t\n\v\f\r")
-    sign, digits = 1, text
-    if text[:1] in (b"+", b"-"):
-        sign, digits = (-1 if text[:1] == b"-" else 1), text[1:]
-    end = 0
-    while end < len(digits) and 48 <= digits[end] <= 57:
-        end += 1
-    significant = digits[:end].lstrip(b"0")
-    number = sign * int(significant or b"0") if len(significant) <= 19 else INT64
-    if end == 0 or not -INT64 // 2 <= number < INT64 // 2:
-        raise NotANumber(f"{value[:32]!r} is not a 64-bit number")
-    return number
-
-
-def wrap_int64(number: int) -> int:
-    """Wrap around as a signed 64-bit integer does."""
-    return (number + INT64 // 2) % INT64 - INT64 // 2
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One store key of a cell; ``value`` None means that it is known to be absent."""
-
-    value: bytes | None
-    mod_revision: int
-    create_revision: int
-
-
-ABSENT = Part(None, 0, 0)
-
-
-@dataclass(slots=True)
-class Cell:
-    """One launcher key."""
-
-    base: Part = ABSENT
-    addends: dict[str, Part] = field(default_factory=dict)
-    elements: dict[str, Part] = field(default_factory=dict)
-
-    def value(self) -> bytes | None:
-        """The plain value with everything added to it, or None if there is none."""
-        added = [part.value for part in self.addends.values() if part.value is not None]
-        if not added:
-            return self.base.value
-        try:
-            total = read_number(self.base.value) if self.base.value is not None else 0
-            return b"%d" % wrap_int64(total + sum(read_number(value) for value in added))
-        except NotANumber:
-            # Only somebody who writes past us can bring this about; the plain value stays.
-            return self.base.value
-
-    def is_sum(self) -> bool:
-        """Whether something has been added to the plain value."""
-        return any(part.value is not None for part in self.addends.values())
-
-    def queue(self) -> list[tuple[str, Part]]:
-        """The elements that are there, oldest first."""
-        there = [(name, part) for name, part in self.elements.items() if part.value is not None]
-        return sorted(there, key=lambda item: (item[1].create_revision, item[0]))
-
-    def exists(self) -> bool:
-        """Whether CHECK and WAIT see it."""
-        return self.value() is not None or bool(self.queue())
-
-    def newest_revision(self) -> int:
-        """The newest modification known of any part."""
-        parts = (self.base, *self.addends.values(), *self.elements.values())
-        return max(part.mod_revision for part in parts)
+from rdzv.store import Compare, KeyValue, Range, WatchEvent
 
 
 class Cells:
-    """All cells of one run. ``on_present`` is called with each key that was created or updated."""
+    """All cells of one run.
 
-    def __init__(self, keys: RunKeys, on_present: Callable[[bytes], None]) -> None:
+    ``on_present`` is called with each key whose value was created or updated, ``on_pushed`` with
+    the key of a queue for each element that has come.
+    """
+
+    def __init__(
+        self,
+        keys: RunKeys,
+        on_present: Callable[[bytes], None],
+        on_pushed: Callable[[bytes], None],
+    ) -> None:
         self.keys = keys
         self._on_present = on_present
+        self._on_pushed = on_pushed
         self._cells: dict[bytes, Cell] = {}
         self._values: dict[bytes, bytes] = {}
+        self._value_revisions: dict[bytes, int] = {}
         self._absent: list[tuple[int, bytes]] = []
+        self._applied = 0
 
     def value(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None where none is known."""
         return self._values.get(key)
+
+    def value_revision(self, key: bytes) -> int:
+        """Since when ``key`` has had its value; 0 where none is known."""
+        return self._value_revisions.get(key, 0)
 
     def exists(self, key: bytes) -> bool:
         """Whether ``key`` is known to exist."""
@@ -126,23 +58,104 @@ class Cells:
         """Every key with a value (queues are not counted)."""
         return iter(tuple(self._values))
 
+    def reads(self, key: bytes) -> list[Range]:
+        """What reads ``key`` in full: its value, what was added, its queue."""
+        return [
+            Range(self.keys.value(key)),
+            Range(self.keys.addends(key), prefix=True),
+            Range(self.keys.queue(key), prefix=True),
+        ]
+
+    def unchanged(self, key: bytes) -> tuple[Compare, ...]:
+        """Compares that hold while the value of ``key`` is as it is known here.
+
+        The range compare is blind to deletions; addends are deleted only together with a write
+        of the value itself.
+        """
+        cell = self.cell(key)
+        return (
+            Compare(self.keys.value(key), "mod", "=", cell.base.compared),
+            Compare(self.keys.addends(key), "mod", "<", cell.newest_revision() + 1, prefix=True),
+        )
+
+    def begin_anew(self) -> None:
+        """The store was restored or emptied: revisions start anew, and so does what is known."""
+        self._cells.clear()
+        self._values.clear()
+        self._value_revisions.clear()
+        self._absent.clear()
+        self._applied = 0
+
     def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
         """Take one batch of the mirror in; everything up to ``revision`` has come with it."""
         prefix = self.keys.prefix
         for event in events:
             if event.kv.key.startswith(prefix):
                 self._take(event.kv, present=event.kind == "put")
+        self._applied = revision
         while self._absent and self._absent[0][0] <= revision:
             self._forget(self._absent.pop(0)[1], revision)
 
     def learn(self, kvs: Sequence[KeyValue]) -> None:
-        """Take in what a read or an own write showed."""
+        """Take in what a read or an own write showed.
+
+        An answer may be older than what the watch has brought meanwhile: what it shows of before,
+        and is not known, has gone since.
+        """
         for kv in kvs:
-            self._take(kv, present=True)
+            if kv.mod_revision > self._applied:
+                self._take(kv, present=True)
+
+    def learn_cell(self, key: bytes, revision: int, found: Sequence[KeyValue]) -> Cell:
+        """Take in what ``reads`` showed at ``revision``."""
+        there = {kv.key for kv in found}
+        self.learn(found)
+        for name in self._names(key):
+            if name not in there:
+                self.learn_absent(name, revision)
+        self._settle(key, value=revision, queue=revision)
+        return self.cell(key)
+
+    def learn_value(self, key: bytes, value: bytes, revision: int) -> None:
+        """Take in that ``key`` was set at ``revision``, and what was added to it is gone."""
+        for adder in tuple(self.cell(key).addends):
+            self.learn_absent(self.keys.addend(key, adder), revision)
+        self.learn([KeyValue(self.keys.value(key), value, revision, revision, 1, 0)])
+        self._settle(key, value=revision)
+
+    def learn_addends(self, key: bytes, revision: int, found: Sequence[KeyValue]) -> None:
+        """Take in all that was added to ``key``, with the value below it unchanged."""
+        self.learn(found)
+        there = {kv.key for kv in found}
+        for adder in tuple(self.cell(key).addends):
+            if (name := self.keys.addend(key, adder)) not in there:
+                self.learn_absent(name, revision)
+        self._settle(key, value=revision)
+
+    def learn_gone(self, key: bytes, revision: int) -> None:
+        """Take in that ``key`` was deleted at ``revision`` with all that belongs to it."""
+        self.learn_absent(self.keys.value(key), revision)
+        self.learn_cell(key, revision, ())
 
     def learn_absent(self, key: str, revision: int) -> None:
         """Take in that a key of the store was absent at ``revision``."""
-        self._take(KeyValue(key, b"", 0, revision, 0, 0), present=False)
+        if revision > self._applied:
+            self._take(KeyValue(key, b"", 0, revision, 0, 0), present=False)
+
+    def _settle(self, key: bytes, *, value: int, queue: int = 0) -> None:
+        """Take note that the value, or the queue, of ``key`` is known as of a revision."""
+        cell = self._cells.get(key)
+        if cell is not None:
+            cell.value_settled = max(cell.value_settled, value)
+            cell.queue_settled = max(cell.queue_settled, queue)
+
+    def _names(self, key: bytes) -> list[str]:
+        """The store's keys that ``key`` is known to consist of."""
+        cell = self.cell(key)
+        names = [self.keys.value(key)] if cell.base is not ABSENT else []
+        names += [self.keys.addend(key, adder) for adder in cell.addends]
+        names += [self.keys.element(key, element) for element in cell.elements]
+        return names
 
     def _take(self, kv: KeyValue, *, present: bool) -> None:
         section, key, item = self.keys.split(kv.key)
@@ -150,7 +163,8 @@ class Cells:
             return
         cell = self._cells.setdefault(key, Cell())
         known = self._part(cell, section, item)
-        if known.mod_revision >= kv.mod_revision:
+        settled = cell.queue_settled if section == "queue" else cell.value_settled
+        if max(known.mod_revision, settled) >= kv.mod_revision:
             return
         part = Part(kv.value if present else None, kv.mod_revision, kv.create_revision)
         if section == "kv":
@@ -163,7 +177,7 @@ class Cells:
             self._absent.append((kv.mod_revision, key))
         self._revalue(key, cell)
         if present:
-            self._on_present(key)
+            (self._on_pushed if section == "queue" else self._on_present)(key)
 
     @staticmethod
     def _part(cell: Cell, section: str, item: str) -> Part:
@@ -176,8 +190,10 @@ class Cells:
         value = cell.value()
         if value is None:
             self._values.pop(key, None)
+            self._value_revisions.pop(key, None)
         else:
             self._values[key] = value
+            self._value_revisions[key] = cell.value_revision()
 
     def _forget(self, key: bytes, revision: int) -> None:
         """Drop parts that are absent for good: the watch has passed their deletion."""

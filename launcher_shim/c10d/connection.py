@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from struct import Struct
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from launcher_shim.c10d import wire
+from launcher_shim.c10d.peer import describe_peer
+from launcher_shim.c10d.relay import Relay
+from launcher_shim.c10d.served import OpenSession, Session
+from launcher_shim.c10d.wire_parser import RequestParser
 from rdzv.errors import MusterError, WireError
 
 _logger = logging.getLogger(__name__)
@@ -37,70 +39,8 @@ _BURST = 256
 """Requests handled before the other connections get their turn."""
 _FLUSH = 64 * 1024
 _FLUSH_TIMEOUT_S = 1.0
-_PEER_CREDENTIALS = Struct("3i")
 
-_PATIENT = (wire.Wait, wire.Barrier)
-_SILENT = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
 _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
-
-
-class Relay:
-    """The relay that a connection comes through, as its session sees it.
-
-    ``number`` is that of the request that is being handled; ``again`` says that it may have been
-    carried out before, by this sidecar or an earlier one.
-    """
-
-    def __init__(self, preface: wire.Preface, keep: Callable[[bytes], None]) -> None:
-        self.session = preface.session
-        self.note = preface.note
-        self.number = 0
-        self.again = False
-        self._repeated = deque(preface.again)
-        self.following = preface.following
-        self._keep = keep
-
-    def next(self) -> int:
-        """Number the next request."""
-        self.again = bool(self._repeated)
-        if self.again:
-            self.number = self._repeated.popleft()
-        else:
-            self.number = self.following
-            self.following += 1
-        return self.number
-
-    def keep(self, note: bytes) -> None:
-        """Let the relay show ``note`` to whichever sidecar it connects to next.
-
-        One that is too long is not kept: what the next sidecar then lacks, the store mostly has.
-        """
-        if note != self.note and len(note) <= wire.NOTE_MAX:
-            self.note = note
-            self._keep(note)
-
-
-class Session(Protocol):
-    """What one client connection is served by."""
-
-    def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
-        """Return the answer, at once or later; ``b""`` for requests that have none.
-
-        Never called for Validate, Ping and CancelWait, nor while an earlier request of the same
-        connection is under way, save a Wait or Barrier. What is under way is cancelled when the
-        client gives its Wait or Barrier up, or when nobody is left to read the answer. To raise
-        is to close the connection: a MusterError or FrameError with that sentence in the log,
-        anything else with a traceback.
-        """
-        ...
-
-    def closed(self) -> None:
-        """The client is gone, and the last value that it set is stored. Called once."""
-        ...
-
-
-OpenSession = Callable[[str, Relay | None], Session]
-"""Makes the session of a client: of a description of the peer, and the relay if it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +55,7 @@ class Host:
     left: Callable[[Connection], None]
     swollen: Callable[[], None]
     handshake_timeout_s: float
+    last_writes_timeout_s: float
 
 
 class Connection(asyncio.Protocol):
@@ -123,13 +64,14 @@ class Connection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._parser = wire.RequestParser()
+        self._parser = RequestParser()
         self._transport: asyncio.Transport
         self._session: Session | None = None
         self._relay: Relay | None = None
         self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
         self._peer = ""
         self._handshake: asyncio.TimerHandle | None = None
+        self._last_writes: asyncio.TimerHandle | None = None
         self._pending: deque[wire.Request | wire.FrameError] = deque()
         self._backlog = 0
         self._answers: list[bytes] = []
@@ -168,7 +110,7 @@ class Connection(asyncio.Protocol):
         """Close the connection: what is on its way is sent, what waits is dropped."""
         self._closing = True
         self._pending.clear()
-        self._parser = wire.RequestParser()  # what it held is free now
+        self._parser = RequestParser()  # what it held is free now
         self._flush()
         self._transport.close()
         if self._transport.get_write_buffer_size():
@@ -185,7 +127,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the client some time to say what it is."""
         self._transport = cast(asyncio.Transport, transport)
-        self._peer = _describe_peer(self._transport)
+        self._peer = describe_peer(self._transport)
         self._host.joined(self)
         timeout_s = self._host.handshake_timeout_s
         self._handshake = self._loop.call_later(
@@ -226,16 +168,27 @@ class Connection(asyncio.Protocol):
         self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what nobody is left to read; what the client had set before still counts."""
+        """Cancel what nobody is left to read; what the client had set before is still tried."""
         self._closing = self._lost = True
         self._answers_unread = False
         if self._handshake is not None:
             self._handshake.cancel()
         self._cancel_parked()
-        if self._under_way is not None and not isinstance(self._under_way[1], _SILENT):
+        if self._under_way is not None and not isinstance(self._under_way[1], wire.SILENT):
             self._under_way[0].cancel()
-        self._pending = deque(r for r in self._pending if isinstance(r, _SILENT))
+        self._pending = deque(r for r in self._pending if isinstance(r, wire.SILENT))
         self._advance()
+        if not self.gone.done():
+            timeout_s = self._host.last_writes_timeout_s
+            self._last_writes = self._loop.call_later(timeout_s, self._give_up_last_writes)
+
+    def _give_up_last_writes(self) -> None:
+        _logger.warning(
+            "What %s set before it went was not stored within %g s and is given up",
+            self._peer,
+            self._host.last_writes_timeout_s,
+        )
+        self.give_up()
 
     # --- the order of requests ---
 
@@ -352,7 +305,7 @@ class Connection(asyncio.Protocol):
 
     def _defer(self, answer: Awaitable[bytes], request: wire.Request, number: int) -> None:
         future = asyncio.ensure_future(answer)
-        if not isinstance(request, _PATIENT):
+        if not isinstance(request, wire.PATIENT):
             self._under_way = future, request, number
             future.add_done_callback(self._settled)
             return
@@ -426,6 +379,8 @@ class Connection(asyncio.Protocol):
         self._refuse()
 
     def _finish(self) -> None:
+        if self._last_writes is not None:
+            self._last_writes.cancel()
         self._host.left(self)
         self.gone.set_result(None)
         if self._session is not None:
@@ -433,16 +388,3 @@ class Connection(asyncio.Protocol):
                 self._session.closed()
             except Exception:
                 _logger.exception("Defect at the end of the connection of %s", self._peer)
-
-
-def _describe_peer(transport: asyncio.Transport) -> str:
-    """Name the peer by what the kernel knows; nothing is resolved."""
-    address = transport.get_extra_info("peername")
-    if isinstance(address, tuple):
-        return f"{address[0]}:{address[1]}"
-    peer = transport.get_extra_info("socket")
-    if peer is None:
-        return "a unix client"
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    pid, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return f"process {pid} of user {uid}"

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from time import time
 
 from launcher_shim.c10d.agents import Agent
-from launcher_shim.c10d.connection import Relay
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.live_round import master_token, newest
-from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.note import Note
+from launcher_shim.c10d.past_rounds import PastRounds
+from launcher_shim.c10d.registered import Registered
+from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership as RunMembership
@@ -23,7 +23,6 @@ from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from rdzv.errors import StoreError
-from rdzv.history import HistoryEntry, write_entry
 from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
@@ -34,8 +33,13 @@ from rdzv.watching import Mirror
 log = logging.getLogger(__name__)
 
 CLEAN_UP_S = 10.0
+"""Longest wait for the store to drop what closed connections left on record."""
+
+NEXT_GENERATION_S = 10.0
+"""Longest wait for the job's next life to be seen; then it is begun once more."""
 
 COALESCE_S = 0.02
+"""Pause between two looks at what the mirror and the rendezvous tell of."""
 
 
 Attached = dict[str, tuple[Agent, Callable[[Kv], None]]]
@@ -48,10 +52,8 @@ class _Run:
 
     kv: Kv
     rendezvous: Rendezvous
-    tasks: tuple[asyncio.Task[None], ...] = ()
+    tasks: Sequence[asyncio.Task[None]]
     attached: Attached = field(default_factory=dict)
-    forgotten_round: int = -1
-    noted: tuple[int, str] = (-1, "")
 
 
 class Endpoint:
@@ -119,6 +121,14 @@ class Endpoint:
     def outlived(self) -> bool:
         """Whether a torchrun behind a relay would outlive this sidecar."""
         return any(connection.relayed for connection in self._server.connections)
+
+    def launchers(self) -> list[tuple[str, Agent]]:
+        """The torchruns that are connected now, each with its run id."""
+        return [
+            (run_id, agent)
+            for run_id, run in self._runs.items()
+            for agent, _ in run.attached.values()
+        ]
 
     def rendezvous(self) -> dict[str, Rendezvous]:
         """The rendezvous by run id."""
@@ -206,12 +216,23 @@ class Endpoint:
         """Describe an agent to the sidecar that serves it next."""
         return Note(run_id, self._generation or 0, agent.node, agent.finished_round)
 
-    def forget(self, kv: Kv, author: str) -> None:
-        """Clean up after a closed connection, without waiting for it."""
+    def detach(self, author: str) -> None:
+        """Take note that a connection is closed."""
         for run in self._runs.values():
             run.attached.pop(author, None)
+
+    def forget(self, kv: Kv | None, author: str) -> None:
+        """Drop what a closed connection's operations left on record, without waiting for it.
+
+        ``kv``: None for the shared keys.
+        """
+
+        async def work() -> None:
+            keys = kv or await self.ready()
+            await keys.forget_author(author)
+
         if not self.closing:
-            self._tasks.create_task(self._forget(kv, author), name=f"forget {author}")
+            self._tasks.create_task(self._clean_up(work), name=f"forget {author}")
 
     # -- how
 
@@ -250,6 +271,7 @@ class Endpoint:
             run.rendezvous.end()
             run.kv.close()
         self._runs.clear()
+        self._run_memberships.clear()
         if self._shared is not None:
             self._shared.close()
         return former
@@ -269,7 +291,7 @@ class Endpoint:
 
     async def _generation_after(self, generation: int) -> None:
         try:
-            async with asyncio.timeout(CLEAN_UP_S):
+            async with asyncio.timeout(NEXT_GENERATION_S):
                 while self._generation == generation:
                     await self._entered.wait()
         except TimeoutError:
@@ -295,7 +317,7 @@ class Endpoint:
         member = self._registrar.identity.member
         rendezvous = Rendezvous(
             member=member,
-            member_key=generation.member(member),
+            registered=self._registered(),
             drains=generation.drains,
             keys=generation.run(run_id),
             run_id=run_id,
@@ -303,21 +325,31 @@ class Endpoint:
             store=self._store,
             policy=self._policy,
             membership=lambda number: self._members(run_id, number),
-            lease=self._lease_id,
             clock=self._clock,
             random=self._random,
         )
-        run = _Run(self._kv(run_id), rendezvous)
-        run.tasks = (
-            self._tasks.create_task(rendezvous.run(), name=f"rendezvous {run_id}"),
-            self._tasks.create_task(self._follow_rounds(run_id, run), name=f"rounds {run_id}"),
+        kv = self._kv(run_id)
+        past = PastRounds(self._membership.keys, self._mirror, self._store, kv, rendezvous)
+        work = {"rendezvous": rendezvous.run(), "rounds": past.run(self._tasks)}
+        return _Run(
+            kv,
+            rendezvous,
+            [self._tasks.create_task(one, name=f"{name} {run_id}") for name, one in work.items()],
         )
-        return run
 
     def _kv(self, run_id: str) -> Kv:
         assert self._generation is not None
         keys = self._membership.keys.in_generation(self._generation).run(run_id)
-        return Kv(keys, self._mirror, self._store, self._lease_id)
+        kv = Kv(keys, self._mirror, self._store, self._registered())
+        if left := kv.left_behind(self._registrar.identity.member):
+            work = self._clean_up(lambda: kv.forget_records(left))
+            self._tasks.create_task(work, name="forget former connections")
+        return kv
+
+    def _registered(self) -> Registered:
+        assert self._generation is not None
+        generation = self._membership.keys.in_generation(self._generation)
+        return Registered(generation.member(self._registrar.identity.member), self._lease_id)
 
     def _lease_id(self) -> int | None:
         return self._registrar.lease_id if self._registrar.registered.is_set() else None
@@ -340,57 +372,19 @@ class Endpoint:
             known = self._run_memberships[run_id] = (snapshot, number, fenced, made)
         return known[3]
 
-    async def _follow_rounds(self, run_id: str, run: _Run) -> None:
-        """See to what each new round leaves behind, for ever."""
-        while True:
-            self._note_round(run_id, run)
-            self._forget_old_round(run_id, run)
-            await run.rendezvous.news()
-
-    def _note_round(self, run_id: str, run: _Run) -> None:
-        """Put a round that was formed, or closed, into the history; its first node does it."""
-        current = run.rendezvous.round
-        now = (current.number, current.closed)
-        if not self._is_first(current) or now == run.noted:
-            return
-        run.noted = now
-        entry = HistoryEntry(
-            what="closed" if current.closed else "round",
-            member=self._registrar.identity.member,
-            why=f"closed by {current.closed}" if current.closed else "everybody coming had come",
-            at_unix_s=time(),
-            details={"run_id": run_id, "round": current.number, "nodes": len(current.frozen)},
-        )
-        present = [kv.key for kv in self._mirror.under(self._membership.keys.history)]
-        noting = write_entry(
-            self._store, self._membership.keys, entry, current.mod_revision, present
-        )
-        self._tasks.create_task(noting, name=f"note round {current.number}")
-
-    def _forget_old_round(self, run_id: str, run: _Run) -> None:
-        """Drop what launchers stored for rounds two back; the first node of the round does it."""
-        current = run.rendezvous.round
-        if self._is_first(current) and current.number - 2 > run.forgotten_round:
-            run.forgotten_round = current.number - 2
-            self._tasks.create_task(self._forget_round(run, run_id), name=f"forget {run_id}")
-
-    def _is_first(self, current: Round) -> bool:
-        member = self._registrar.identity.member
-        return current.complete and [seat.member for seat in current.frozen[:1]] == [member]
-
-    async def _forget_round(self, run: _Run, run_id: str) -> None:
-        prefix = f"/torch.rendezvous.{run_id}.{run.forgotten_round}/"
-        try:
-            await run.kv.forget(prefix.encode())
-        except StoreError as error:
-            log.info("an old round's keys stay a while longer: %s", error)
-
-    async def _forget(self, kv: Kv, author: str) -> None:
+    async def _clean_up(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             async with asyncio.timeout(CLEAN_UP_S):
-                await kv.forget_author(author)
-        except (StoreError, TimeoutError) as error:
-            log.info("the last operation of a closed connection stays on record: %s", error)
+                await self._registrar.registered.wait()
+                await work()
+        except StoreError as error:
+            reason = str(error)
+        except TimeoutError:
+            registered = self._registrar.registered.is_set()
+            reason = "the store is slow" if registered else "the member is not registered"
+        else:
+            return
+        log.info("what a closed connection did last stays on record: %s", reason)
 
 
 def _live_round(run: _Run) -> LiveRound:

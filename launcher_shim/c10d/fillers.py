@@ -10,20 +10,9 @@ finds there that the world forms again. No restart is burnt.
 from __future__ import annotations
 
 import json
-import re
 
 NOWHERE_PORT = b"1"
 """tcpmux: nobody listens there, so that what the workers look for is never found."""
-
-_KEY = re.compile(rb"/?torch\.rendezvous\.(?P<run>.+)\.(?P<round>\d{1,18})/(?P<name>.+)", re.DOTALL)
-
-
-def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
-    """Split a key that torch made for one round of ``run_id``: its round and its own name."""
-    match = _KEY.fullmatch(key)
-    if match is None or match["run"] != run_id.encode():
-        return None
-    return int(match["round"]), match["name"]
 
 
 def filler(name: bytes) -> bytes | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from launcher_shim.c10d.observations import GONE, Standings
 from launcher_shim.c10d.runs import Policy, RunSnapshot
+from launcher_shim.c10d.torch_keys import round_prefix
 from rdzv.live_round import LiveRound
 
 
@@ -35,7 +36,7 @@ def master_token(run_id: str, number: int, value: Callable[[bytes], bytes | None
     torch tells a worker neither its rendezvous nor its round, but every round has a worker store
     of its own. ``value`` looks a launcher's key up.
     """
-    prefix = f"/torch.rendezvous.{run_id}.{number}/".encode()
+    prefix = round_prefix(run_id, number)
     address, port = value(prefix + b"MASTER_ADDR"), value(prefix + b"MASTER_PORT")
     if not address or not port:
         return ""

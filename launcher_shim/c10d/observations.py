@@ -139,7 +139,8 @@ def _deaths(
     ]
     if not died:
         return previous.deaths
-    deaths = dict(previous.deaths)
+    # Those of pods that never came back would be as many as the job ever had.
+    deaths = {m: at for m, at in previous.deaths.items() if now - at[-1] <= DEATHS_WITHIN_S}
     for member in died:
         deaths[member] = (*deaths.get(member, ()), now)[-DEATHS_MAX:]
     return deaths

@@ -17,6 +17,7 @@ from random import Random
 
 from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.nodes import Node
+from launcher_shim.c10d.registered import Registered
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
 from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
 
@@ -35,24 +36,27 @@ class Handing:
 
 
 class OwnNode:
-    """Keeps one node key as it should be, for as long as ``run`` runs."""
+    """Keeps one node key as it should be, for as long as ``run`` runs.
+
+    ``handed`` is called when the record has become what ``run``'s ``handing`` proposed.
+    """
 
     def __init__(
         self,
         *,
         key: str,
-        member_key: str,
         round_key: str,
         store: Store,
-        lease: Callable[[], int | None],
+        registered: Registered,
         random: Random,
+        handed: Callable[[], None] = lambda: None,
     ) -> None:
         self._key = key
-        self._member_key = member_key
         self._round_key = round_key
         self._store = store
-        self._lease = lease
+        self._registered = registered
         self._random = random
+        self._handed = handed
         self._diary = Diary(log)
         self._node: Node | None = None
         self._value = b""
@@ -72,11 +76,6 @@ class OwnNode:
         """Whether the store has lost the record, or had lost it for a while since the last call."""
         lost, self._was_lost = self._was_lost, self._was_written and self._stored is None
         return lost or self._was_lost
-
-    @property
-    def registered(self) -> list[Compare]:
-        """Holds while this sidecar is the one that is registered under its name."""
-        return [Compare(self._member_key, "lease", "=", self._lease() or -1)]
 
     def aim(self, node: Node) -> None:
         """Say what the record should be from now on."""
@@ -144,14 +143,14 @@ class OwnNode:
         return self._node is not None and not (self._holds() and self._on_lease())
 
     def _on_lease(self) -> bool:
-        return self._stored is not None and self._stored.lease == self._lease()
+        return self._stored is not None and self._stored.lease == self._registered.lease()
 
     async def _step(self, handing: Callable[[], Handing | None]) -> bool:
         """Write once if something is due; return whether to look again at once."""
-        now, lease = self._node, self._lease()
+        now, lease = self._node, self._registered.lease()
         if now is None or lease is None:
             return False
-        compares = self.registered
+        compares = [self._registered.holds()]
         proposal = None
         if self._due():
             wanted = now
@@ -172,6 +171,8 @@ class OwnNode:
             kv = KeyValue(self._key, put.value, result.revision, result.revision, 1, lease)
             if proposal is not None and self._node is now:
                 self._become(wanted)
+                # The watch may have shown it before, when it was not yet known for our own.
+                self._handed()
             self._was_written = True
             self._diary.say(f"the node is {wanted.state} in the store")
             self._know(kv, result.revision)

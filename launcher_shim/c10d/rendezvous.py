@@ -21,6 +21,7 @@ from launcher_shim.c10d.mirrored_run import MirroredRun
 from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.own_node import Handing, OwnNode
+from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
@@ -57,19 +58,18 @@ class Scene:
 
 
 class Rendezvous:
-    """One run id in one generation. ``membership``, ``policy`` and ``lease`` must be cheap.
+    """One run id in one generation. ``membership`` and ``policy`` must be cheap.
 
     ``membership`` is called with the number of the round that it is looked at from.
-    ``member_key`` is the key of this sidecar's own member record: every write requires it to hang
-    on ``lease()``, so that a stale incarnation changes nothing. ``drains`` is the prefix of the
-    drains.
+    Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
+    is the prefix of the drains.
     """
 
     def __init__(
         self,
         *,
         member: str,
-        member_key: str,
+        registered: Registered,
         drains: str,
         keys: RunKeys,
         run_id: str,
@@ -77,7 +77,6 @@ class Rendezvous:
         store: Store,
         policy: Callable[[], Policy],
         membership: Callable[[int], Membership],
-        lease: Callable[[], int | None],
         clock: Callable[[], float],
         random: Random,
     ) -> None:
@@ -85,21 +84,20 @@ class Rendezvous:
         self.run_id = run_id
         self.policy = policy
         self.clock = clock
-        self._member_key = member_key
+        self._registered = registered
         self._mirror = mirror
         self._membership = membership
-        self._lease = lease
         self._random = random
         self._own_key = keys.node(member)
         self._own = OwnNode(
             key=self._own_key,
-            member_key=member_key,
             round_key=keys.round,
             store=store,
-            lease=lease,
+            registered=registered,
             random=random,
+            handed=self._moved,
         )
-        self._round_key = RoundKey(keys, drains, store, lambda: self._own.registered, random)
+        self._round_key = RoundKey(keys, drains, store, registered, random)
         self._run = MirroredRun(keys)
         self._agent: Agent | None = None
         self._restored = False
@@ -109,7 +107,7 @@ class Rendezvous:
         self._stirred = asyncio.Event()
         self._news = asyncio.Event()
         self._scene: Scene | None = None
-        self._seen_membership: Membership | None = None
+        self._runs = keys.runs
         self._unsubscribe = mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.under(keys.prefix)])
 
@@ -117,12 +115,9 @@ class Rendezvous:
 
     async def run(self) -> None:
         """Follow the mirror and write what is due, until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
-                tasks.create_task(self._decide(), name=f"rounds of {self.run_id}")
-        finally:
-            self._unsubscribe()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
+            tasks.create_task(self._decide(), name=f"rounds of {self.run_id}")
 
     def connect(self, nonce: str | None = None, kept: Node | None = None) -> Agent:
         """Make the agent behind a new client connection.
@@ -145,6 +140,7 @@ class Rendezvous:
     def end(self) -> None:
         """The job has begun its next life: nothing here is written any more, nobody waits."""
         self._ended = True
+        self._unsubscribe()
         self._own.retire()
         self._tell()
 
@@ -295,19 +291,19 @@ class Rendezvous:
             self._own.forget()
         # Without events: what the mirror was asked for is answered.
         news, looks = False, not events or self._restored
-        looks = looks or self._members() is not self._seen_membership
+        member_key = self._registered.member_key
         for event in events:
             touched = self._run.apply(event)
-            looks = looks or bool(touched) or event.kv.key == self._member_key
+            # Launchers' own keys change all the time and mean nothing here. What else changes may
+            # be of the membership, which is looked at later: hundreds may come at once.
+            looks = looks or bool(touched) or not event.kv.key.startswith(self._runs)
             if event.kv.key == self._own_key:
                 self._own.see(event)
-            if touched == "round" or event.kv.key in (self._own_key, self._member_key):
+            if touched == "round" or event.kv.key in (self._own_key, member_key):
                 self._own.stir()
                 news = True
         if looks:
-            # Launchers' own keys change all the time and mean nothing here.
             self._scene = None
-            self._seen_membership = self._members()
             self._stirred.set()
         if news:
             self._tell()
@@ -377,7 +373,7 @@ class Rendezvous:
             elif due is None or due[0] != wanted:
                 due = (wanted, now + self._stagger())
             if due is not None:
-                if now >= due[1] and self._lease() is not None:
+                if now >= due[1] and self._registered.lease() is not None:
                     # Only once the watch has passed a lost race is there anything new to decide by.
                     await self._reach(await self._round_key.decide(due[0], word) or 0)
                 wake_at_s = min(wake_at_s, max(due[1], now + STAGGER_S[0]))

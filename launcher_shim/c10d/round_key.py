@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.runs import RunSnapshot
 from rdzv.errors import RecordError, StoreAmbiguous, StoreError
 from rdzv.keys import RunKeys
@@ -21,7 +22,7 @@ PAUSE_S = (0.2, 0.5)
 
 
 class RoundKey:
-    """Writes the round key of one run, while ``registered`` holds.
+    """Writes the round key of one run, while its sidecar is registered.
 
     ``drains``: prefix of the drains of the run's generation.
     """
@@ -31,7 +32,7 @@ class RoundKey:
         keys: RunKeys,
         drains: str,
         store: Store,
-        registered: Callable[[], Sequence[Compare]],
+        registered: Registered,
         random: Random,
     ) -> None:
         self._keys = keys
@@ -55,7 +56,7 @@ class RoundKey:
                     Compare(self._keys.nodes, "mod", "<", word.revision + 1, prefix=True),
                     # Whose drain has begun meanwhile must not be frozen.
                     Compare(self._drains, "mod", "<", word.revision + 1, prefix=True),
-                    *self._registered(),
+                    self._registered.holds(),
                 ],
                 [Put(self._keys.round, wanted.to_json())],
             )
@@ -76,7 +77,7 @@ class RoundKey:
         while (wanted := edit(current)) is not None:
             try:
                 result = await self._store.txn(
-                    [self._is(current), *self._registered()],
+                    [self._is(current), self._registered.holds()],
                     [Put(self._keys.round, wanted.to_json())],
                     [Range(self._keys.round)],
                 )

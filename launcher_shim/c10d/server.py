@@ -15,7 +15,8 @@ import socket
 from contextlib import suppress
 from typing import Final
 
-from launcher_shim.c10d.connection import Connection, Host, OpenSession
+from launcher_shim.c10d.connection import Connection, Host
+from launcher_shim.c10d.served import OpenSession
 from rdzv.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ _logger = logging.getLogger(__name__)
 CONNECTIONS_MAX: Final = 256
 """torch opens one connection for each agent, and in 2.5 one for each worker."""
 HANDSHAKE_TIMEOUT_S: Final = 30.0
+LAST_WRITES_TIMEOUT_S: Final = 300.0
+"""How long that is tried which a client set before it went: through outages of the store, the
+longest in the fault matrix being 90 s, but not for ever where the sidecar is fenced."""
 HELD_MAX: Final = 64 * 1024 * 1024
 """Bytes that all clients together may hold in requests that are not complete yet."""
 
@@ -46,10 +50,18 @@ class C10dServer:
         *,
         connections_max: int = CONNECTIONS_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        last_writes_timeout_s: float = LAST_WRITES_TIMEOUT_S,
     ) -> None:
         self._connections_max = connections_max
         self._connections: set[Connection] = set()
-        self._host = Host(open_session, self._joined, self._left, self._shed, handshake_timeout_s)
+        self._host = Host(
+            open_session,
+            self._joined,
+            self._left,
+            self._shed,
+            handshake_timeout_s,
+            last_writes_timeout_s,
+        )
         self._listeners: list[asyncio.Server] = []
         self._published: tuple[str, int] | None = None
 

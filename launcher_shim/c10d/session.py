@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent
-from launcher_shim.c10d.connection import Relay
-from launcher_shim.c10d.kv import Kv, Stamp
+from launcher_shim.c10d.kv import Kv
+from launcher_shim.c10d.ledger import Stamp
 from launcher_shim.c10d.note import Note
+from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.state import SENTINEL
-from rdzv.errors import WireError
+from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
+from rdzv.errors import LeaseLost, WireError
 
-STATE_KEY_PREFIX = b"/torch.rendezvous."
 SHARED_RUN = "~"
 """Run of clients without a rendezvous, such as workers that share the agents' store."""
 
-EXIT_BARRIER = b"/torchelastic/agent/terminal_state/"
-
 Answer = bytes | Awaitable[bytes]
+
+T = TypeVar("T")
 
 
 class Runs(Protocol):
@@ -69,8 +70,15 @@ class Runs(Protocol):
         """Wait until the member is registered; return the shared keys."""
         ...
 
-    def forget(self, kv: Kv, author: str) -> None:
-        """Clean up after a closed connection, without waiting for it."""
+    def detach(self, author: str) -> None:
+        """Take note that a connection is closed."""
+        ...
+
+    def forget(self, kv: Kv | None, author: str) -> None:
+        """Drop what a closed connection's operations left on record, without waiting for it.
+
+        ``kv``: None for the shared keys.
+        """
         ...
 
 
@@ -89,7 +97,8 @@ class LauncherSession:
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
-        self._kv = runs.shared if note is None else None
+        self._kv: Kv | None = None
+        """Of the rendezvous, once it is joined; before, and without one, the shared ones count."""
         self._answers: dict[type, Callable[[Any], Answer]] = {
             wire.Get: self._get,
             wire.Wait: self._wait,
@@ -110,7 +119,7 @@ class LauncherSession:
         }
 
     def handle(self, request: wire.Request) -> Answer:
-        """Answer one request; see ``launcher_shim.c10d.server.Session``."""
+        """Answer one request; see ``launcher_shim.c10d.served.Session``."""
         relay = self._relay
         if relay is None:
             self._asked += 1
@@ -120,7 +129,7 @@ class LauncherSession:
         return self._serve(request, stamp)
 
     def _serve(self, request: wire.Request, stamp: Stamp) -> Answer:
-        if self._kv is None:
+        if self._kv is None and (self._resuming is not None or self._runs.shared is None):
             return self._when_ready(request, stamp)
         self._stamp = stamp  # for the call that follows, and it alone
         agent = self._agent
@@ -151,7 +160,8 @@ class LauncherSession:
     def _leave(self) -> None:
         if self._agent is not None:
             self._agent.closed()
-        if self._kv is not None and self._signed:
+            self._runs.detach(self._author)
+        if self._signed:
             self._runs.forget(self._kv, self._author)
 
     # -- how a request waits
@@ -159,8 +169,8 @@ class LauncherSession:
     async def _when_ready(self, request: wire.Request, stamp: Stamp) -> bytes:
         if self._resuming is not None:
             await asyncio.shield(self._resuming)
-        if self._kv is None:
-            self._kv = await self._runs.ready()
+        else:
+            await self._runs.ready()
         answer = self._serve(request, stamp)
         return answer if isinstance(answer, bytes) else await answer
 
@@ -168,10 +178,10 @@ class LauncherSession:
         self._kv, self._agent = await self._runs.resumed(
             note, self._author, self._move, self._nonce or ""
         )
-        self._run_id, self._state_key = note.run_id, STATE_KEY_PREFIX + note.run_id.encode()
+        self._run_id, self._state_key = note.run_id, state_key(note.run_id)
 
     def _sign(self) -> Stamp:
-        """Stamp what the request that is being handled changes."""
+        """Stamp a request that leaves its number on record."""
         self._signed = True
         return self._stamp
 
@@ -181,8 +191,19 @@ class LauncherSession:
 
     @property
     def _keys(self) -> Kv:
-        assert self._kv is not None
-        return self._kv
+        keys = self._kv or self._runs.shared
+        assert keys is not None
+        return keys
+
+    async def _carry_out(self, work: Callable[[Kv], Awaitable[T]]) -> T:
+        """Write, or wait; where the job has begun its next life meanwhile, there."""
+        while True:
+            keys = self._keys
+            try:
+                return await work(keys)
+            except LeaseLost:
+                if self._keys is keys:
+                    raise
 
     # -- the rendezvous state
 
@@ -190,14 +211,17 @@ class LauncherSession:
         if self._agent is not None and request.key == self._state_key:
             return self._wish(self._agent, request, again=self._stamp.again)
         opens = request.desired == SENTINEL and not request.expected
-        if self._agent is None and opens and request.key.startswith(STATE_KEY_PREFIX):
+        if self._agent is None and opens and is_state_key(request.key):
             return self._attach(request)
+        stamp = self._sign()
         return self._vec(
-            self._keys.compare_set(request.key, request.expected, request.desired, self._sign())
+            lambda keys: keys.compare_set(request.key, request.expected, request.desired, stamp)
         )
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
-        run_id = _run_id(request.key)
+        run_id = run_id_of(request.key)
+        if run_id == SHARED_RUN:
+            raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id a name")
         self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
         self._agent, self._run_id, self._state_key = agent, run_id, request.key
         return await self._wish(agent, request, again=False)
@@ -219,25 +243,26 @@ class LauncherSession:
         """Go on with the keys of the job's next life."""
         self._kv = kv
 
-    @staticmethod
-    async def _vec(value: Awaitable[bytes]) -> bytes:
-        return wire.vec(await value)
+    async def _vec(self, value: Callable[[Kv], Awaitable[bytes]]) -> bytes:
+        return wire.vec(await self._carry_out(value))
 
     # -- reading
 
     def _value(self, key: bytes) -> bytes | None:
-        """The value as far as it is known without asking the store."""
-        value = self._keys.cells.value(key)
+        """The value as far as it may be told without asking the store."""
+        keys = self._keys
+        value = keys.known(key)
         if value is None and self._agent is not None:
             if key == self._state_key:
                 state = self._agent.get_state()
                 self._keep_note(self._agent)
                 return state
-            return self._agent.filler(key)
+            if keys.cells.value(key) is None:
+                return self._agent.filler(key)
         return value
 
     def _known(self, keys: Sequence[bytes]) -> bool:
-        exists = self._keys.cells.exists
+        exists = self._keys.known_to_exist
         missing = [key for key in keys if not exists(key) and self._value(key) is None]
         return not missing
 
@@ -281,14 +306,14 @@ class LauncherSession:
         return self._wait_for_news(request.keys, self._agent)
 
     async def _wait_in_store(self, keys: Sequence[bytes]) -> bytes:
-        await self._keys.wait(keys)
+        await self._carry_out(lambda kv: kv.wait(keys))
         return wire.STOP_WAITING
 
     async def _wait_for_news(self, keys: Sequence[bytes], agent: Agent) -> bytes:
         """Wait for the keys, or until the round that they belong to will never be."""
         own = [key for key in keys if key != self._state_key]
         async with asyncio.TaskGroup() as tasks:
-            arriving = tasks.create_task(self._keys.wait(own))
+            arriving = tasks.create_task(self._carry_out(lambda kv: kv.wait(own)))
             while not arriving.done() and not self._known(keys):
                 news = tasks.create_task(agent.news())
                 await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
@@ -309,65 +334,60 @@ class LauncherSession:
     # -- writing
 
     def _set(self, request: wire.Set) -> Answer:
-        return self._silent(self._keys.put([(request.key, request.value)]))
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.put([(request.key, request.value)], stamp))
 
     def _multi_set(self, request: wire.MultiSet) -> Answer:
-        return self._silent(self._keys.put(request.items))
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.put(request.items, stamp))
 
     def _append(self, request: wire.Append) -> Answer:
-        return self._silent(self._keys.append(request.key, request.value, self._sign()))
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.append(request.key, request.value, stamp))
 
     def _add(self, request: wire.Add) -> Answer:
         return self._add_after_barrier(request, self._sign())
 
     async def _add_after_barrier(self, request: wire.Add, stamp: Stamp) -> bytes:
-        if self._agent is not None and EXIT_BARRIER in request.key:
+        if self._agent is not None and is_exit_barrier(request.key):
             await self._agent.exit_barrier()
             self._keep_note(self._agent)
-        return wire.i64(await self._keys.add(request.key, request.delta, stamp))
+        return await self._number(lambda keys: keys.add(request.key, request.delta, stamp))
 
     def _delete(self, request: wire.DeleteKey) -> Answer:
-        return self._number(self._keys.delete(request.key, self._sign()))
+        stamp = self._sign()
+        return self._number(lambda keys: keys.delete(request.key, stamp))
 
     def _push(self, request: wire.QueuePush) -> Answer:
-        return self._silent(self._keys.push(request.key, request.value, self._sign()))
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.push(request.key, request.value, stamp))
 
     def _pop(self, request: wire.QueuePop) -> Answer:
-        return self._popped(self._keys.pop(request.key, self._sign()))
+        stamp = self._sign()
+        return self._popped(lambda keys: keys.pop(request.key, stamp))
 
     def _queue_len(self, request: wire.QueueLen) -> Answer:
-        return self._number(self._keys.queue_length(request.key))
+        return self._number(lambda keys: keys.queue_length(request.key))
 
     def _barrier(self, request: wire.Barrier) -> Answer:
-        return self._arrive(request, self._sign())
+        return self._arrive(request, self._sign().aside())
 
     async def _arrive(self, request: wire.Barrier, stamp: Stamp) -> bytes:
-        if await self._keys.add(request.key, 1, stamp) < request.world_size:
-            await self._keys.count_reached(request.key, request.world_size)
+        async def arrive(keys: Kv) -> None:
+            if await keys.add(request.key, 1, stamp) < request.world_size:
+                await keys.count_reached(request.key, request.world_size)
+
+        await self._carry_out(arrive)
         return wire.STOP_WAITING
 
-    @staticmethod
-    async def _silent(work: Awaitable[None]) -> bytes:
-        await work
+    # Each makes its call itself: a request that is cancelled before its first step has made none.
+
+    async def _silent(self, work: Callable[[Kv], Awaitable[None]]) -> bytes:
+        await self._carry_out(work)
         return b""
 
-    @staticmethod
-    async def _number(number: Awaitable[int]) -> bytes:
-        return wire.i64(await number)
+    async def _number(self, number: Callable[[Kv], Awaitable[int]]) -> bytes:
+        return wire.i64(await self._carry_out(number))
 
-    @staticmethod
-    async def _popped(taken: Awaitable[tuple[int, bytes]]) -> bytes:
-        return wire.popped(*await taken)
-
-
-def _run_id(state_key: bytes) -> str:
-    """Read torch's run id; raises ``WireError`` for one that cannot be a name in the store."""
-    try:
-        run_id = state_key.removeprefix(STATE_KEY_PREFIX).decode()
-    except UnicodeDecodeError as error:
-        raise WireError(
-            f"the run id in {state_key[:64]!r} is not UTF-8: give another one"
-        ) from error
-    if run_id in ("", SHARED_RUN):
-        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id a name")
-    return run_id
+    async def _popped(self, taken: Callable[[Kv], Awaitable[tuple[int, bytes]]]) -> bytes:
+        return wire.popped(*await self._carry_out(taken))

@@ -3,8 +3,8 @@
 
 Integers are little-endian. There is no framing, no request id and no length of the whole: a
 request ends where its last field ends, and answers come strictly in the order of the requests.
-``RequestParser`` turns bytes into requests, the functions at the end turn answers into bytes.
-Requests and semantics as observed on torch's own client and libuv server.
+``launcher_shim.c10d.wire_parser`` turns bytes into requests, the functions at the end turn answers
+into bytes. Requests and semantics as observed on torch's own client and libuv server.
 
 Between the relay of ``muster-run`` and the sidecar the same requests travel behind a ``Preface``,
 and every answer behind its request's number, so that both know what is settled and what is not.
@@ -45,12 +45,11 @@ NOT_READY = b"\x01"
 STOP_WAITING = b"\x00"
 WAIT_CANCELED = b"\x01"
 
-_U32 = Struct("<I")
-_U64 = Struct("<Q")
+U32 = Struct("<I")
+U64 = Struct("<Q")
+U64_PAIR = Struct("<QQ")
 _I64 = Struct("<q")
-_COUNT_LENGTH = Struct("<QQ")
 _PREFACE = Struct(f"<{len(RELAY_MAGIC)}s{SESSION_BYTES}sQQQ")
-_LAST_LEGACY_OPCODE = 11
 
 
 class FrameError(ValueError):
@@ -78,8 +77,30 @@ class Preface(NamedTuple):
     def encode(self) -> bytes:
         """Turn it into bytes; the handshake follows them."""
         fixed = (RELAY_MAGIC, self.session, self.following, len(self.again), len(self.note))
-        numbers = b"".join(map(_U64.pack, self.again))
+        numbers = b"".join(map(U64.pack, self.again))
         return _PREFACE.pack(*fixed) + numbers + self.note
+
+    @staticmethod
+    def read(data: bytes) -> "Tuple[Optional[Preface], int]":
+        """Read the one that ``data`` begins with: it, and how long it is.
+
+        None, and how long it is at least, where that is more than ``data``. Raises FrameError.
+        """
+        if len(data) < _PREFACE.size:
+            return None, _PREFACE.size
+        magic, session, following, count, note_length = _PREFACE.unpack_from(data)
+        if magic != RELAY_MAGIC:
+            raise FrameError(f"a relay of another version: it begins with {magic!r}")
+        if count > KEYS_MAX or note_length > NOTE_MAX or following >= REFUSAL:
+            raise FrameError("the preface of a relay is beyond the limits")
+        numbers_end = _PREFACE.size + U64.size * count
+        end = numbers_end + note_length
+        if len(data) < end:
+            return None, end
+        again = tuple(n for (n,) in U64.iter_unpack(data[_PREFACE.size : numbers_end]))
+        if not all(NOTE < number < following for number in again):
+            raise FrameError("the preface of a relay repeats a request of the future")
+        return Preface(session, following, again, data[numbers_end:end]), end
 
 
 class Validate(NamedTuple):
@@ -216,9 +237,13 @@ Request = Union[
     ListKeys,
     Barrier,
 ]
+PATIENT = (Wait, Barrier)
+"""Requests whose answer may have to wait for others; the client may give them up."""
+SILENT = (Set, Append, MultiSet, QueuePush)
+"""Requests that change something and have no answer."""
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """How a request looks after its opcode: a count if ``counted``, strings, then a number.
 
     ``limits`` bound the strings in turn; a counted request repeats them as often as it says.
@@ -232,223 +257,29 @@ class _Shape(NamedTuple):
 
 _KEY = (KEY_MAX,)
 _KEY_VALUE = (KEY_MAX, VALUE_MAX)
-_SHAPES = (
-    _Shape(Validate, number=_U32),
-    _Shape(Set, _KEY_VALUE),
-    _Shape(CompareSet, (KEY_MAX, VALUE_MAX, VALUE_MAX)),
-    _Shape(Get, _KEY),
-    _Shape(Add, _KEY, _I64),
-    _Shape(Check, _KEY, counted=True),
-    _Shape(Wait, _KEY, counted=True),
-    _Shape(NumKeys),
-    _Shape(DeleteKey, _KEY),
-    _Shape(Append, _KEY_VALUE),
-    _Shape(MultiGet, _KEY, counted=True),
-    _Shape(MultiSet, _KEY_VALUE, counted=True),
-    _Shape(CancelWait),
-    _Shape(Ping, number=_U32),
-    _Shape(QueuePush, _KEY_VALUE),
-    _Shape(QueuePop, _KEY),
-    _Shape(QueueLen, _KEY),
-    _Shape(ListKeys),
-    _Shape(Barrier, _KEY, _I64),
+SHAPES = (
+    Shape(Validate, number=U32),
+    Shape(Set, _KEY_VALUE),
+    Shape(CompareSet, (KEY_MAX, VALUE_MAX, VALUE_MAX)),
+    Shape(Get, _KEY),
+    Shape(Add, _KEY, _I64),
+    Shape(Check, _KEY, counted=True),
+    Shape(Wait, _KEY, counted=True),
+    Shape(NumKeys),
+    Shape(DeleteKey, _KEY),
+    Shape(Append, _KEY_VALUE),
+    Shape(MultiGet, _KEY, counted=True),
+    Shape(MultiSet, _KEY_VALUE, counted=True),
+    Shape(CancelWait),
+    Shape(Ping, number=U32),
+    Shape(QueuePush, _KEY_VALUE),
+    Shape(QueuePop, _KEY),
+    Shape(QueueLen, _KEY),
+    Shape(ListKeys),
+    Shape(Barrier, _KEY, _I64),
 )
-_OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(_SHAPES)}
-_GET, _CHECK, _WAIT = _OPCODES[Get], _OPCODES[Check], _OPCODES[Wait]
-_WITHOUT_FIELDS: Dict[Type[Request], Request] = {
-    NumKeys: NumKeys(),
-    CancelWait: CancelWait(),
-    ListKeys: ListKeys(),
-}
-_Fields = List[Union[bytes, int]]
-
-
-class RequestParser:
-    """Turns the bytes of one client into requests; each byte is looked at once.
-
-    It holds no more than one string that is still incomplete, and the strings of one request.
-    After a FrameError it takes nothing more.
-    """
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._need = len(HANDSHAKE)
-        self._greeted = False
-        self._preface: Optional[Preface] = None
-        self._shape: Optional[_Shape] = None
-        self._fields: _Fields = []
-        self._strings_left = 0
-        self._size = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes of requests that are not complete yet."""
-        return self._size + len(self._buffer)
-
-    @property
-    def greeted(self) -> bool:
-        """Whether the client has sent the handshake."""
-        return self._greeted
-
-    @property
-    def preface(self) -> Optional[Preface]:
-        """What a relay has said before the handshake; None for any other client."""
-        return self._preface
-
-    def feed(self, data: bytes) -> List[Request]:
-        """Take the next bytes and return the requests that they complete.
-
-        Raises FrameError if the bytes are no request within the protocol's limits.
-        """
-        if self._need == 1 and (alone := _read_alone(data)) is not None:
-            return [alone]
-        if self._buffer or len(data) < self._need:
-            self._buffer += data
-            if len(self._buffer) < self._need:
-                return []
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        requests: List[Request] = []
-        try:
-            self._parse(data, requests)
-        except FrameError as error:
-            error.before = tuple(requests)
-            raise
-        return requests
-
-    def _parse(self, data: bytes, requests: List[Request]) -> None:
-        """Append the complete requests, and keep what is left of the bytes."""
-        at, end, need = 0, len(data), 1
-        if not self._greeted:
-            at = self._greet(data)
-            if at > end:
-                self._buffer += data
-                self._need = at
-                return
-            requests.append(Validate())
-        shape, fields = self._shape, self._fields
-        left, size = self._strings_left, self._size
-        while True:
-            if shape is None:
-                if at >= end:
-                    break
-                code = data[at]
-                if code >= len(_SHAPES):
-                    raise FrameError(f"there is no TCPStore operation {code}")
-                fields, size = [], 0
-                kind, limits, number, counted = shape = _SHAPES[code]
-                if not counted:
-                    left = len(limits)
-                    at += 1
-                else:
-                    if end - at < 9:
-                        shape, need = None, 9
-                        break
-                    (count,) = _U64.unpack_from(data, at + 1)
-                    if count > KEYS_MAX:
-                        raise FrameError(f"{count} keys in one request; at most {KEYS_MAX}")
-                    left = count * len(limits)
-                    at += 9
-            else:
-                kind, limits, number, counted = shape
-            while left:
-                if end - at < 8:
-                    need = 8
-                    break
-                (length,) = _U64.unpack_from(data, at)
-                limit = limits[-left % len(limits)]
-                if length > limit:
-                    what = "key" if limit == KEY_MAX else "value"
-                    raise FrameError(f"a {what} of {length} bytes; at most {limit}")
-                stop = at + 8 + length
-                size += stop - at
-                if size > REQUEST_MAX:
-                    raise FrameError(f"a request of more than {REQUEST_MAX} bytes")
-                if stop > end:
-                    size -= stop - at
-                    need = stop - at
-                    break
-                fields.append(data[at + 8 : stop])
-                at = stop
-                left -= 1
-            if left:
-                break
-            if number is not None:
-                if end - at < number.size:
-                    need = number.size
-                    break
-                fields += number.unpack_from(data, at)
-                at += number.size
-            requests.append(_build(kind, counted, fields))
-            shape = None
-        if at < end:
-            self._buffer += data[at:]
-        self._shape, self._need = shape, need
-        if shape is None:
-            self._size = 0
-        else:
-            self._fields, self._strings_left, self._size = fields, left, size
-
-    def _greet(self, data: bytes) -> int:
-        """Read all that comes before the first request; return how long it is at least."""
-        at: int = 0
-        if data.startswith(RELAY_MAGIC[: len(HANDSHAKE)]):
-            if len(data) < _PREFACE.size:
-                return _PREFACE.size
-            magic, session, following, count, note_length = _PREFACE.unpack_from(data)
-            if magic != RELAY_MAGIC:
-                raise FrameError(f"a relay of another version: it begins with {magic!r}")
-            if count > KEYS_MAX or note_length > NOTE_MAX or following >= REFUSAL:
-                raise FrameError("the preface of a relay is beyond the limits")
-            numbers_end = _PREFACE.size + _U64.size * count
-            at = numbers_end + note_length
-            if len(data) < at + len(HANDSHAKE):
-                return at + len(HANDSHAKE)
-            again = tuple(n for (n,) in _U64.iter_unpack(data[_PREFACE.size : numbers_end]))
-            if not all(NOTE < number < following for number in again):
-                raise FrameError("the preface of a relay repeats a request of the future")
-            self._preface = Preface(session, following, again, data[numbers_end:at])
-        _expect_handshake(data[at:])
-        self._greeted = True
-        return at + len(HANDSHAKE)
-
-
-def _read_alone(data: bytes) -> Optional[Request]:
-    """Read what torch's client sends most, one whole Get, Check or Wait of one key; else None."""
-    size = len(data)
-    if size > 16:
-        code = data[0]
-        if code == _GET:
-            if size - 9 == _U64.unpack_from(data, 1)[0] <= KEY_MAX:
-                return tuple.__new__(Get, (data[9:],))
-        elif code in (_CHECK, _WAIT):
-            count, length = _COUNT_LENGTH.unpack_from(data, 1)
-            if count == 1 and size - 17 == length <= KEY_MAX:
-                kind: Type[Request] = Check if code == _CHECK else Wait
-                return tuple.__new__(kind, ((data[17:],),))
-    return None
-
-
-def _expect_handshake(data: bytes) -> None:
-    if data[:5] == HANDSHAKE:
-        return
-    if data[0] <= _LAST_LEGACY_OPCODE and _U32.unpack_from(data, 1)[0] <= KEYS_MAX:
-        raise FrameError(
-            "the client sends no handshake, as torch before 2.2; use torch 2.2 or later"
-        )
-    raise FrameError(f"the client is no torch TCPStore: it begins with {data[:8]!r}")
-
-
-def _build(kind: Type[Request], counted: bool, fields: _Fields) -> Request:
-    if kind is Validate:
-        raise FrameError("the client sends its handshake again")
-    if not fields and not counted:
-        return _WITHOUT_FIELDS[kind]
-    if kind is MultiSet:
-        pairs = zip(fields[::2], fields[1::2])  # noqa: B905 (strict is younger than Python 3.8)
-        return MultiSet(tuple(pairs))  # type: ignore[arg-type]
-    # The fields fit the kind, as its shape says: skip the checks of its constructor.
-    return tuple.__new__(kind, (tuple(fields),) if counted else fields)
+"""By opcode."""
+OPCODES: Dict[Type[Request], int] = {shape.kind: code for code, shape in enumerate(SHAPES)}
 
 
 class AnswerParser:
@@ -465,11 +296,11 @@ class AnswerParser:
         buffer = self._buffer
         buffer += data
         answers, at, end = [], 0, len(buffer)
-        while end - at >= _COUNT_LENGTH.size:
-            number, length = _COUNT_LENGTH.unpack_from(buffer, at)
+        while end - at >= U64_PAIR.size:
+            number, length = U64_PAIR.unpack_from(buffer, at)
             if length > 2 * ANSWER_MAX:
                 raise FrameError(f"an answer of {length} bytes")
-            begin = at + _COUNT_LENGTH.size
+            begin = at + U64_PAIR.size
             if end - begin < length:
                 break
             at = begin + length
@@ -480,17 +311,17 @@ class AnswerParser:
 
 def encode(request: Request) -> bytes:
     """Turn a request into the bytes that a client sends."""
-    code = _OPCODES[type(request)]
-    shape = _SHAPES[code]
+    code = OPCODES[type(request)]
+    shape = SHAPES[code]
     parts = [bytes((code,))]
     if isinstance(request, Validate):
         return HANDSHAKE
     if isinstance(request, MultiSet):
-        parts.append(_U64.pack(len(request.items)))
+        parts.append(U64.pack(len(request.items)))
         for key, value in request.items:
             parts += (vec(key), vec(value))
     elif isinstance(request, (Check, Wait, MultiGet)):
-        parts.append(_U64.pack(len(request.keys)))
+        parts.append(U64.pack(len(request.keys)))
         parts += map(vec, request.keys)
     else:
         for part in request:
@@ -503,7 +334,7 @@ def encode(request: Request) -> bytes:
 
 def vec(value: bytes) -> bytes:
     """Answer with one value: to Get and CompareSet."""
-    return _U64.pack(len(value)) + value
+    return U64.pack(len(value)) + value
 
 
 def i64(number: int) -> bytes:
@@ -516,14 +347,15 @@ def multi_get(values: Sequence[bytes]) -> bytes:
 
     Raises FrameError if that is longer than ANSWER_MAX.
     """
-    if sum(map(len, values)) > ANSWER_MAX:
-        raise FrameError(f"an answer of more than {ANSWER_MAX} bytes to one request")
-    return b"".join(map(vec, values))
+    return _vecs(values)
 
 
 def key_list(keys: Sequence[bytes]) -> bytes:
-    """Answer to ListKeys: the keys as they were on the wire."""
-    return _I64.pack(len(keys)) + b"".join(map(vec, keys))
+    """Answer to ListKeys: the keys as they were on the wire.
+
+    Raises FrameError if that is longer than ANSWER_MAX.
+    """
+    return _I64.pack(len(keys)) + _vecs(keys)
 
 
 def popped(length_before: int, value: bytes) -> bytes:
@@ -533,9 +365,15 @@ def popped(length_before: int, value: bytes) -> bytes:
 
 def pong(nonce: int) -> bytes:
     """Answer to Ping."""
-    return _U32.pack(nonce)
+    return U32.pack(nonce)
 
 
 def numbered(number: int, answer: bytes) -> bytes:
     """What a sidecar sends to a relay: an answer, empty for a request that has none."""
-    return _COUNT_LENGTH.pack(number, len(answer)) + answer
+    return U64_PAIR.pack(number, len(answer)) + answer
+
+
+def _vecs(values: Sequence[bytes]) -> bytes:
+    if sum(map(len, values)) + U64.size * len(values) > ANSWER_MAX:
+        raise FrameError(f"an answer of more than {ANSWER_MAX} bytes to one request")
+    return b"".join(map(vec, values))

@@ -109,7 +109,7 @@ class Container:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + KILL_TIMEOUT_S
         while loop.time() < deadline_s:
-            left = _descendants(os.getpid())
+            left = descendants(os.getpid())
             if not left:
                 return
             for pid in left:
@@ -140,7 +140,7 @@ def _shell_status(waited: int) -> int:
     return os.WEXITSTATUS(waited)
 
 
-def _descendants(root: int) -> Set[int]:
+def descendants(root: int) -> Set[int]:
     """Return the processes below ``root`` that have not ended."""
     children: Dict[int, Set[int]] = {}
     for name in os.listdir("/proc"):
@@ -148,8 +148,8 @@ def _descendants(root: int) -> Set[int]:
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     state, parent = file.read().rpartition(b")")[2].split()[:2]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has just ended, or hidepid hides it: another user's, so not below us
             if state != b"Z":
                 children.setdefault(int(parent), set()).add(int(name))
     found: Set[int] = set()

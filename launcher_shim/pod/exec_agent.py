@@ -59,6 +59,7 @@ class Worker:
     """One running command. ``exited`` is set once its first process has ended.
 
     ``forsaken``: nobody waits for it any longer, so that what ends it is no word of its own.
+    ``told_to_end``: it ran when it was, so that a status of 0 does not say that its work is done.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -70,6 +71,7 @@ class Worker:
         self.blocked = 0
         self.draining = asyncio.Lock()
         self.forsaken = False
+        self.told_to_end = False
 
     def look(self) -> None:
         """See whether the process has ended; its id stays taken until ``finish``."""
@@ -85,15 +87,23 @@ class Worker:
                 os.killpg(self.process.pid, number)
 
     def finish(self) -> int:
-        """End what the first process has left behind; returns its status as a shell tells it."""
+        """End what the first process has left behind; returns its status as a shell tells it.
+
+        One that was told to end and did so with 0 was terminated: one 0 ends a whole Horovod job.
+        """
         if self.status is None:
             self.signal(signal.SIGKILL)
             code = self.process.wait()
             self.status = 128 - code if code < 0 else code
+            if self.told_to_end and not self.status:
+                self.status = TERMINATED
         return self.status
 
     async def end(self) -> None:
         """SIGTERM, and after the grace SIGKILL."""
+        self.look()  # one that has ended by itself was not told to
+        if not self.exited.is_set():
+            self.told_to_end = True
         self.signal(signal.SIGTERM)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.exited.wait(), TERM_GRACE_S)
@@ -141,7 +151,7 @@ class ExecAgent:
         try:
             if is_own_user(writer.get_extra_info("socket")):
                 await self._serve_launcher(reader, writer)
-        except (OSError, asyncio.TimeoutError):
+        except (ConnectionError, asyncio.TimeoutError):
             return  # whoever it was is gone before anything was started
         finally:
             self._connections.discard(task)
@@ -154,8 +164,7 @@ class ExecAgent:
         try:
             command = self._read_start(await first_frame(reader, decoder))
         except (FrameError, CommandError) as error:
-            writer.write(encode(REFUSED, str(error).encode()))
-            await writer.drain()
+            await refuse(writer, str(error))
             return
         slot = command.local_rank
         async with self._starting.setdefault(slot, asyncio.Lock()):
@@ -164,11 +173,16 @@ class ExecAgent:
                 await before.end()
                 await before.ended.wait()
             note = self._notes / ("%d.json" % slot)
-            note.write_text("{}\n")
+            try:
+                note.touch()
+            except OSError as error:
+                # Unnoted, it would not keep its pod from going away amid a drain.
+                await refuse(writer, "the command cannot be noted: %s" % error)
+                return
             try:
                 worker = Worker(start(command, self._environ))
             except OSError as error:
-                note.unlink()
+                note.unlink(missing_ok=True)
                 status = 127 if isinstance(error, FileNotFoundError) else 126
                 writer.write(encode(STDERR, ("%s: %s\n" % (command.argv[0], error)).encode()))
                 writer.write(encode(EXIT, b"%d" % status))
@@ -180,8 +194,8 @@ class ExecAgent:
             await follow(worker, reader, writer, decoder)
         finally:
             del self._workers[slot]
-            note.unlink()
             worker.ended.set()
+            note.unlink(missing_ok=True)  # the container's user may have removed it
 
     def _read_start(self, frame: tuple[int, bytes]) -> WorkerCommand:
         kind, body = frame
@@ -327,9 +341,16 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
+async def refuse(writer: asyncio.StreamWriter, sentence: str) -> None:
+    """Say why a command is not started; raises ``ConnectionError`` if nobody listens."""
+    writer.write(encode(REFUSED, sentence.encode()))
+    await writer.drain()
+
+
 def forget_all(notes: Path) -> None:
     """Make the directory of notes, without those of an agent that ended before."""
-    notes.mkdir(mode=0o755, exist_ok=True)
+    notes.mkdir(exist_ok=True)
+    notes.chmod(0o755)  # for the sidecar, whatever the umask is
     for note in notes.glob("*.json"):
         note.unlink()
 

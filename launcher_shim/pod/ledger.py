@@ -12,9 +12,6 @@ from typing import Dict, NamedTuple
 
 import launcher_shim.c10d.wire as wire
 
-_PATIENT = (wire.Wait, wire.Barrier)
-_SILENT = (wire.Set, wire.MultiSet, wire.Append, wire.QueuePush)
-
 
 class _Unsettled(NamedTuple):
     request: wire.Request
@@ -45,12 +42,13 @@ class Ledger:
     @property
     def busy(self) -> bool:
         """Whether something is unsettled that does not wait for others."""
-        return any(not isinstance(entry.request, _PATIENT) for entry in self._unsettled.values())
+        unsettled = self._unsettled.values()
+        return any(not isinstance(entry.request, wire.PATIENT) for entry in unsettled)
 
     @property
     def owes(self) -> bool:
         """Whether something is still to be done that counts without its client, too."""
-        return any(isinstance(entry.request, _SILENT) for entry in self._unsettled.values())
+        return any(isinstance(entry.request, wire.SILENT) for entry in self._unsettled.values())
 
     def add(self, request: wire.Request, *, connected: bool) -> bytes:
         """Number a request; return what to send, if there is a sidecar to send it to."""
@@ -79,7 +77,7 @@ class Ledger:
         self._drop(number)
         if isinstance(entry.request, wire.CancelWait):
             for earlier, other in tuple(self._unsettled.items()):
-                if earlier < number and isinstance(other.request, _PATIENT):
+                if earlier < number and isinstance(other.request, wire.PATIENT):
                     self._drop(earlier)
         return answer
 

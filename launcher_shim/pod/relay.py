@@ -16,6 +16,7 @@ import socket
 from typing import List, Optional, Set, cast
 
 import launcher_shim.c10d.wire as wire
+from launcher_shim.c10d.wire_parser import RequestParser
 from launcher_shim.pod.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Client(asyncio.Protocol):
         self.relaying: Optional[asyncio.Task[None]] = None
         self._path = path
         self._clients = clients
-        self._parser = wire.RequestParser()
+        self._parser = RequestParser()
         self._ledger = Ledger(os.urandom(wire.SESSION_BYTES))
         self._transport: asyncio.Transport
         self._handshake: Optional[asyncio.TimerHandle] = None
@@ -146,6 +147,7 @@ class Client(asyncio.Protocol):
             if self._handshake is not None:
                 self._handshake.cancel()
             self.relaying = asyncio.ensure_future(self._relay())
+            self.relaying.add_done_callback(self._on_relaying_ended)
         elif isinstance(request, wire.Ping) and not self._ledger:
             self._transport.write(wire.pong(request.nonce))
         else:
@@ -194,6 +196,14 @@ class Client(asyncio.Protocol):
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, RETRY_MAX_S)
         self.shut()
+
+    def _on_relaying_ended(self, relaying: asyncio.Task[None]) -> None:
+        if not relaying.cancelled() and relaying.exception() is not None:
+            log.error(
+                "a defect of muster-run closes a connection to the rendezvous",
+                exc_info=relaying.exception(),
+            )
+            self.shut()
 
     def _is_wanted(self) -> bool:
         """Whether a sidecar has to hear of this client."""

@@ -3,6 +3,7 @@
 
 It runs the command as a plain init would, with what the sidecar has delivered. A SIGTERM is held
 until the sidecar says that the drain is over, or the time is: until then the command trains on.
+Every other signal goes to the command at once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Dict, Optional, Sequence
 from launcher_shim.pod.container import Container
 from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
 from launcher_shim.pod.grace import grace_s, reserve_s
+from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.notices import Notice, give_notice
 from launcher_shim.pod.relay import Relay
 
@@ -30,6 +32,9 @@ HOROVOD_REMOVED_STATUS = 134
 """A worker that Horovod has removed from the job ends by SIGABRT; its driver knows that status."""
 DELIVERY_TIMEOUT_S = 60.0
 LOOK_S = 0.1
+
+_ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
+"""Signals that end this process while there is no command yet that they could go to."""
 
 
 def main() -> int:
@@ -63,7 +68,9 @@ class Run:
         self._run_dir = run_dir
         self._container = Container()
         self._delivered: Optional[Dict[str, str]] = None
-        self._terminated = asyncio.Event()
+        self._started = False
+        self._ended_early = asyncio.Event()
+        self._ended_by: Optional[signal.Signals] = None
         self._drain: Optional[asyncio.Task[None]] = None
         self._grace_s = 0.0
         self._drained = False
@@ -73,20 +80,28 @@ class Run:
         """Run the command; return the exit status of the container."""
         self._container.adopt(self._on_signal)
         self._delivered = await self._delivery()
-        if self._terminated.is_set():
-            log.info("SIGTERM came before the command was started")
-            return DRAINED_STATUS
         environ = dict(os.environ)
         if self._delivered is not None:
             environ = self._run_dir.environment(environ, self._delivered)
         try:
             self._grace_s = grace_s(environ)
+            relay = await self._relay()
         except ValueError as error:
             log.error("%s", error)
             return USAGE_STATUS
-        relay = await self._relay()
+        if self._ended_by is not None:
+            log.info("%s came before the command was started", self._ended_by.name)
+            if relay is not None:
+                await relay.close()
+            return 128 + self._ended_by
+        self._started = True
         self._container.start(self._command, environ)
+        reporter = Reporter(self._run_dir.path)
+        reporting = asyncio.ensure_future(reporter.run())
+        reporting.add_done_callback(_on_reporting_ended)
         await self._container.ended.wait()
+        reporting.cancel()
+        reporter.take_back()
         if self._drain is not None:
             self._drain.cancel()
         if self._passed_on_until_s is not None:
@@ -100,9 +115,14 @@ class Run:
         status = self._container.status
         assert status is not None
         # A status of 0 would end the job of which only this container was drained.
-        if self._drained and status != HOROVOD_REMOVED_STATUS:
+        if self._drained and (status != HOROVOD_REMOVED_STATUS or self._is_torchrun()):
             return DRAINED_STATUS
         return status
+
+    def _is_torchrun(self) -> bool:
+        """Whether the command is a torchrun: one that aborts on its way out was drained, too."""
+        launch = read_launch(0, self._command, {})
+        return launch is not None and launch.launcher == "torchrun"
 
     # -- before the command
 
@@ -122,12 +142,16 @@ class Run:
                 )
                 return None
             try:
-                await asyncio.wait_for(self._terminated.wait(), LOOK_S)
+                await asyncio.wait_for(self._ended_early.wait(), LOOK_S)
             except asyncio.TimeoutError:
                 continue
             return None
 
     async def _relay(self) -> Optional[Relay]:
+        """Serve torchrun's port; raises ``ValueError`` where another program than the sidecar does.
+
+        A sidecar of an older version does not deliver which port it serves itself.
+        """
         port = rendezvous_port(self._delivered) if self._delivered is not None else None
         if port is None:
             return None
@@ -137,6 +161,12 @@ class Run:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
+            if self._delivered is not None and self._delivered.get("MUSTER_C10D_PORT") == "0":
+                raise ValueError(
+                    f"port {port} of the loopback, which torchrun is told to connect to, is taken"
+                    " by another program of this pod: end that, or give the sidecar another"
+                    " MUSTER_RELAY_PORT"
+                ) from error
             log.warning(
                 "port %d is taken, as by a sidecar that serves it itself: with MUSTER_C10D_PORT=0"
                 " it would leave the port to muster-run, and could be restarted unnoticed",
@@ -148,10 +178,14 @@ class Run:
     # -- signals
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if not self._started:
+            if number in _ENDS and self._ended_by is None:
+                self._ended_by = number
+                self._ended_early.set()
+            return
         if number != signal.SIGTERM:
             self._container.signal(number)
             return
-        self._terminated.set()
         if self._delivered is None or self._passed_on_until_s is not None:
             self._pass_on(self._grace_s)
         elif self._drain is None:
@@ -192,3 +226,12 @@ class Run:
         log.info("SIGTERM goes to the command: %s (%s)", release.how, release.sentence)
         self._drained = release.how != "absent"
         self._pass_on(end_s - asyncio.get_running_loop().time())
+
+
+def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:
+    if not reporting.cancelled() and reporting.exception() is not None:
+        # Training does not depend on it.
+        log.error(
+            "the sidecar is not told any more which launcher runs here",
+            exc_info=reporting.exception(),
+        )

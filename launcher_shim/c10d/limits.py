@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one transaction takes of the launchers' values, as etcd is set up by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rdzv.errors import WireError
+
+MAX_VALUE_BYTES = 1 << 20
+"""etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
+
+BATCH_MAX = 63
+"""Items set by one transaction: each takes two operations of the 128 that etcd allows, and one
+records them."""
+
+DELETES_MAX = 100
+"""Keys dropped by one transaction."""
+
+
+def check_size(key: bytes, value: bytes) -> None:
+    """Raise ``WireError`` for a value that the store does not take."""
+    if len(value) > MAX_VALUE_BYTES:
+        raise WireError(
+            f"{key[:64]!r} has {len(value)} bytes: the store takes at most {MAX_VALUE_BYTES}"
+        )
+
+
+def batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Split what is too much for one transaction."""
+    batch: list[tuple[bytes, bytes]] = []
+    size = 0
+    for key, value in items:
+        # Each byte of a key may take three, and the key is spelt three times.
+        cost = 9 * len(key) + len(value)
+        if batch and (len(batch) == BATCH_MAX or size + cost > MAX_VALUE_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append((key, value))
+        size += cost
+    if batch:
+        yield batch

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each round of a run leaves behind: a line in the history, and keys that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import time
+
+from launcher_shim.c10d.kv import Kv
+from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.torch_keys import round_key, round_prefix
+from rdzv.errors import StoreError
+from rdzv.history import HistoryEntry, write_entry
+from rdzv.keys import JobKeys
+from rdzv.store import Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+
+class PastRounds:
+    """Sees to it for one run; of all sidecars, that of the round's first node does it."""
+
+    def __init__(
+        self, keys: JobKeys, mirror: Mirror, store: Store, kv: Kv, rendezvous: Rendezvous
+    ) -> None:
+        self._keys = keys
+        self._mirror = mirror
+        self._store = store
+        self._kv = kv
+        self._rendezvous = rendezvous
+        self._forgotten_round = -1
+        self._noted = (-1, "")
+
+    async def run(self, tasks: asyncio.TaskGroup) -> None:
+        """Follow the rounds, for ever; what has begun ends in ``tasks``, also after the run."""
+        while True:
+            current = self._rendezvous.round
+            if self._is_first(current):
+                self._note(current, tasks)
+                self._forget_old(current, tasks)
+            await self._rendezvous.news()
+
+    def _is_first(self, current: Round) -> bool:
+        first = [seat.member for seat in current.frozen[:1]]
+        return current.complete and first == [self._rendezvous.member]
+
+    def _note(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+        """Put a round that was formed, or closed, into the history."""
+        now = (current.number, current.closed)
+        if now == self._noted:
+            return
+        self._noted = now
+        entry = HistoryEntry(
+            what="closed" if current.closed else "round",
+            member=self._rendezvous.member,
+            why=f"closed by {current.closed}" if current.closed else "everybody coming had come",
+            at_unix_s=time(),
+            details={
+                "run_id": self._rendezvous.run_id,
+                "round": current.number,
+                "nodes": len(current.frozen),
+            },
+        )
+        present = [kv.key for kv in self._mirror.under(self._keys.history)]
+        noting = write_entry(self._store, self._keys, entry, current.mod_revision, present)
+        tasks.create_task(noting, name=f"note round {current.number}")
+
+    def _forget_old(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+        """Drop what launchers stored for rounds two or more back.
+
+        All of them: of an earlier round, the first node may have been away from the store.
+        """
+        newest, run_id = current.number - 2, self._rendezvous.run_id
+        if newest <= self._forgotten_round:
+            return
+        self._forgotten_round = newest
+        found = (round_key(key, run_id) for key in self._kv.cells.existing())
+        old = {newest, *(of[0] for of in found if of is not None and of[0] < newest)}
+        tasks.create_task(self._forget(sorted(old)), name=f"forget {run_id}")
+
+    async def _forget(self, numbers: Sequence[int]) -> None:
+        try:
+            for number in numbers:
+                await self._kv.forget(round_prefix(self._rendezvous.run_id, number))
+        except StoreError as error:
+            log.info("keys of old rounds stay until the next one: %s", error)

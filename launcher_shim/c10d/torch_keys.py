@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How torch spells its own keys of a rendezvous."""
+
+from __future__ import annotations
+
+import re
+
+from rdzv.errors import WireError
+
+_ROUND_KEY = re.compile(
+    rb"/?torch\.rendezvous\.(?P<run>.+)\.(?P<round>\d{1,18})/(?P<name>.+)", re.DOTALL
+)
+_STATE_KEY_PREFIX = b"/torch.rendezvous."
+
+
+def state_key(run_id: str) -> bytes:
+    """The key of the rendezvous state of ``run_id``."""
+    return _STATE_KEY_PREFIX + run_id.encode()
+
+
+def is_state_key(key: bytes) -> bool:
+    """Whether ``key``, set to torch's sentinel, is that of a rendezvous state."""
+    return key.startswith(_STATE_KEY_PREFIX)
+
+
+def run_id_of(key: bytes) -> str:
+    """Read the run id in a state's key; raises ``WireError`` for one that cannot be a name."""
+    try:
+        run_id = key.removeprefix(_STATE_KEY_PREFIX).decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"the run id in {key[:64]!r} is not UTF-8: give another one") from error
+    if not run_id:
+        raise WireError("the run id is empty: give --rdzv-id a name")
+    return run_id
+
+
+def round_prefix(run_id: str, number: int) -> bytes:
+    """Prefix of the keys of one round."""
+    return f"/torch.rendezvous.{run_id}.{number}/".encode()
+
+
+def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
+    """Split a key that torch made for one round of ``run_id``: its round and its own name."""
+    match = _ROUND_KEY.fullmatch(key)
+    if match is None or match["run"] != run_id.encode():
+        return None
+    return int(match["round"]), match["name"]
+
+
+def is_exit_barrier(key: bytes) -> bool:
+    """Whether an ADD on ``key`` says that an agent's workers are done."""
+    return b"/torchelastic/agent/terminal_state/" in key

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transactions of one run's launchers: each waits for the store, and is applied once.
+
+torch's client has no time-out for its writes and takes a closed connection for the end of the
+job, so that a request waits for at least as long as its connection lives. Whatever becomes of an
+answer, the record of the operation tells whether it was applied (``launcher_shim.c10d.ledger``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from launcher_shim.c10d.cell import Cell
+from launcher_shim.c10d.cells import Cells
+from launcher_shim.c10d.floor import Floor
+from launcher_shim.c10d.ledger import Ledger, Stamp
+from launcher_shim.c10d.limits import DELETES_MAX
+from launcher_shim.c10d.registered import Registered
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
+from rdzv.store import Compare, Delete, KeyValue, Operation, Store, TxnResult
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_PAUSE_S = 0.2
+
+NOTHING = b"nothing"
+"""The note of an operation that was recorded so that no earlier attempt of it comes in late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[T]):
+    """What one operation does to a cell, and what it answers if nobody came in between.
+
+    ``answer`` is called with what the transaction brought. ``note`` goes on record.
+    """
+
+    compares: tuple[Compare, ...]
+    operations: tuple[Operation, ...]
+    answer: Callable[[TxnResult], T]
+    note: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled(Generic[T]):
+    """The answer of an operation that was found to be done."""
+
+    answer: T
+
+
+Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
+"""Gives the answer of an attempt that was applied, from its note and revision."""
+
+
+class Transactions:
+    """Reads, and writes under this sidecar's registration, what ``cells`` shows."""
+
+    def __init__(self, store: Store, registered: Registered, cells: Cells, floor: Floor) -> None:
+        self._store = store
+        self._registered = registered
+        self._cells = cells
+        self._floor = floor
+        self._ledger = Ledger(cells.keys)
+        self._over = False
+
+    def end(self) -> None:
+        """The life of the job that these are of is over: ``once`` fails instead of waiting."""
+        self._over = True
+
+    async def once(
+        self, stamp: Stamp, key: bytes | None, plan: Callable[[], Plan[T]], recall: Recall[T]
+    ) -> T:
+        """Carry a plan out until it is known to be done, and only once.
+
+        ``plan`` looks at the cell of ``key``, which is read anew where the plan does not fit.
+        Raises ``LeaseLost`` once the job's life is over and nothing was applied.
+        """
+        unsettled = stamp.again
+        looked = self._ledger.knows(stamp) and not stamp.again
+        found: tuple[bytes, int] | None = None
+
+        async def attempt() -> T:
+            nonlocal unsettled, looked, found
+            if not looked:
+                found = await self._look(stamp)
+                looked = True
+            while True:
+                if found is not None and found[0] != NOTHING:
+                    # Kept until the answer is known: the record is not looked at again.
+                    recalled = await recall(*found)
+                    if recalled is not None:
+                        self._floor.tell(found[1])
+                        return recalled.answer
+                current = plan()
+                signed = bool(current.operations) or unsettled
+                try:
+                    result = await self._send(current, stamp, key, signed=signed)
+                except (StoreAmbiguous, StoreFull):
+                    # To look needs no space, and tells what a counter was before that is compacted.
+                    unsettled, looked = True, False
+                    raise
+                if result.succeeded:
+                    return self._answered(current, key, result)
+                before, found = found, self._ledger.found(stamp, kvs_of(result.responses[:1]))
+                if key is not None:
+                    self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
+                if signed and found == before:
+                    # The record is as it was, so that the guard held, and something else did not.
+                    self._registered.check(kvs_of(result.responses[1:2]))
+
+        return await self._settled(attempt)
+
+    async def noted(self, stamp: Stamp) -> bytes | None:
+        """The note of this very operation, if it was carried out before, in part or whole."""
+        found = await self._settled(lambda: self._look(stamp))
+        return None if found is None else found[0]
+
+    async def read(self, key: bytes) -> Cell:
+        """Read ``key`` linearizably."""
+
+        async def attempt() -> Cell:
+            result = await self._store.txn([], self._cells.reads(key))
+            cell = self._cells.learn_cell(key, result.revision, kvs_of(result.responses))
+            self._floor.tell_read(cell, result.revision)
+            return cell
+
+        return await self._settled(attempt)
+
+    async def drop(self, deletes: Sequence[Delete]) -> None:
+        """Drop what nobody needs any more; it stays where this sidecar is not registered."""
+        for first in range(0, len(deletes), DELETES_MAX):
+            batch = deletes[first : first + DELETES_MAX]
+            await self._store.txn([self._registered.holds()], batch)
+
+    async def forget(self, author: str) -> None:
+        """Drop the records of a closed connection's operations."""
+        await self.drop(self._ledger.forget(author))
+
+    # -- how
+
+    async def _send(
+        self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool
+    ) -> TxnResult:
+        """Try a plan once; ``signed`` if it goes on record, as all that changes something must."""
+        compares = [*current.compares, self._ledger.guard(stamp)]
+        then = list(current.operations)
+        if signed:
+            note = current.note if then else NOTHING
+            then.insert(0, self._ledger.entry(stamp, note))
+            compares.append(self._registered.holds())
+        otherwise = [self._ledger.look(stamp), self._registered.look()]
+        if key is not None:
+            otherwise += self._cells.reads(key)
+        result = await self._store.txn(compares, then, otherwise)
+        if result.succeeded and signed:
+            self._ledger.recorded(stamp, result.revision)
+        return result
+
+    def _answered(self, current: Plan[T], key: bytes | None, result: TxnResult) -> T:
+        answer = current.answer(result)
+        if current.operations:
+            self._floor.tell(result.revision)
+        elif key is not None:
+            self._floor.tell_read(self._cells.cell(key), result.revision)
+        return answer
+
+    async def _look(self, stamp: Stamp) -> tuple[bytes, int] | None:
+        """Read what is on record of this operation: its note and revision."""
+        result = await self._store.txn([], [self._ledger.look(stamp)])
+        return self._ledger.found(stamp, kvs_of(result.responses))
+
+    async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``attempt`` until its outcome is known; it must bear being repeated.
+
+        Bounded by the client's connection, which cancels it when the client is gone: what tells
+        the client nothing, a SET say, some time later
+        (``launcher_shim.c10d.server.LAST_WRITES_TIMEOUT_S``).
+        """
+        said = ""
+        while True:
+            try:
+                return await attempt()
+            except StoreError as error:
+                if self._over and isinstance(error, LeaseLost):
+                    raise
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("a launcher's request waits for the store: %s", said)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def kvs_of(responses: Sequence[tuple[KeyValue, ...] | int | None]) -> list[KeyValue]:
+    """What the reads among a transaction's operations found."""
+    return [kv for response in responses if isinstance(response, tuple) for kv in response]

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster-run`` tells the sidecar of the launcher that runs below it.
+
+A torchrun that is pointed elsewhere never comes to the sidecar, so nobody else could tell of it.
+It is looked for among the processes, for a shell script may stand in front of it. Only the few
+options that say where it meets the others are told: a command line may hold secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+from launcher_shim.pod.container import descendants
+
+log = logging.getLogger(__name__)
+
+DIRECTORY, NAME = "launch", "launcher.json"
+"""Where it lies in the run directory."""
+
+LOOKS_EARLY, LOOK_EARLY_S = 60, 1.0
+LOOK_S = 30.0
+"""Once it is found, and also later on: a script may start another one."""
+
+TEXT_MAX = 255
+PROGRAM_WORDS = 32
+"""The launcher's name stands among so many first words, as in ``numactl -N 0 -m 0 torchrun``."""
+
+_VARIABLES = {
+    "nnodes": "PET_NNODES",
+    "rdzv-endpoint": "PET_RDZV_ENDPOINT",
+    "rdzv-backend": "PET_RDZV_BACKEND",
+    "standalone": "PET_STANDALONE",
+}
+_SWITCHES = frozenset({"standalone", "no-python", "run-path", "virtual-local-rank", "module", "m"})
+"""Options of torchrun that take no value."""
+
+
+class Launch(NamedTuple):
+    """One launcher: ``launcher`` is "torchrun", "horovodrun", or empty while none is seen."""
+
+    launcher: str = ""
+    pid: int = 0
+    options: Mapping[str, str] = {}
+
+    def to_json(self, started: str) -> bytes:
+        """Encode for the file; ``started`` names the run of ``muster-run`` that saw it."""
+        fields: Dict[str, object] = {
+            "schema": 1,
+            "started": started,
+            "launcher": self.launcher,
+            "pid": self.pid,
+        }
+        fields.update((name.replace("-", "_"), text) for name, text in self.options.items())
+        return json.dumps(fields).encode() + b"\n"
+
+
+def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> Optional[Launch]:
+    """Tell which launcher a process is, and where it was told to meet; None for any other."""
+    launcher, after = _program(words)
+    if not launcher:
+        return None
+    if launcher != "torchrun":
+        return Launch(launcher, pid)
+    options = {name: environ[told] for name, told in _VARIABLES.items() if told in environ}
+    options.update(_options(words[after:]))
+    return Launch(launcher, pid, {name: text[:TEXT_MAX] for name, text in options.items()})
+
+
+def _program(words: Sequence[str]) -> "tuple[str, int]":
+    for at, word in enumerate(words[:PROGRAM_WORDS]):
+        name = os.path.basename(word)
+        if name in ("torchrun", "horovodrun"):
+            return name, at + 1
+        if word == "-m" and words[at + 1 : at + 2] in (
+            ["torch.distributed.run"],
+            ["torch.distributed.launch"],
+        ):
+            return "torchrun", at + 2
+        if name.endswith((".py", ".sh")):
+            break  # what follows is that script's own; a launcher that it starts is seen by itself
+    return "", 0
+
+
+def _options(words: Sequence[str]) -> Dict[str, str]:
+    """Read the options of torchrun that matter, up to the training script."""
+    found: Dict[str, str] = {}
+    rest: List[str] = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        name, equals, value = rest.pop(0).lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if name in _SWITCHES:
+            value = "1"
+        elif not equals:
+            value = rest.pop(0) if rest else ""
+        if name in _VARIABLES:
+            found[name] = value
+    return found
+
+
+def look(pids: Iterable[int]) -> Launch:
+    """Find the launcher among processes: the one with the lowest number of several."""
+    for pid in sorted(pids):
+        try:
+            words = _parts(f"/proc/{pid}/cmdline")
+            if not _program(words)[0]:
+                continue
+            variables = (part.partition("=") for part in _parts(f"/proc/{pid}/environ"))
+            launch = read_launch(pid, words, {name: value for name, _, value in variables})
+        except OSError:
+            continue  # it has just ended, or is not ours to look at
+        if launch is not None:
+            return launch
+    return Launch()
+
+
+def _parts(path: str) -> List[str]:
+    with open(path, "rb") as file:
+        return file.read().decode(errors="replace").rstrip("\0").split("\0")
+
+
+class Reporter:
+    """Writes what runs below this process into the run directory, whenever that changes."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._path = os.path.join(run_directory, DIRECTORY, NAME)
+        self._started = os.urandom(6).hex()
+        self._told: Optional[Launch] = None
+
+    async def run(self) -> None:
+        """Look for ever, or until it cannot be told.
+
+        Raises ``OSError`` where ``/proc`` cannot be looked into.
+        """
+        if not self._asked_for():
+            return
+        looks = 0
+        while True:
+            launch = look(descendants(os.getpid()))
+            if launch != self._told:
+                if not self.tell(launch):
+                    return
+                self._told = launch
+            looks += 1
+            await asyncio.sleep(LOOK_EARLY_S if looks < LOOKS_EARLY else LOOK_S)
+
+    def _asked_for(self) -> bool:
+        return os.path.isdir(os.path.dirname(self._path))
+
+    def tell(self, launch: Launch) -> bool:
+        """Write it; return whether there is a place for it."""
+        nascent = f"{self._path}.{os.getpid()}"
+        try:
+            with open(nascent, "wb", opener=_create) as file:
+                os.fchmod(file.fileno(), 0o644)  # for the sidecar, whatever the umask is
+                file.write(launch.to_json(self._started))
+            os.replace(nascent, self._path)
+        except OSError as error:
+            # A sidecar of another version does not look for it; training does not depend on it.
+            log.debug("the sidecar is not told which launcher runs here: %s", error.strerror)
+            return False
+        return True
+
+    def take_back(self) -> None:
+        """Remove what this one has told, for it is over; what another one has told stays."""
+        try:
+            with open(self._path, "rb", opener=_open) as file:
+                told = json.loads(file.read())
+            if isinstance(told, dict) and told.get("started") == self._started:
+                os.unlink(self._path)
+        except (OSError, ValueError) as error:
+            # Nothing was told, or it is not this one's to remove.
+            log.debug("no report of a launcher is taken back: %s", error)
+
+
+def _open(path: str, flags: int) -> int:
+    # A pipe that lies there has no writer to wait for.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _create(path: str, flags: int) -> int:
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    os.fchmod(file, 0o644)  # whatever the umask is: the sidecar may be another user
+    return file
