@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from agent import values as texts
 from agent.settings import Setting, field
+from rdzv.errors import ConfigError
+from rdzv.store.access import Access
 
 DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
 """Variables that a sidecar hands to the training container."""
@@ -21,14 +23,11 @@ def _own_address(environ: Mapping[str, str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobConfig:
-    """Which job, in which store."""
+class StoreConfig:
+    """Which store, how it lets us in, and the namespace to look at."""
 
     namespace: str = field(
         Setting("--namespace", texts.name, "default", "NAME", "Namespace of the job.")
-    )
-    job: str = field(
-        Setting("--job", texts.name, None, "NAME", "Name of the job; also torch's run id.")
     )
     etcd_endpoints: tuple[str, ...] = field(
         Setting(
@@ -36,14 +35,102 @@ class JobConfig:
             texts.endpoints,
             "127.0.0.1:2379",
             "HOST:PORT,…",
-            "Members of the etcd cluster; any one of them is enough to start.",
+            "Members of the etcd cluster, with https:// for TLS; any one of them is enough to"
+            " start.",
+            texts.without_user,
+        )
+    )
+    etcd_cacert: str = field(
+        Setting(
+            "--etcd-cacert",
+            texts.file,
+            "",
+            "FILE",
+            "Certificate authority that the store's certificates must come from; with https://.",
+        )
+    )
+    etcd_cert: str = field(
+        Setting(
+            "--etcd-cert",
+            texts.file,
+            "",
+            "FILE",
+            "Client certificate; the store may take its name (CN) for the user.",
+        )
+    )
+    etcd_key: str = field(
+        Setting("--etcd-key", texts.file, "", "FILE", "Private key of the client certificate.")
+    )
+    etcd_user: str = field(
+        Setting(
+            "--etcd-user",
+            texts.free_text,
+            "",
+            "NAME",
+            "User of the store, where it goes by password.",
+            texts.unspelled,
+        )
+    )
+    etcd_password_file: str = field(
+        Setting(
+            "--etcd-password-file",
+            texts.file,
+            "",
+            "FILE",
+            "File with that user's password. All these files are read again when they change.",
+            texts.unspelled,
+        )
+    )
+    store_driver: Literal["etcd", "etcd3"] = field(
+        Setting(
+            "--store-driver",
+            texts.one_of("etcd", "etcd3"),
+            "etcd",
+            "etcd|etcd3",
+            "Client of the store: Muster's own, or the package etcd3, from Muster's extra etcd3.",
         )
     )
 
+    @property
+    def access(self) -> Access:
+        """How to reach the store."""
+        return _access({name: getattr(self, name) for name in _ACCESS})
+
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings: nothing can be."""
-        yield from ()
+        """Say what is wrong between settings, and with the files that they name."""
+        if any(name not in values for name in _ACCESS):
+            return
+        try:
+            access = _access(values)
+        except ConfigError as error:
+            yield from str(error).splitlines()
+        else:
+            yield from access.file_faults()
+
+
+_ACCESS = {
+    "etcd_endpoints": "endpoints",
+    "etcd_cacert": "cacert",
+    "etcd_cert": "cert",
+    "etcd_key": "key",
+    "etcd_user": "user",
+    "etcd_password_file": "password_file",
+    "store_driver": "driver",
+}
+
+
+def _access(values: Mapping[str, Any]) -> Access:
+    return Access(**{parameter: values[name] for name, parameter in _ACCESS.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig(StoreConfig):
+    """Which job, in which store."""
+
+    job: str = field(
+        Setting("--job", texts.name, None, "NAME", "Name of the job; also torch's run id.")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +162,15 @@ class Config(JobConfig):
             "",
             "UID",
             "UID of the job's object: a job created again under the same name starts anew.",
+        )
+    )
+    index: int = field(
+        Setting(
+            "--index",
+            texts.index,
+            "",
+            "N",
+            "Number that the pod's controller gave it: scaling down takes the highest first.",
         )
     )
     address: str = field(
@@ -157,14 +253,15 @@ class Config(JobConfig):
             "Port of /healthz, /readyz and /metrics, on the address of this member alone.",
         )
     )
-    lease_ttl_s: float = field(
+    lease_ttl_s: int = field(
         Setting(
             "--lease-ttl",
-            texts.duration_s(2, 600),
+            texts.whole_duration_s(2, 600),
             "10s",
             "TIME",
-            "A member that cannot renew for this long is lost to the others. Shorter notices a"
-            " dead node sooner; below 10s, an election of the store can cost members their lease.",
+            "A member that cannot renew for this long is lost to the others; rounded up to whole"
+            " seconds. Shorter notices a dead node sooner; below 10s, an election of the store can"
+            " cost members their lease.",
         )
     )
     last_call_s: float = field(
@@ -216,7 +313,8 @@ class Config(JobConfig):
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings."""
+        """Say what is wrong between settings, and with the files that they name."""
+        yield from StoreConfig.faults(values)
         match values:
             case {"min_nodes": least, "max_nodes": most} if least > most:
                 yield (

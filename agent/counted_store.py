@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store whose failures are counted by kind."""
+"""A store whose calls are timed, and whose failures are counted."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from time import monotonic
 
+from agent.store_metrics import StoreMetrics
 from rdzv.errors import StoreError
 from rdzv.store import (
     DEFAULT_TIMEOUT_S,
@@ -20,18 +22,20 @@ from rdzv.store import (
 
 
 class CountedStore:
-    """Passes every call on to ``store``; calls ``count`` with the kind of each error."""
+    """Passes every call on to ``store``, and tells ``metrics`` of it."""
 
-    def __init__(self, store: Store, count: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, metrics: StoreMetrics) -> None:
         self._store = store
-        self._count = count
+        self._metrics = metrics
 
     async def range(
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
         """Read linearizably."""
-        with self._counted():
-            return await self._store.range(key, prefix=prefix, timeout_s=timeout_s)
+        with self._timed("range"):
+            result = await self._store.range(key, prefix=prefix, timeout_s=timeout_s)
+        self._metrics.answered(result.revision)
+        return result
 
     async def txn(
         self,
@@ -42,8 +46,10 @@ class CountedStore:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> TxnResult:
         """Apply ``then`` if every compare holds, else ``otherwise``."""
-        with self._counted():
-            return await self._store.txn(compares, then, otherwise, timeout_s=timeout_s)
+        with self._timed("txn"):
+            result = await self._store.txn(compares, then, otherwise, timeout_s=timeout_s)
+        self._metrics.answered(result.revision)
+        return result
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix``."""
@@ -56,29 +62,29 @@ class CountedStore:
         self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """Grant a lease."""
-        with self._counted():
+        with self._timed("lease_grant"):
             await self._store.lease_grant(lease_id, ttl_s, timeout_s=timeout_s)
 
     async def lease_keep_alive(
         self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> float:
         """Renew a lease once."""
-        with self._counted():
+        with self._timed("lease_keep_alive"):
             return await self._store.lease_keep_alive(lease_id, timeout_s=timeout_s)
 
     async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """End a lease."""
-        with self._counted():
+        with self._timed("lease_revoke"):
             await self._store.lease_revoke(lease_id, timeout_s=timeout_s)
 
     async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Forget history."""
-        with self._counted():
+        with self._timed("compact"):
             await self._store.compact(revision, timeout_s=timeout_s)
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
         """Ask an endpoint about itself."""
-        with self._counted():
+        with self._timed("status"):
             return await self._store.status(timeout_s=timeout_s)
 
     async def close(self) -> None:
@@ -86,9 +92,18 @@ class CountedStore:
         await self._store.close()
 
     @contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        began_s = monotonic()
+        try:
+            with self._counted():
+                yield
+        finally:
+            self._metrics.called(call, monotonic() - began_s)
+
+    @contextmanager
     def _counted(self) -> Iterator[None]:
         try:
             yield
         except StoreError as error:
-            self._count(type(error).__name__)
+            self._metrics.failed(type(error).__name__)
             raise

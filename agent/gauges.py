@@ -8,6 +8,7 @@ from time import monotonic
 from agent.boot_clock import boot_s
 from agent.draining.drains import Drains
 from agent.host_delivery import HostDelivery
+from agent.lookout import Lookout
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
 from launcher_shim.c10d.endpoint import Endpoint
@@ -40,8 +41,10 @@ def add_gauges(
     metrics.gauge("muster_members", "Members of the job, by state.", members, "state")
     metrics.gauge(
         "muster_registered",
-        "1 while this member is registered.",
-        lambda: float(registrar.registered.is_set()),
+        "1 while this member is registered under a lease that has not run out.",
+        lambda: float(
+            registrar.registered.is_set() and registrar.lease_valid_until_s > monotonic()
+        ),
     )
     metrics.gauge(
         "muster_lease_remaining_seconds",
@@ -62,6 +65,11 @@ def add_gauges(
         "muster_watch_healthy_seconds",
         "For how long the watch of the store has worked without a gap; 0 while it does not.",
         lambda: mirror.healthy_for_s(monotonic()),
+    )
+    metrics.gauge(
+        "muster_watch_lag_seconds",
+        "For how long the store has told of changes that the watch has not brought yet.",
+        lambda: metrics.store.unseen_for_s(mirror.revision),
     )
     metrics.gauge(
         "muster_c10d_connections",
@@ -108,4 +116,14 @@ def add_drain_gauges(metrics: Metrics, drains: Drains) -> None:
         "Drains on record, by outcome; those that go on have none.",
         drains.by_outcome,
         "outcome",
+    )
+
+
+def add_launcher_gauge(metrics: Metrics, lookout: Lookout) -> None:
+    """Add what is wrong with the launcher beside this sidecar to ``metrics``."""
+    metrics.gauge(
+        "muster_launcher_bypass",
+        "1 for what is wrong with the launcher beside this sidecar, by kind; 0 for the rest.",
+        lookout.by_kind,
+        "kind",
     )

@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import cache
 
 from agent.rundir import HOSTS_NAME, RunDir
 from launcher_shim.horovod import hosts
-from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry
+from rdzv.history import departures
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.membership import Membership
@@ -101,7 +101,7 @@ class HostDelivery:
             listing,
             # A store that lost the job has not begun another life of it.
             snapshot.job.generation if snapshot.job else self._list.generation,
-            left=self._left,
+            left=self._left(),
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
             heard_s=self._mirror.heard_s,
@@ -119,18 +119,13 @@ class HostDelivery:
         if self._nudges:
             self._list = self._list.nudged(now)
 
-    def _left(self, host: hosts.Host) -> bool:
-        """Whether the history says that the member left after this host's record was made."""
-        for kv in self._mirror.under(self._keys.history):
-            if kv.mod_revision <= host.revision:
-                continue
-            try:
-                entry = HistoryEntry.from_kv(kv)
-            except RecordError:
-                continue
-            if entry.what == "leave" and entry.member == host.member:
-                return True
-        return False
+    def _left(self) -> Callable[[hosts.Host], bool]:
+        """Tell whether the history says that a member left after a host's record was made.
+
+        The history is read when first asked, once for all hosts: hundreds may go together.
+        """
+        departed = cache(lambda: departures(self._mirror.under(self._keys.history)))
+        return lambda host: departed().get(host.member, 0) > host.revision
 
     def _pause_s(self) -> float | None:
         """For how long the list stands if nothing happens; None: for ever."""

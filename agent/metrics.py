@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from agent.store_metrics import StoreMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,12 +21,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self.store_errors = Counter(
-            "muster_store_errors",
-            "Calls to the store that failed, by kind.",
-            ["kind"],
-            registry=self._registry,
-        )
+        self.store = StoreMetrics(self._registry, monotonic)
 
     def gauge(
         self,

@@ -20,7 +20,7 @@ from agent.metrics import Metrics
 from agent.rundir import RunDir
 from agent.sidecar import Sidecar
 from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.opening import open_store
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +32,30 @@ STATUS_DEFECT = 70
 
 async def run(config: Config) -> int:
     """Run the sidecar until a signal ends it; return the process's exit status."""
-    metrics = Metrics()
-    random = SystemRandom()
-    try:
-        run_dir = RunDir(config.run_dir)
-        await asyncio.to_thread(run_dir.deliver, config)
-        state = await asyncio.to_thread(run_dir.state, config.pod_uid)
-        first = random.randrange(len(config.etcd_endpoints))
-        store = CountedStore(
-            EtcdStore(config.etcd_endpoints, first=first),
-            lambda kind: metrics.store_errors.labels(kind).inc(),
-        )
+    # First of all: process 1 of a container gets no signal that it does not handle.
+    with _stop_signals() as stop:
         try:
-            with _stop_signals() as stop:
-                await Sidecar(config, run_dir, state, store, metrics, random).run(stop)
-        finally:
-            await store.close()
-    except (MusterError, ExceptionGroup) as error:
-        return _report(error)
+            await _serve(config, stop)
+        except (MusterError, ExceptionGroup) as error:
+            return _report(error)
     log.info("%s has left", config.member, extra={"event": "stopped"})
     return STATUS_DONE
+
+
+async def _serve(config: Config, stop: asyncio.Event) -> None:
+    metrics = Metrics()
+    random = SystemRandom()
+    run_dir = RunDir(config.run_dir)
+    await asyncio.to_thread(run_dir.deliver, config)
+    state = await asyncio.to_thread(run_dir.state, config.pod_uid)
+    first = random.randrange(len(config.etcd_endpoints))
+    opened = open_store(config.access, first=first, random=random)
+    store = CountedStore(opened, metrics.store)
+    try:
+        if not stop.is_set():
+            await Sidecar(config, run_dir, state, store, metrics, random).run(stop)
+    finally:
+        await store.close()
 
 
 @contextmanager

@@ -3,11 +3,13 @@
 
 The pod is one trust domain, with two users that differ: every file can be read by the other one,
 is renamed into place whole, and holds no secret. What has to outlive the sidecar's process, but
-not the pod, is kept here too.
+not the pod, is kept here too. The other user may put anything in its place: nothing is read or
+written through a link, and nothing that is read makes the sidecar wait.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from agent.config import Config
 from agent.pod_programs import PROGRAMS, program
+from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
 from rdzv.errors import ConfigError, RecordError
 from rdzv.model import dump_record, load_record, take
 from rdzv.registration import Held
@@ -28,6 +31,9 @@ log = logging.getLogger(__name__)
 SOCKET_NAME = "c10d.sock"
 HOSTS_NAME = "hosts"
 STATE_NAME = "state.json"
+
+CONTENT_MAX_BYTES = 1024 * 1024
+"""Far more than anything that is put here has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,7 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path, 0o755)
             self._make_dir(self.path / "progress", 0o1777)
+            self._make_dir(self.path / LAUNCH_DIRECTORY, 0o1777)
             self._make_dir(self.path / "python", 0o755)
             self._make_dir(self.path / "python" / "muster", 0o755)
             for source in files("muster").iterdir():
@@ -85,6 +92,8 @@ class RunDir:
             script = files("launcher_shim.pod") / "discover_hosts.sh"
             self._write("discover_hosts.sh", script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
+            # Who relays has to know whether the port is to be free.
+            lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
             self._write("env", "".join(lines).encode(), 0o644)
             # Last: who finds a program finds what it needs.
             self._make_dir(self.path / "bin", 0o755)
@@ -111,10 +120,8 @@ class RunDir:
 
     def hosts(self) -> str:
         """The host list as it was delivered last; empty if it never was."""
-        try:
-            return (self.path / HOSTS_NAME).read_text(encoding="ascii", errors="replace")
-        except FileNotFoundError:
-            return ""
+        content = self.content(HOSTS_NAME)
+        return "" if content is None else content.decode("ascii", errors="replace")
 
     def put(self, name: str, content: bytes) -> None:
         """Rename a file into place for the training container; raises ``OSError``."""
@@ -123,7 +130,8 @@ class RunDir:
     def content(self, name: str) -> bytes | None:
         """What lies there under ``name``, or None; raises ``OSError`` where it cannot be read."""
         try:
-            return (self.path / name).read_bytes()
+            with open(self.path / name, "rb", buffering=0, opener=_open) as file:
+                return file.read(CONTENT_MAX_BYTES) or b""  # None: a pipe that somebody holds
         except FileNotFoundError:
             return None
 
@@ -132,10 +140,11 @@ class RunDir:
         self._write(HOSTS_NAME, text.encode("ascii"), 0o644)
 
     def _kept(self) -> State | None:
-        try:
-            return State.from_json(STATE_NAME, (self.path / STATE_NAME).read_bytes())
-        except FileNotFoundError:
+        content = self.content(STATE_NAME)
+        if content is None:
             return None
+        try:
+            return State.from_json(STATE_NAME, content)
         except RecordError as error:
             log.warning("starting as a fresh pod: %s", error, extra={"event": "state_unreadable"})
             return None
@@ -152,8 +161,12 @@ class RunDir:
 
     def _make_dir(self, path: Path, mode: int) -> None:
         path.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() and path != self.path:
+            raise NotADirectoryError(errno.ENOTDIR, f"{path.name} is a link")
         if path.stat().st_uid == os.geteuid():
             path.chmod(mode)
+        elif not os.access(path, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, f"{path.name} is closed to this user")
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         """Write a file that nobody ever sees half of."""
@@ -168,6 +181,15 @@ class RunDir:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _open(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link is no file of ours, whatever it leads to
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+        raise
 
 
 MAX_RESTARTS = 10

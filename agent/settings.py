@@ -29,6 +29,7 @@ class Setting:
     ``parse`` turns text into the value and raises ``ValueError`` with what was expected.
     ``default`` is the text of the default, a function from the environment to it, or None for a
     setting that must be given. ``why`` is a sentence for ``--help``; ``metavar`` names the unit.
+    ``quote`` spells a wrong text in a message; what may hold a secret is not spelled.
     """
 
     flag: str
@@ -36,6 +37,7 @@ class Setting:
     default: str | Callable[[Mapping[str, str]], str | None] | None
     metavar: str
     why: str
+    quote: Callable[[str], str] = repr
 
     @property
     def variable(self) -> str:
@@ -90,7 +92,8 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
         try:
             values[name] = setting.parse(text)
         except ValueError as error:
-            faults.append(f"{_both(setting)}: {text!r} from {source} is wrong: {error}")
+            shown = setting.quote(text)
+            faults.append(f"{_both(setting)}: {shown} from {source} is wrong: {error}")
     faults += kind.faults(values)
     if faults:
         raise ConfigError("\n".join(faults))

@@ -14,22 +14,15 @@ from random import Random
 from time import monotonic
 
 from agent.config import Config
-from agent.draining.drains import Drains
-from agent.gauges import add_drain_gauges, add_gauges
-from agent.host_delivery import HostDelivery
+from agent.gauges import add_drain_gauges, add_gauges, add_launcher_gauge
 from agent.http import serving
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
+from agent.parts import job_parts, launcher_parts
 from agent.rundir import STATE_NAME, RunDir, State
-from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.errors import Fenced, StoreUnavailable
-from rdzv.keys import JobKeys
-from rdzv.losses import Losses
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
-from rdzv.registration import Held, Identity
+from rdzv.registration import Held
 from rdzv.store import Store
-from rdzv.watching import Mirror, Watching
 
 log = logging.getLogger(__name__)
 
@@ -53,52 +46,9 @@ class Sidecar:
         self._run_dir = run_dir
         self._pod_uid = state.pod_uid
         self._fresh = state.held is None
-        keys = JobKeys(config.namespace, config.job)
-        self._mirror = Mirror(keys.prefix, monotonic)
-        self._watching = Watching(store, self._mirror)
-        membership = Membership(keys, self._mirror)
-        self._registrar = Registrar(
-            store,
-            self._mirror,
-            membership,
-            identity_of(config, state.pod_uid),
-            lease_ttl_s=config.lease_ttl_s,
-            clock=monotonic,
-            random=random,
-            held=state.held,
-            on_held=self._keep,
-        )
-        self._losses = Losses(store, self._mirror, membership, config.member)
-        self._hosts = HostDelivery(
-            run_dir,
-            self._mirror,
-            membership,
-            state.held.generation if state.held else 0,
-            monotonic,
-            lambda: self._registrar.held.generation if self._registrar.held else None,
-            nudges=config.role == "launcher",
-        )
-        self._endpoint = Endpoint(
-            registrar=self._registrar,
-            membership=membership,
-            mirror=self._mirror,
-            store=store,
-            port=config.c10d_port or None,
-            unix_path=str(run_dir.c10d_socket),
-            last_call_s=config.last_call_s,
-            clock=monotonic,
-            random=random,
-        )
-        self._drains = Drains(
-            run_dir,
-            store,
-            self._mirror,
-            membership,
-            self._registrar,
-            self._endpoint,
-            grace_s=config.grace_s,
-            below_min=config.below_min,
-            random=random,
+        self._job = job_parts(config, state, store, random, on_held=self._keep)
+        self._launcher = launcher_parts(
+            config, run_dir, state, store, self._job, random, ready=lambda: not self.not_ready()
         )
         self._loop_lag = LoopLag(monotonic)
         self._metrics = metrics
@@ -106,9 +56,15 @@ class Sidecar:
         self._fenced = ""
         self._leaving = False
         add_gauges(
-            metrics, self._mirror, self._registrar, self._hosts, self._endpoint, self._loop_lag
+            metrics,
+            self._job.mirror,
+            self._job.registrar,
+            self._launcher.hosts,
+            self._launcher.endpoint,
+            self._loop_lag,
         )
-        add_drain_gauges(metrics, self._drains)
+        add_drain_gauges(metrics, self._launcher.drains)
+        add_launcher_gauge(metrics, self._launcher.lookout)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be a member until ``stop`` is set, then leave.
@@ -129,10 +85,12 @@ class Sidecar:
                     for name, work in (
                         ("registration", self._stay_registered()),
                         ("hosts", self._deliver_hosts()),
-                        ("watching", self._watching.run()),
-                        ("c10d", self._endpoint.run()),
-                        ("losses", self._losses.run()),
-                        ("drains", self._drains.run()),
+                        ("watching", self._job.watching.run()),
+                        ("c10d", self._launcher.endpoint.run()),
+                        ("losses", self._job.losses.run()),
+                        ("drains", self._launcher.drains.run()),
+                        ("lookout", self._launcher.lookout.run()),
+                        ("sweeper", self._job.sweeper.run()),
                         ("loop-lag", self._loop_lag.run()),
                     )
                 ]
@@ -143,14 +101,14 @@ class Sidecar:
                 for task in tasks[:2]:
                     task.cancel()
                 await asyncio.wait(tasks[:2])
-                if self._endpoint.outlived:
+                if self._launcher.endpoint.outlived:
                     # The next sidecar of this pod goes on with it; none is missed if none comes.
                     log.info(
                         "a torchrun stays behind muster-run: leaving its place to the next sidecar",
                         extra={"event": "outlived"},
                     )
                 else:
-                    await self._registrar.leave(LEAVE_TIMEOUT_S)
+                    await self._job.registrar.leave(LEAVE_TIMEOUT_S)
                 for task in tasks:
                     task.cancel()
 
@@ -162,22 +120,22 @@ class Sidecar:
             return self._fenced
         if not self._registered_once:
             return "not registered yet"
-        if self._drains.own.active:
+        if self._launcher.drains.own.active:
             return "draining"
-        if not self._hosts.delivered.is_set():
+        if not self._launcher.hosts.delivered.is_set():
             return "the host list is not delivered yet"
-        if not self._endpoint.listening.is_set():
+        if not self._launcher.endpoint.listening.is_set():
             return "the rendezvous endpoint does not listen yet"
         return None
 
     async def _stay_registered(self) -> None:
         await self._reach_store()
         try:
-            await self._registrar.run()
+            await self._job.registrar.run()
         except Fenced as error:
             # The launcher beside it stays as it is: its requests find nobody to write them down.
             self._fenced = str(error)
-            self._endpoint.fenced = True
+            self._launcher.endpoint.fenced = True
             log.error("fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"})
             await asyncio.Event().wait()
 
@@ -186,11 +144,13 @@ class Sidecar:
         timeout_s = self._config.start_timeout_s if self._fresh else None
         try:
             async with asyncio.timeout(timeout_s):
-                await self._mirror.changed_after(0)
+                await self._job.mirror.changed_after(0)
         except TimeoutError:
+            trouble = self._job.watching.trouble
             raise StoreUnavailable(
-                f"the store at {', '.join(self._config.etcd_endpoints)} did not answer within"
-                f" {timeout_s:g} s: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS) and that it runs"
+                f"the store at {', '.join(self._config.etcd_endpoints)} could not be read within"
+                f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check --etcd-endpoints"
+                " (MUSTER_ETCD_ENDPOINTS), that it runs, and that it lets this member in"
             ) from None
 
     async def _keep(self, held: Held) -> None:
@@ -207,24 +167,9 @@ class Sidecar:
             )
 
     async def _deliver_hosts(self) -> None:
-        await self._registrar.registered.wait()
+        await self._job.registrar.registered.wait()
         self._registered_once = True
-        await self._hosts.run()
-
-
-def identity_of(config: Config, pod_uid: str) -> Identity:
-    """What the configuration says this member is."""
-    return Identity(
-        member=config.member,
-        pod_uid=pod_uid,
-        address=config.address,
-        node=config.node,
-        role=config.role,
-        slots=config.slots if config.role == "worker" else 0,
-        min_workers=config.min_nodes,
-        max_workers=config.max_nodes,
-        job_uid=config.job_uid,
-    )
+        await self._launcher.hosts.run()
 
 
 async def _vital(name: str, work: Coroutine[None, None, None]) -> None:

@@ -7,6 +7,7 @@ Every function takes text and raises ``ValueError`` that says what was expected.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -58,6 +59,16 @@ def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
     return parse
 
 
+def whole_duration_s(least_s: int, most_s: int) -> Callable[[str], int]:
+    """A time such as ``10s``, in whole seconds, rounded up."""
+    exact_s = duration_s(least_s, most_s)
+
+    def parse(text: str) -> int:
+        return math.ceil(exact_s(text))
+
+    return parse
+
+
 def count(least: int, most: int) -> Callable[[str], int]:
     """A whole number."""
 
@@ -70,6 +81,11 @@ def count(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def index(text: str) -> int:
+    """A number from 0 on; -1 for none, as of a pod that has no such label."""
+    return count(0, 999_999_999)(text) if text else -1
 
 
 def port(text: str) -> int:
@@ -113,18 +129,39 @@ def address(text: str) -> str:
 
 
 def endpoints(text: str) -> tuple[str, ...]:
-    """One or more ``host:port``, with or without ``http://``, separated by commas."""
+    """One or more ``host:port``, with ``https://`` for TLS, separated by commas."""
     found = tuple(_endpoint(part.strip()) for part in text.split(",") if part.strip())
     if not found:
         raise ValueError("expected host:port, or several with commas between")
     return found
 
 
+def file(text: str) -> str:
+    """The path of a file, or none."""
+    if not text.isprintable():
+        raise ValueError("expected the path of a file")
+    return text
+
+
+def unspelled(text: str) -> str:
+    """Say "the text" where the text itself may be a secret."""
+    return "the text"
+
+
+def without_user(text: str) -> str:
+    """Spell endpoints, unless a password may be among them."""
+    return "the text" if "@" in text else repr(text)
+
+
 def _endpoint(text: str) -> str:
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    if parts.scheme != "http":
-        raise ValueError(f"{text!r}: only http:// is spoken")
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+    if "@" in parts.netloc:
+        raise ValueError(
+            "an endpoint holds no user and no password: give --etcd-user and --etcd-password-file"
+        )
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"{text!r}: only http:// and https:// are spoken")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"{text!r}: expected host:port and nothing else")
     try:
         number = parts.port
@@ -135,4 +172,4 @@ def _endpoint(text: str) -> str:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     if not re.fullmatch(r"\[[0-9a-f:.%]+\]|[a-z0-9]([a-z0-9._-]*[a-z0-9])?", host, re.ASCII):
         raise ValueError(f"{text!r}: {parts.hostname!r} is no host name")
-    return f"{host}:{number}"
+    return f"{'https://' if parts.scheme == 'https' else ''}{host}:{number}"

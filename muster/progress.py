@@ -124,10 +124,16 @@ class ProgressFile:
             os.unlink(self._path)
 
     def _create(self, line: bytes) -> None:
-        os.makedirs(self.directory, exist_ok=True)
+        try:
+            os.makedirs(self.directory)
+        except FileExistsError:
+            pass  # the sidecar has made it
+        else:
+            os.chmod(self.directory, 0o1777)
         temporary = os.path.join(self.directory, ".%d.%d.tmp" % (self.rank.local_rank, os.getpid()))
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
+            os.fchmod(descriptor, 0o644)  # the sidecar is another user, whatever the umask is
             if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
             os.replace(temporary, self._path)

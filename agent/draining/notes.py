@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.notices.notice import Notice
+from launcher_shim.pod.grace import reserve_s
 from rdzv.errors import RecordError
 from rdzv.model import Drain, dump_record, load_record, take, take_seconds
 
@@ -22,11 +23,6 @@ SAME_DEADLINE_S = 1.0
 
 OUTLIVED_S = 5.0
 """A pod that lives on for this long past its deadline was not being ended after all."""
-
-
-def reserve_of(grace_s: float) -> float:
-    """Seconds of a grace that belong to the processes' own end, after the drain's."""
-    return max(1.0, min(5.0, grace_s / 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,7 @@ class Notes:
     def of_notice(cls, pod_uid: str, notice: Notice, now_boot_s: float, grace_s: float) -> Notes:
         """Begin with a notice; ``grace_s`` is the pod's, for one that does not know its time."""
         left_s = grace_s if notice.seconds_left is None else notice.seconds_left
-        return cls(
-            pod_uid, (notice.source,), notice.reason, now_boot_s + left_s, reserve_of(left_s)
-        )
+        return cls(pod_uid, (notice.source,), notice.reason, now_boot_s + left_s, reserve_s(left_s))
 
     @classmethod
     def of_drain(cls, drain: Drain, now_boot_s: float) -> Notes:

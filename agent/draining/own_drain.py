@@ -17,6 +17,7 @@ from agent.draining.writing import Writing
 from agent.notices.notice import Notice
 from agent.notices.socket import Phase
 from agent.rundir import RunDir
+from rdzv.draining import first_write, outdate_first_write
 from rdzv.errors import RecordError
 from rdzv.membership import Membership
 from rdzv.model import Drain, Snapshot
@@ -193,10 +194,12 @@ class OwnDrain:
         notes, job, now_s = self.notes, snapshot.job, self._boot_s()
         if notes is None or job is None:
             return None
-        key = self._membership.keys.in_generation(job.generation).drain(notes.pod_uid)
+        here = self._membership.keys.in_generation(job.generation)
+        key = here.drain(notes.pod_uid)
         if drain is None:
             record = notes.record(self._identity.member, now_s)
-            return [Compare(key, "create", "=", 0)], [Put(key, record.to_json())]
+            self._recorded = (record.seconds_left, notes.deadline_boot_s)
+            return first_write(self._membership.keys, snapshot, record)
         unchanged = [Compare(key, "mod", "=", drain.mod_revision)]
         if drain.outcome:
             outlived_s = notes.outlived_boot_s
@@ -204,13 +207,16 @@ class OwnDrain:
                 return None
             why = "the pod outlives its grace: only its sidecar was stopped, and it may come back"
             history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
-            return unchanged, [Delete(key), *history]
+            holds, again = outdate_first_write(self._membership.keys, snapshot, drain.member)
+            return [*unchanged, *holds], [Delete(key), *again, *history]
         if notes.deadline_boot_s is None or (
             self._recorded[1] is not None
             and self._recorded[1] <= notes.deadline_boot_s + SAME_DEADLINE_S
         ):
             return None
         sooner = notes.record(drain.member, now_s)
+        # Reckoned from when it is seen, it would seem too late again, where the store is slow.
+        self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
         sooner = replace(drain, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
         return unchanged, [Put(key, sooner.to_json())]
 
@@ -251,11 +257,13 @@ class OwnDrain:
         changed = asyncio.create_task(self._membership.changed_from(snapshot), name="membership")
         left_s = [s for s in (timeout_s, *self._moments_left_s()) if s is not None]
         try:
-            await asyncio.wait(
+            done, _ = await asyncio.wait(
                 (stirred, changed),
                 timeout=min(left_s, default=None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
+            for task in done:
+                task.result()  # raises what it failed with: that is no news
         finally:
             for task in (stirred, changed):
                 task.cancel()

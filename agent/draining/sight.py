@@ -52,7 +52,11 @@ class Sight:
             asyncio.create_task(self._endpoint.live_round_changed(known.round), name="round"),
         ]
         try:
-            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                task.result()  # raises what it failed with: that is no news
         finally:
             for task in tasks:
                 task.cancel()

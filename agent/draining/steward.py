@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
@@ -17,7 +17,7 @@ from launcher_shim.c10d.diary import Diary
 from rdzv.draining import Decision, decide, transaction
 from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
 from rdzv.model import Drain
-from rdzv.store import Compare, Delete, Operation
+from rdzv.store import Operation
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,6 @@ STANDS_S = 2.0
 ENDS_AT_ONCE = 40
 """Drains that end in one transaction, each with its record and history: etcd takes 128 operations.
 The others follow in the next."""
-
-FINISHED_KEPT = 100
-"""Drains of pods that are gone. A pod behind a cut may still come back, and find its own."""
 
 
 class Steward:
@@ -87,9 +84,6 @@ class Steward:
                     continue
             else:
                 self._due_since_s = None
-                if drains := self._forgettable(snapshot):
-                    await self._forget(snapshot, drains)
-                    continue
             await self._sight.changed_from(snapshot, self._pause_s(snapshot, wait_s))
 
     def _known_due_s(self, now: float) -> Mapping[str, float]:
@@ -149,29 +143,6 @@ class Steward:
             **self._chronicle.phases_s(now, drain.pod_uid),
         }
         return self._writing.history(drain.member, drain.reason, details)
-
-    def _forgettable(self, snapshot: DrainingSnapshot) -> list[Drain]:
-        """Drains that are too many to keep; the oldest listed member sees to it."""
-        listed = snapshot.listing.listed
-        if not listed or listed[0].name != self._me:
-            return []
-        present = {member.pod_uid for member in snapshot.membership.members.values()}
-        finished = [
-            drain
-            for drain in snapshot.membership.drains.values()
-            if drain.outcome and drain.pod_uid not in present
-        ]
-        oldest_first = sorted(finished, key=lambda drain: drain.created_revision)
-        return oldest_first[: max(0, len(finished) - FINISHED_KEPT)][:20]
-
-    async def _forget(self, snapshot: DrainingSnapshot, drains: Sequence[Drain]) -> None:
-        job = snapshot.membership.job
-        assert job is not None
-        keys = self._sight.membership.keys.in_generation(job.generation)
-        await self._writing.txn(
-            [Compare(keys.drain(d.pod_uid), "mod", "=", d.mod_revision) for d in drains],
-            [Delete(keys.drain(d.pod_uid)) for d in drains],
-        )
 
     def _pause_s(self, snapshot: DrainingSnapshot, wait_s: float) -> float | None:
         if snapshot.commands and self._own.active:

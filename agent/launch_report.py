@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster-run`` has told of the launcher below it, as ``launcher_shim.pod.launch`` writes it.
+
+The file comes from the training container: whatever lies there may leave the launcher unknown,
+but does no more harm.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher_shim.pod.launch import DIRECTORY, NAME, TEXT_MAX
+from rdzv.errors import RecordError
+from rdzv.model import load_record, take
+
+MAX_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launcher, by the options and variables that it was given; empty for those it was not.
+
+    ``started`` names the run of ``muster-run``, which is another one after each restart of the
+    container. ``launcher`` is empty while the command has started none.
+    """
+
+    started: str
+    launcher: str = ""
+    pid: int = 0
+    nnodes: str = ""
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = ""
+    standalone: bool = False
+
+
+def read_launch(run_dir: Path) -> Launch | None:
+    """Read the report; None where there is none, or none that is one."""
+    try:
+        with open(run_dir / DIRECTORY / NAME, "rb", buffering=0, opener=_open) as file:
+            content = file.read(MAX_BYTES) or b""
+    except OSError:
+        return None
+    try:
+        fields = load_record(NAME, content)
+        return Launch(
+            started=take(NAME, fields, "started", str)[:TEXT_MAX],
+            launcher=take(NAME, fields, "launcher", str)[:TEXT_MAX],
+            pid=take(NAME, fields, "pid", int),
+            nnodes=_text(fields.get("nnodes")),
+            rdzv_endpoint=_text(fields.get("rdzv_endpoint")),
+            rdzv_backend=_text(fields.get("rdzv_backend")),
+            standalone=_text(fields.get("standalone")) not in ("", "0", "false", "False"),
+        )
+    except RecordError:
+        return None
+
+
+def _open(path: str, flags: int) -> int:
+    # A pipe that lies there has no writer to wait for, and nothing is read through a link.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+
+
+def _text(told: object) -> str:
+    """What was told, fit for a log: one line of printable characters."""
+    if not isinstance(told, str):
+        return ""
+    return "".join(c if c.isprintable() else "?" for c in told[:TEXT_MAX])

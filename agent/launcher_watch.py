@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the launcher beside this sidecar comes to it, and as the job would have it.
+
+A torchrun that is pointed elsewhere trains past Muster: its pod counts as a member, and no drain
+and no round knows of it. So it is named. What cannot be known is not claimed: without
+``muster-run`` nothing tells a container that pulls its image from one that never comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agent.launch_report import Launch
+from rdzv.bypass import Bypass
+
+FINE = Bypass()
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the launcher should say. ``port`` is that of its rendezvous on the loopback.
+
+    ``relayed``: it is ``muster-run`` that serves the port, so there has to be one.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    port: int
+    relayed: bool = False
+    patience_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What this sidecar sees of its launcher at one moment.
+
+    ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
+    that no horovodrun drives. ``over``: a run of this life of the job was closed. ``launch``: what
+    ``muster-run`` tells, if it does. ``runs``: the run ids of the torchruns that are connected,
+    and whether each has shown another ``--nnodes`` than the job's. ``others``: run ids that
+    torchruns of other members are in. ``ranks``: training processes have told of themselves.
+    """
+
+    expected: bool = False
+    over: bool = False
+    launch: Launch | None = None
+    runs: Mapping[str, bool] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+    ranks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Times are of this sidecar's monotonic clock; ``inf`` where it has not come to that.
+
+    ``waiting_since_s``: since when a torchrun is expected of the present container and process.
+    ``connected``: one has come since. ``apart_since_s``: since when one asks for another run id
+    than the job's name. ``process``: which launch that is about.
+    """
+
+    waiting_since_s: float = math.inf
+    connected: bool = False
+    apart_since_s: float = math.inf
+    process: tuple[str, int] = ("", 0)
+
+
+def observe(now: float, previous: Observations, sight: Sight, policy: Policy) -> Observations:
+    """Fold in what is seen now."""
+    launch = sight.launch
+    process = (launch.started, launch.pid) if launch else ("", 0)
+    if launch is None:
+        process = previous.process  # it has ended, or tells nothing: none other has begun
+    elif process != previous.process:
+        # Another container, or another launcher in it: what the one before did does not count.
+        previous = Observations(process=process)
+    waiting_since_s = min(previous.waiting_since_s, now) if sight.expected else math.inf
+    apart = any(run != policy.run_id for run in sight.runs)
+    return replace(
+        previous,
+        waiting_since_s=waiting_since_s,
+        connected=previous.connected or bool(sight.runs),
+        apart_since_s=min(previous.apart_since_s, now) if apart else math.inf,
+    )
+
+
+def decide(now: float, seen: Observations, sight: Sight, policy: Policy) -> Bypass:
+    """Name what is wrong, in one sentence that stays the same while it is."""
+    if not sight.expected:
+        return FINE
+    if sight.runs:
+        return _of_connected(now, seen, sight, policy)
+    if sight.over or seen.connected:
+        return FINE
+    launch = sight.launch
+    if launch is not None and launch.launcher == "torchrun":
+        elsewhere = _elsewhere(launch, policy)
+        if elsewhere:
+            return Bypass("elsewhere", elsewhere)
+    if now - seen.waiting_since_s < policy.patience_s:
+        return FINE
+    return _of_absent(sight, policy)
+
+
+def _of_connected(now: float, seen: Observations, sight: Sight, policy: Policy) -> Bypass:
+    job = f"{policy.min_nodes}:{policy.max_nodes}"
+    nnodes = sight.launch.nnodes if sight.launch else ""
+    if nnodes and _bounds(nnodes) != (policy.min_nodes, policy.max_nodes):
+        return Bypass(
+            "nnodes",
+            f"its torchrun was given --nnodes={nnodes}, but the job has {job}, which is what"
+            " counts: give the same, or none",
+        )
+    if any(sight.runs.values()):
+        return Bypass(
+            "nnodes",
+            f"its torchrun was given another --nnodes than the job's {job}, which is what counts:"
+            " give the same, or none",
+        )
+    apart = sorted(run for run in sight.runs if run not in {policy.run_id, *sight.others})
+    if apart and now - seen.apart_since_s >= policy.patience_s:
+        return Bypass(
+            "run_id",
+            f"its torchrun was given --rdzv-id={apart[0]}, which no other pod of the job asks for:"
+            f" give {policy.run_id}, or none",
+        )
+    return FINE
+
+
+def _of_absent(sight: Sight, policy: Policy) -> Bypass:
+    launch, over_s = sight.launch, f"for {policy.patience_s:.0f} s or more"
+    if launch is not None and launch.launcher == "torchrun":
+        return Bypass(
+            "absent",
+            f"its torchrun was started and has not connected to localhost:{policy.port} {over_s}:"
+            " see its log",
+        )
+    if launch is not None:
+        return Bypass(
+            "absent",
+            f"its training container was started and has started no torchrun {over_s}: the pod"
+            " counts as a member, but does not train with the others",
+        )
+    if sight.ranks:
+        return Bypass(
+            "absent",
+            "its ranks train, but no torchrun has connected: start torchrun with what the file env"
+            " in the run directory says",
+        )
+    missing = "muster-run does not run in it" if policy.relayed else "none has connected"
+    return Bypass(
+        "unseen",
+        f"it has been ready {over_s} and nothing is known of a torchrun in it ({missing}): the"
+        " training container may still be starting, or was never told of Muster",
+    )
+
+
+def _elsewhere(launch: Launch, policy: Policy) -> str:
+    """Say to which other rendezvous a torchrun was sent; empty if it was sent here."""
+    here = f"localhost:{policy.port}"
+    if launch.standalone:
+        return f"its torchrun was given --standalone, and trains alone: leave that out for {here}"
+    if launch.rdzv_backend != "c10d":
+        backend = launch.rdzv_backend or "static"
+        return (
+            f"its torchrun was given the rendezvous backend {backend}, not c10d, and does not meet"
+            f" the others at {here}: start it with what the file env in the run directory says"
+        )
+    if not _is_here(launch.rdzv_endpoint, policy.port):
+        told = launch.rdzv_endpoint or "none"
+        return (
+            f"its torchrun was given the rendezvous endpoint {told}, not {here}: leave"
+            " --rdzv-endpoint out, or give that"
+        )
+    return ""
+
+
+def _is_here(endpoint: str, port: int) -> bool:
+    host, _, told_port = endpoint.rpartition(":")
+    if not host and endpoint:
+        host, told_port = endpoint, "29400"  # torch's default
+    return host in ("localhost", "127.0.0.1", "[::1]", "::1") and told_port == str(port)
+
+
+def _bounds(nnodes: str) -> tuple[int, int] | None:
+    """Read ``MIN:MAX`` or ``N`` as torchrun does; None for what it would refuse."""
+    least, _, most = nnodes.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        return None
+    return int(least), int(most or least)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks after the launcher beside this sidecar, and says what ``agent.launcher_watch`` finds.
+
+Said once each time that it changes: in the log, in the store (where ``muster status`` reads it),
+and as a metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.draining.sight import COMMANDS_NAME
+from agent.launch_report import Launch, read_launch
+from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
+from agent.progress import read_line
+from launcher_shim.c10d.endpoint import Endpoint
+from rdzv.bypass import KINDS, Bypass
+from rdzv.errors import RecordError, StoreError
+from rdzv.keys import GenerationKeys
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.store import Compare, Delete, Operation, Put, Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How often the run directory is looked into: files tell of no change."""
+
+
+class Lookout:
+    """Watches one member's launcher. ``ready`` says whether launchers may start beside it."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        store: Store,
+        mirror: Mirror,
+        membership: Membership,
+        registrar: Registrar,
+        endpoint: Endpoint,
+        policy: Policy,
+        *,
+        ready: Callable[[], bool],
+        clock: Callable[[], float],
+        look_s: float = LOOK_S,
+    ) -> None:
+        self.found = FINE
+        self._run_dir = run_dir
+        self._store = store
+        self._mirror = mirror
+        self._membership = membership
+        self._registrar = registrar
+        self._endpoint = endpoint
+        self._policy = policy
+        self._ready = ready
+        self._clock = clock
+        self._look_s = look_s
+        self._seen = Observations()
+
+    def by_kind(self) -> dict[str, float]:
+        """1 for what is found now, 0 for the rest."""
+        return {kind: float(kind == self.found.kind) for kind in KINDS[1:]}
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            launch, ranks, commands = await asyncio.to_thread(self._look)
+            sight = self._sight(launch, ranks=ranks, commands=commands)
+            now = self._clock()
+            self._seen = observe(now, self._seen, sight, self._policy)
+            self._say(decide(now, self._seen, sight, self._policy))
+            await self._write()
+            await asyncio.sleep(self._look_s)
+
+    def _look(self) -> tuple[Launch | None, bool, bool]:
+        progress = (self._run_dir / "progress").glob("*.json")
+        ranks = any(read_line(path) is not None for path in progress)
+        return read_launch(self._run_dir), ranks, (self._run_dir / COMMANDS_NAME).is_dir()
+
+    def _sight(self, launch: Launch | None, *, ranks: bool, commands: bool) -> Sight:
+        me, snapshot = self._registrar.identity, self._membership.snapshot()
+        driven = commands or (launch is not None and launch.launcher == "horovodrun")
+        driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
+        rendezvous = self._endpoint.rendezvous()
+        return Sight(
+            expected=self._ready() and me.role == "worker" and not driven,
+            over=any(run.closed for run in rendezvous.values()),
+            launch=launch,
+            runs={
+                run_id: agent.foreign_size
+                for run_id, agent in self._endpoint.launchers()
+                if agent.named
+            },
+            others=frozenset(
+                run_id
+                for run_id, run in rendezvous.items()
+                for node in run.snapshot().nodes.values()
+                if node.member != me.member and node.state != "left"
+            ),
+            ranks=ranks,
+        )
+
+    def _say(self, found: Bypass) -> None:
+        if found == self.found:
+            return
+        self.found = found
+        if not found.kind:
+            log.info("the launcher gives no more cause for complaint", extra={"event": "launcher"})
+            return
+        level = logging.INFO if found.kind == "unseen" else logging.WARNING
+        sentence = f"{self._registrar.identity.member}: {found.sentence}"
+        log.log(level, "%s", sentence, extra={"event": "launcher", "kind": found.kind})
+
+    async def _write(self) -> None:
+        """Let the store say what is found, where it says something else."""
+        lease_id, keys = self._registrar.lease_id, self._keys()
+        if keys is None or lease_id is None:
+            return
+        member = self._registrar.identity.member
+        key = keys.bypass(member)
+        kv = self._mirror.kvs.get(key)
+        try:
+            told = Bypass.from_kv(kv) if kv is not None and kv.lease == lease_id else FINE
+        except RecordError:
+            told = FINE
+        if told == self.found and (kv is None) == (not self.found.kind):
+            return
+        change: Operation = Delete(key)
+        if self.found.kind:
+            change = Put(key, self.found.to_json(), lease_id)
+        try:
+            await self._store.txn([Compare(keys.member(member), "lease", "=", lease_id)], [change])
+        except StoreError as error:
+            log.debug("what is wrong with the launcher is not in the store yet: %s", error)
+
+    def _keys(self) -> GenerationKeys | None:
+        generation = self._registrar.generation
+        return None if generation is None else self._registrar.keys.in_generation(generation)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drops what pods that are gone have left in the store; the oldest listed member does it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from launcher_shim.c10d.orphans import orphans
+from rdzv.errors import StoreError
+from rdzv.leftovers import leftovers
+from rdzv.listing import decide
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.store import Compare, Delete, KeyValue, Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = 5.0
+"""Between two sweeps: there is no hurry, and a membership in motion is looked at once."""
+
+BATCH_MAX = 50
+"""Keys dropped by one transaction, each with a compare: etcd takes 128 of either."""
+
+
+class Sweeper:
+    """Keeps the store's size independent of how many pods a job has ever had."""
+
+    def __init__(
+        self,
+        store: Store,
+        mirror: Mirror,
+        membership: Membership,
+        me: str,
+        pod_uid: str,
+        *,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._membership = membership
+        self._me = me
+        self._pod_uid = pod_uid
+        self._pause_s = pause_s
+
+    async def run(self) -> None:
+        """Sweep after each change of the membership, for ever."""
+        while True:
+            snapshot = self._membership.snapshot()
+            if self._is_mine(snapshot):
+                await self._sweep(snapshot)
+            await asyncio.sleep(self._pause_s)
+            await self._membership.changed_from(snapshot)
+
+    def _is_mine(self, snapshot: Snapshot) -> bool:
+        listed = decide(snapshot).listed
+        # A pod that is fenced has still its name, but another one holds it.
+        return bool(listed) and (listed[0].name, listed[0].pod_uid) == (self._me, self._pod_uid)
+
+    async def _sweep(self, snapshot: Snapshot) -> None:
+        assert snapshot.job is not None
+        keys = self._membership.keys
+        kvs = tuple(self._mirror.kvs.values())
+        here = keys.in_generation(snapshot.job.generation)
+        surplus = [*leftovers(keys, snapshot, kvs), *orphans(here, snapshot, kvs)]
+        for first in range(0, len(surplus), BATCH_MAX):
+            await self._drop(surplus[first : first + BATCH_MAX])
+
+    async def _drop(self, kvs: list[KeyValue]) -> None:
+        # What somebody has written meanwhile is somebody's: then all of these wait for the next.
+        unchanged = [Compare(kv.key, "mod", "=", kv.mod_revision) for kv in kvs]
+        try:
+            await self._store.txn(unchanged, [Delete(kv.key) for kv in kvs])
+        except StoreError as error:
+            log.info("what gone pods left in the store stays a while longer: %s", error)
