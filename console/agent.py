@@ -15,9 +15,7 @@ from agent.settings import settings_of, unknown_variables
 from console.options import configured_by
 
 
-@click.command(
-    epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/muster/node-0"
-)
+@click.command(epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/node-0")
 @configured_by(Config)
 def agent(config: Config) -> int:
     """Run the sidecar of one worker: what the image does.

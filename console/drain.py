@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TypeVar
@@ -15,18 +16,24 @@ from typing import TypeVar
 import click
 
 from agent.config import JobConfig
-from agent.draining.notes import reserve_of
 from agent.logs import printable
 from agent.values import duration_s, free_text
 from console.looking import connected
 from console.options import configured_by
-from rdzv.draining import cancel
-from rdzv.errors import ConfigError, MembershipError, StoreAmbiguous, StoreUnavailable
+from launcher_shim.pod.grace import reserve_s
+from rdzv.draining import cancel, first_write
+from rdzv.errors import (
+    ConfigError,
+    MembershipError,
+    StoreAmbiguous,
+    StoreFull,
+    StoreUnavailable,
+)
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.model import Drain, Member, Snapshot
 from rdzv.phases import phase_of
-from rdzv.store import Compare, Operation, Put, Store
+from rdzv.store import Compare, Delete, Operation, Put, Range, Store
 from rdzv.watching import Mirror
 
 WRITE_TIMEOUT_S = 10.0
@@ -103,7 +110,7 @@ class _ByHand:
                 return self._notice(snapshot, member, deadline_s)
 
             pod_uid = self._find(membership.snapshot()).pod_uid
-            await _write(store, mirror, membership, plan)
+            await write(store, mirror, membership, plan)
             return await self._follow(membership, pod_uid, to_the_end=wait)
 
     async def cancel(self) -> int:
@@ -119,7 +126,7 @@ class _ByHand:
                     )
                 return planned
 
-            await _write(store, mirror, membership, plan)
+            await write(store, mirror, membership, plan)
         self._tell(self._member, "cancelled", f"the drain of {self._member} is cancelled", "")
         return 0
 
@@ -143,15 +150,12 @@ class _ByHand:
             reason=self._reason,
             source="operator",
             seconds_left=deadline_s,
-            reserve_s=reserve_of(deadline_s),
-            requested_by=f"{getpass.getuser()}@{socket.gethostname()}",
+            reserve_s=reserve_s(deadline_s),
+            requested_by=requester(socket.gethostname()),
         )
-        key = keys.drain(member.pod_uid)
-        compares = [
-            Compare(key, "create", "=", 0),
-            Compare(keys.member(member.name), "mod", "=", member.mod_revision),
-        ]
-        return compares, [Put(key, record.to_json())]
+        compares, operations = first_write(self._keys, snapshot, record)
+        there = Compare(keys.member(member.name), "mod", "=", member.mod_revision)
+        return [*compares, there], operations
 
     async def _follow(self, membership: Membership, pod_uid: str, *, to_the_end: bool) -> int:
         """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
@@ -195,7 +199,17 @@ async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: fl
             await membership.changed_from(snapshot)
 
 
-async def _write(
+def requester(host: str) -> str:
+    """Who asks, for the record: ``user@host``, by number where the user has no name."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # As in the sidecar's container; OSError since Python 3.13.
+        user = str(os.getuid())
+    return f"{user}@{host}"
+
+
+async def write(
     store: Store,
     mirror: Mirror,
     membership: Membership,
@@ -203,7 +217,8 @@ async def _write(
 ) -> None:
     """Carry out what ``plan`` makes of the newest snapshot, anew until nothing came between.
 
-    Raises ``StoreError`` after ``WRITE_TIMEOUT_S``; ``plan`` returns None once it is done.
+    Raises ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once; ``plan`` returns None
+    once it is done.
     """
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
@@ -214,6 +229,12 @@ async def _write(
                 except StoreAmbiguous:
                     await mirror.changed_after(sequence)
                     continue
+                except StoreFull:
+                    revision = await _applied(store, planned[1])
+                    if revision is None:
+                        raise
+                    await mirror.reached(revision)
+                    return
                 await mirror.reached(result.revision)
                 if result.succeeded:
                     return
@@ -222,6 +243,17 @@ async def _write(
             f"the store did not take it within {WRITE_TIMEOUT_S:g} s: see muster status whether it"
             " was written, and try again"
         ) from None
+
+
+async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:
+    """The revision at which the store shows ``operations`` (puts and deletes); None if not."""
+    touched = [one for one in operations if isinstance(one, (Put, Delete))]
+    read = await store.txn([], [Range(one.key) for one in touched])
+    for one, found in zip(touched, read.responses, strict=True):
+        wanted = [one.value] if isinstance(one, Put) else []
+        if not isinstance(found, tuple) or [kv.value for kv in found] != wanted:
+            return None
+    return read.revision
 
 
 def _read(flag: str, parse: Callable[[str], T], text: str) -> T:

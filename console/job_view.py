@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
+from rdzv.bypass import Bypass, member_of
 from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys, JobKeys
-from rdzv.listing import Listing, decide
+from rdzv.listing import Listing, decide, first_to_go
 from rdzv.model import Job, Member, Snapshot
 from rdzv.phases import phase_of
 from rdzv.store import KeyValue
+
+FORESEEN = "scaling down takes it first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class JobView:
     listing: Listing
     runs: tuple[RunView, ...]
     history: tuple[HistoryEntry, ...]
+    bypasses: Mapping[str, Bypass]
+    """By member: what is wrong with the launcher beside its sidecar."""
 
     @property
     def job(self) -> Job | None:
@@ -52,15 +57,24 @@ class JobView:
         return self.snapshot.job
 
     def members(self) -> list[tuple[Member, str, str]]:
-        """Every member with its state and, where it is not listed, the reason."""
-        return [
-            *((member, "listed", "") for member in self.listing.listed),
-            *((member, "standby", "max are listed") for member in self.listing.standby),
+        """Every member with its state, why it is not listed, what is wrong with its launcher."""
+        first = first_to_go(self.listing)
+        told = [
+            *((m, "listed", FORESEEN if m is first else "") for m in self.listing.listed),
+            *(
+                (m, "standby", f"max are listed; {FORESEEN}" if m is first else "max are listed")
+                for m in self.listing.standby
+            ),
             *(
                 self._excluded(self.snapshot.members[name], why)
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
+        return [(member, state, self._with_bypass(member, why)) for member, state, why in told]
+
+    def _with_bypass(self, member: Member, why: str) -> str:
+        bypass = self.bypasses.get(member.name)
+        return "; ".join(filter(None, (why, bypass.sentence if bypass else "")))
 
     def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)
@@ -90,6 +104,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         decide(snapshot),
         _runs(generation, kvs),
         _history(keys, kvs),
+        _bypasses(generation, kvs),
     )
 
 
@@ -123,3 +138,14 @@ def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]
             except RecordError:
                 continue
     return tuple(sorted(entries, key=lambda entry: entry.revision))
+
+
+def _bypasses(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Bypass]:
+    found = {}
+    for kv in kvs:
+        if kv.key.startswith(keys.bypasses):
+            try:
+                found[member_of(kv)] = Bypass.from_kv(kv)
+            except RecordError:
+                continue
+    return found

@@ -10,11 +10,11 @@ from time import monotonic
 
 from agent.config import JobConfig
 from console.job_view import JobView, view_of
-from rdzv.errors import ConfigError, StoreError, StoreUnavailable
+from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership, snapshot_of
 from rdzv.store import Store
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.opening import open_store
 from rdzv.watching import Mirror, Watching
 
 REACH_TIMEOUT_S = 5.0
@@ -26,11 +26,11 @@ async def look(config: JobConfig) -> JobView:
     Raises ``StoreUnavailable`` after ``REACH_TIMEOUT_S``, ``ConfigError`` if there is no such job.
     """
     keys = JobKeys(config.namespace, config.job)
-    store = EtcdStore(config.etcd_endpoints)
+    store = open_store(config.access)
     try:
         read = await store.range(keys.prefix, prefix=True, timeout_s=REACH_TIMEOUT_S)
     except StoreUnavailable as error:
-        raise _unreachable(config, error) from error
+        raise _unreachable(config, str(error)) from error
     finally:
         await store.close()
     if not read.kvs:
@@ -50,14 +50,15 @@ async def connected(config: JobConfig) -> AsyncIterator[tuple[Store, Mirror]]:
     """
     keys = JobKeys(config.namespace, config.job)
     mirror = Mirror(keys.prefix, monotonic)
-    store = EtcdStore(config.etcd_endpoints)
-    watching = asyncio.create_task(Watching(store, mirror).run(), name="watch")
+    store = open_store(config.access)
+    follower = Watching(store, mirror)
+    watching = asyncio.create_task(follower.run(), name="watch")
     try:
         try:
             async with asyncio.timeout(REACH_TIMEOUT_S):
                 await mirror.changed_after(0)
         except TimeoutError:
-            raise _unreachable(config, None) from None
+            raise _unreachable(config, follower.trouble) from None
         yield store, mirror
     finally:
         watching.cancel()
@@ -83,9 +84,9 @@ async def _views(keys: JobKeys, mirror: Mirror) -> AsyncIterator[JobView]:
         await mirror.changed_after(sequence)
 
 
-def _unreachable(config: JobConfig, error: StoreError | None) -> StoreUnavailable:
+def _unreachable(config: JobConfig, trouble: str) -> StoreUnavailable:
     where = ", ".join(config.etcd_endpoints)
     return StoreUnavailable(
         f"the store at {where} does not answer within {REACH_TIMEOUT_S:g} s"
-        f"{f' ({error})' if error else ''}: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+        f"{f' ({trouble})' if trouble else ''}: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
     )

@@ -24,13 +24,16 @@ STATUS_BROKEN_PIPE = 141
 
 COMMANDS = {
     "agent": "console.agent:agent",
+    "doctor": "console.doctor:doctor",
     "drain": "console.drain:drain",
     "history": "console.history:history",
     "hosts": "console.hosts:hosts",
+    "inject": "console.inject.command:inject",
     "local": "console.local.command:local",
     "notice": "console.notice:notice",
     "status": "console.status:status",
     "store": "console.store:store",
+    "store-role": "console.store_role:store_role",
 }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,10 +39,20 @@ class Face:
     json: Callable[[JobView], object]
 
 
-def show(config: JobConfig, face: Face, *, as_json: bool, watch: bool) -> None:
-    """Show the job once, or follow it until Ctrl-C."""
+def show(
+    config: JobConfig,
+    face: Face,
+    *,
+    as_json: bool,
+    watch: bool,
+    aside: Callable[[], Coroutine[None, None, None]] | None = None,
+) -> None:
+    """Show the job once, or follow it until Ctrl-C.
+
+    ``aside`` asks for whatever else ``face`` shows: beside the one look, or before following.
+    """
     if not watch:
-        view = asyncio.run(look(config))
+        view = asyncio.run(_look(config, aside))
         if as_json:
             click.echo(json.dumps(face.json(view)))
         elif sys.stdout.isatty():
@@ -52,11 +62,22 @@ def show(config: JobConfig, face: Face, *, as_json: bool, watch: bool) -> None:
         else:
             click.echo(_columns(face.grids(view)), nl=False)
         return
+    if aside is not None:
+        asyncio.run(aside())
     if not as_json and sys.stdout.isatty():
         asyncio.run(_follow_on_terminal(config, face))
     else:
         text = (lambda view: json.dumps(face.json(view))) if as_json else face.line
         asyncio.run(_follow_in_lines(config, text))
+
+
+async def _look(
+    config: JobConfig, aside: Callable[[], Coroutine[None, None, None]] | None
+) -> JobView:
+    if aside is None:
+        return await look(config)
+    view, _ = await asyncio.gather(look(config), aside())
+    return view
 
 
 async def _follow_in_lines(config: JobConfig, text: Callable[[JobView], str]) -> None:

@@ -9,6 +9,12 @@ from agent.config import JobConfig
 from console.job_view import JobView
 from console.options import configured_by, shown_with
 from console.showing import Face, Grid, show
+from rdzv.errors import StoreError, StoreRefused
+from rdzv.store.access import Access
+from rdzv.store.cluster import auth_enabled
+
+AUTH_TIMEOUT_S = 2.5
+"""For an answer from the next endpoint, where the first one is dead: an attempt is 1 s at first."""
 
 
 @click.command(
@@ -19,7 +25,41 @@ from console.showing import Face, Grid, show
 @shown_with
 def status(config: JobConfig, as_json: bool, watch: bool) -> None:
     """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
-    show(config, Face(_grids, _line, _json), as_json=as_json, watch=watch)
+    store = Authentication()
+    face = Face(
+        lambda view: [*_grids(view), *store.warnings()],
+        _line,
+        lambda view: {**_json(view), "store_authenticated": store.enabled},
+    )
+    show(config, face, as_json=as_json, watch=watch, aside=lambda: store.ask(config.access))
+
+
+class Authentication:
+    """Whether the store asks who we are; None where that is not told."""
+
+    def __init__(self) -> None:
+        self.enabled: bool | None = None
+        self._trouble = ""
+
+    async def ask(self, access: Access) -> None:
+        """Find it out."""
+        try:
+            self.enabled = await auth_enabled(access, timeout_s=AUTH_TIMEOUT_S)
+        except StoreRefused:
+            # A server that has no such question: the embedded one, or etcd before 3.5.
+            return
+        except StoreError as error:
+            self._trouble = str(error)
+
+    def warnings(self) -> list[Grid]:
+        """What there is to say of it."""
+        if self._trouble:
+            sentence = f"whether the store has authentication is not known: {self._trouble}"
+        elif self.enabled is False:
+            sentence = "the store has no authentication: whoever reaches it can change the job"
+        else:
+            return []
+        return [Grid(sentence, (), ())]
 
 
 def _headline(view: JobView) -> str:
@@ -62,7 +102,7 @@ def _line(view: JobView) -> str:
     return _headline(view) + runs
 
 
-def _json(view: JobView) -> object:
+def _json(view: JobView) -> dict[str, object]:
     job = view.job
     return {
         "namespace": view.namespace,
@@ -82,6 +122,7 @@ def _json(view: JobView) -> object:
                 "address": member.address,
                 "node": member.node,
                 "incarnation": member.incarnation,
+                "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
             }
             for member, state, why in view.members()
         ],

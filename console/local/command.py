@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,12 +18,15 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from agent.config import Config, StoreConfig
+from agent.settings import load, settings_of
 from console.local.events import ACTIONS, read_event
 from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine, read_launch_line
 from console.local.session import Places, run_session
 from console.local.settings import MAX_NODES, Settings
 from rdzv.errors import ConfigError
+from rdzv.store.access import Access
 
 Given = TypeVar("Given")
 Read = TypeVar("Read")
@@ -36,7 +40,8 @@ _EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.it
     context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog=f"""\b
 Events, as in --event kill:rank0@15s (a node, or the one that hosts a rank then; seconds or
-minutes after the start; add@75s after a kill replaces the killed node):
+minutes after the start, or, as world3+5s, after the first step of a world of 3 ranks; add@75s
+after a kill replaces the killed node):
 {_EVENTS_HELP}
 
 A node is like a pod with restart policy OnFailure: a torchrun that fails is started again after
@@ -45,16 +50,18 @@ CHECKPOINT_DIR (where it is not set, a new one beside the logs). The exit status
 it finished, else that of the first torchrun that failed for good; 130 after Ctrl-C.
 
 \b
-Example:
+Examples:
   muster local --nodes 3 --max 4 --event add@30s --event kill:rank0@60s \\
       --report report -- torchrun --nproc-per-node=2 train.py
+  muster local --nodes 2 --max 4 --event add@30s -- horovodrun python train.py
 """,
 )
-@click.option("--nodes", default=2, help="Nodes at the start.")
+@click.option("--nodes", default=2, metavar="N", help="Nodes at the start.")
 @click.option(
     "--min",
     "min_nodes",
     default=1,
+    metavar="N",
     envvar="MUSTER_MIN",
     show_envvar=True,
     help="Train with no fewer nodes than this.",
@@ -63,43 +70,57 @@ Example:
     "--max",
     "max_nodes",
     type=int,
+    metavar="N",
     envvar="MUSTER_MAX",
     show_envvar=True,
     help="Train with no more nodes than this.  [default: all that --nodes and add events start]",
 )
 @click.option("--event", "event_texts", multiple=True, metavar="ACTION[:NODE]@TIME", help="Below.")
-@click.option("--restarts", default=3, help="How often a torchrun that failed restarts.")
-@click.option("--report", type=click.Path(path_type=Path), help="Write timeline.json, world.svg.")
+@click.option(
+    "--restarts", default=3, metavar="N", help="How often a torchrun that failed restarts."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write timeline.json, world.svg.",
+)
 @click.option(
     "--log-dir",
     type=click.Path(path_type=Path),
+    metavar="DIR",
     help="Where the nodes' logs go.  [default: a new directory, printed]",
 )
 @click.option(
     "--lease-ttl",
-    "lease_ttl_s",
-    default=10.0,
+    "lease_text",
+    default="10s",
+    metavar="TIME",
     envvar="MUSTER_LEASE_TTL",
     show_envvar=True,
-    help="Seconds after which a silent node counts as lost.",
+    help="After this a silent node counts as lost; rounded up to whole seconds.",
 )
 @click.option(
     "--grace",
-    "grace_s",
-    default=30.0,
+    "grace_text",
+    default="30s",
+    metavar="TIME",
     envvar="MUSTER_GRACE_S",
     show_envvar=True,
-    help="Seconds that a drained node has: a pod's terminationGracePeriodSeconds.",
+    help="How long a drained node has: a pod's terminationGracePeriodSeconds.",
 )
 @click.option(
     "--etcd-endpoints",
+    metavar="HOST:PORT,…",
     envvar="MUSTER_ETCD_ENDPOINTS",
     show_envvar=True,
-    help="Use this etcd.  [default: a store of this run's own]",
+    help="Use this etcd; what it asks for comes from MUSTER_ETCD_CACERT and its kind, as for"
+    " muster agent.  [default: a store of this run's own]",
 )
 @click.option(
     "--namespace",
     default="local",
+    metavar="NAME",
     envvar="MUSTER_NAMESPACE",
     show_envvar=True,
     help="Of the job, in the store.",
@@ -107,6 +128,7 @@ Example:
 @click.option(
     "--job",
     default="local",
+    metavar="NAME",
     envvar="MUSTER_JOB",
     show_envvar=True,
     help="Its name, also torch's run id.",
@@ -127,8 +149,8 @@ def local(
     restarts: int,
     report: Path | None,
     log_dir: Path | None,
-    lease_ttl_s: float,
-    grace_s: float,
+    lease_text: str,
+    grace_text: str,
     etcd_endpoints: str | None,
     namespace: str,
     job: str,
@@ -143,32 +165,21 @@ def local(
     faults: list[str] = []
     events = [event for text in event_texts if (event := _try(faults, read_event, text))]
     line = _try(faults, _find_launcher, command)
+    access = _try(faults, _access_to, etcd_endpoints) if etcd_endpoints else None
+    lease_ttl_s = _try(faults, _read_time, ("--lease-ttl", "lease_ttl_s", lease_text))
+    grace_s = _try(faults, _read_time, ("--grace", "grace_s", grace_text))
     added = sum(event.action == "add" for event in events)
     max_nodes = min(nodes + added, MAX_NODES) if max_nodes is None else max_nodes
-    if not 1 <= nodes <= MAX_NODES:
-        faults.append(f"--nodes {nodes}: choose from 1 to {MAX_NODES}")
-    if not 1 <= min_nodes <= max_nodes:
-        faults.append(
-            f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
-        )
-    if grace_s < 1:
-        faults.append(f"--grace {grace_s:g}: give a node 1 s or more")
+    faults += _faults_of_numbers(nodes, min_nodes, max_nodes)
     for flag, directory in (("--report", report), ("--log-dir", log_dir)):
         if directory is not None:
             _try(faults, _make_directory, (flag, directory))
     if sys.platform != "linux":
         faults.append("muster local finds its processes in /proc: run it on Linux")
     if isinstance(line, HorovodLine):
-        if native:
-            faults.append(
-                "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
-            )
-        if context.get_parameter_source("restarts") is not ParameterSource.DEFAULT:
-            faults.append(
-                "--restarts is for torchrun; horovodrun is not started again, because what it "
-                "trained is in its workers' memory: leave it out"
-            )
-    if line is None or faults:
+        restarts_given = context.get_parameter_source("restarts") is not ParameterSource.DEFAULT
+        faults += _faults_of_horovodrun(native=native, restarts_given=restarts_given)
+    if line is None or lease_ttl_s is None or grace_s is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
     settings = Settings(
@@ -183,11 +194,29 @@ def local(
         lease_ttl_s=lease_ttl_s,
         grace_s=grace_s,
         checkpoints=logs / "checkpoints",
-        endpoints=etcd_endpoints,
+        access=access,
         native=native,
     )
     places = Places(logs, report)
     context.exit(asyncio.run(run_session(settings, events, places, Console())))
+
+
+def _faults_of_numbers(nodes: int, min_nodes: int, max_nodes: int) -> Iterator[str]:
+    if not 1 <= nodes <= MAX_NODES:
+        yield f"--nodes {nodes}: choose from 1 to {MAX_NODES}"
+    if not 1 <= min_nodes <= max_nodes:
+        yield f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
+
+
+def _faults_of_horovodrun(*, native: bool, restarts_given: bool) -> Iterator[str]:
+    """What is said to torchrun alone."""
+    if native:
+        yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
+    if restarts_given:
+        yield (
+            "--restarts is for torchrun; horovodrun is not started again, because what it "
+            "trained is in its workers' memory: leave it out"
+        )
 
 
 def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read | None:
@@ -204,6 +233,22 @@ def _make_directory(place: tuple[str, Path]) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
+
+
+def _read_time(said: tuple[str, str, str]) -> float:
+    """Read a time as the sidecars will; ``said``: flag, name of the setting there, text."""
+    flag, name, text = said
+    setting = settings_of(Config)[name]
+    try:
+        return float(setting.parse(text))
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag} ({setting.variable}): {setting.quote(text)} is wrong: {error}"
+        ) from error
+
+
+def _access_to(etcd_endpoints: str) -> Access:
+    return load(StoreConfig, {"etcd_endpoints": etcd_endpoints}, os.environ).access
 
 
 def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:

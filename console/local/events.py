@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens to the simulated nodes, and when: ``--event ACTION[:NODE]@TIME``."""
+"""What happens to the simulated nodes, and when: ``--event ACTION[:NODE]@TIME``.
+
+A time counts from the start, or, after ``worldN+``, from the first step of a world of N ranks: a
+drill then goes the same way on a slow machine.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 from rdzv.errors import ConfigError
 
@@ -22,16 +28,22 @@ ACTIONS = {
 _UNIT_S = {"s": 1.0, "m": 60.0}
 _EVENT = re.compile(r"(?P<action>[a-z-]+)(?::(?P<target>[^@]*))?@(?P<time>.*)", re.DOTALL)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([sm])", re.ASCII)
+_WORLD_TIME = re.compile(r"world([1-9]\d{0,4})(?:\+(\d.*))?", re.ASCII | re.DOTALL)
 _TARGET = re.compile(r"node-(0|[1-9]\d{0,3})|rank(0|[1-9]\d{0,3})|launcher", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``target`` is a node's name, ``rank<N>`` (the node that hosts it then), or None for add."""
+    """``target`` is a node's name, ``rank<N>`` (the node that hosts it then), or None for add.
+
+    ``at_s`` counts from the start of the run, or, where there is a ``world_size`` in ranks, from
+    the first step of a world of that size.
+    """
 
     at_s: float
     action: str
     target: str | None
+    world_size: int | None = None
 
     @property
     def target_rank(self) -> int | None:
@@ -42,7 +54,8 @@ class Event:
 
     def __str__(self) -> str:
         target = f":{self.target}" if self.target else ""
-        return f"{self.action}{target}@{self.at_s:g}s"
+        world = f"world{self.world_size}+" if self.world_size else ""
+        return f"{self.action}{target}@{world}{self.at_s:g}s"
 
 
 def read_event(text: str) -> Event:
@@ -61,9 +74,18 @@ def read_event(text: str) -> Event:
         )
     if action == "add" and target is not None and not target.startswith("node"):
         raise ConfigError(f"--event {text!r}: a new node has no rank; name it node-0, node-1, …")
-    time = _TIME.fullmatch(match["time"])
+    world = _WORLD_TIME.fullmatch(match["time"])
+    time = _TIME.fullmatch(match["time"] if world is None else world[2] or "0s")
     if time is None:
         raise ConfigError(
-            f"--event {text!r}: no time {match['time']!r}; write seconds or minutes, as 15s or 2m"
+            f"--event {text!r}: no time {match['time']!r}; write seconds or minutes, as 15s or "
+            "2m, or a time after a world's first step, as world3+5s"
         )
-    return Event(float(time[1]) * _UNIT_S[time[2]], action, target)
+    at_s = float(time[1]) * _UNIT_S[time[2]]
+    return Event(at_s, action, target, int(world[1]) if world else None)
+
+
+def by_world(events: Iterable[Event]) -> list[list[Event]]:
+    """Group the events that count from a world: neighbours of one size wait for the same world."""
+    counted = [event for event in events if event.world_size is not None]
+    return [list(group) for _, group in groupby(counted, key=lambda event: event.world_size)]

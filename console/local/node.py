@@ -85,6 +85,7 @@ class Node:
         self._timeline = timeline
         self._closing = closing
         self._state_before_stop: State = "starting"
+        self._freezing: asyncio.Task[None] | None = None
         self._interrupted = asyncio.Event()
         self._killed_by_event = False
         self._deleted = False
@@ -215,6 +216,9 @@ class Node:
         """Ask the launcher to end; the sidecar follows it."""
         self._interrupted.set()
         self.state = "closing"
+        if self._freezing is not None:
+            # It cannot be called off: what it freezes after the SIGCONT would stay frozen.
+            await asyncio.wait({self._freezing})
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
         # muster-run itself would take it for the end of its pod, and drain every node.
         send(await asyncio.to_thread(self._command_pids), signal.SIGTERM)
@@ -279,7 +283,9 @@ class Node:
         """Freeze every process of the node."""
         if self.state != "stopped":
             self._state_before_stop, self.state = self.state, "stopped"
-        await asyncio.to_thread(send_to_all, self._processes, signal.SIGSTOP)
+        freezing = asyncio.to_thread(send_to_all, self._processes, signal.SIGSTOP)
+        self._freezing = asyncio.create_task(freezing, name=f"freeze {self.name}")
+        await asyncio.shield(self._freezing)
 
     async def cont(self) -> None:
         """Let a frozen node go on."""

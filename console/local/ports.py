@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import random
 import socket
+from collections.abc import Set
 from contextlib import ExitStack
 
 from rdzv.errors import ConfigError
@@ -17,14 +18,19 @@ connection takes one between the choice and its use."""
 _ATTEMPTS = 200
 
 
-def free_ports(count: int, randomness: random.Random) -> list[int]:
-    """Ports that nothing listens on, neither on 127.0.0.1 nor on ::1."""
+def free_ports(count: int, randomness: random.Random, given: Set[int] = frozenset()) -> list[int]:
+    """Ports that nothing listens on, neither on 127.0.0.1 nor on ::1.
+
+    None of ``given``: whoever those were chosen for may not have come to listen yet.
+    """
     with ExitStack() as held:
         ports: list[int] = []
         for _ in range(_ATTEMPTS):
             if len(ports) == count:
                 return ports
             port = randomness.choice(_RANGE)
+            if port in given:
+                continue
             if all(_hold(family, address, port, held) for family, address in _loopbacks()):
                 ports.append(port)
     raise ConfigError(f"no {count} free ports from {_RANGE.start} to {_RANGE.stop - 1}")

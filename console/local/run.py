@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from console.local.events import Event
+from console.local.events import Event, by_world
 from console.local.gate import StartGate, Ticket
 from console.local.horovod_line import HorovodLine
 from console.local.node import Node
@@ -46,7 +46,10 @@ class Run:
         self.endings: list[Ending] = []
         self.rounds = rounds
         self._settings = settings
-        self._pending = sorted(events, key=lambda event: event.at_s)
+        self._pending = [event for event in events if event.world_size is None]
+        self._awaiting_worlds = by_world(events)
+        self._world_began = asyncio.Event()
+        self._one_event_at_a_time = asyncio.Lock()
         self._timeline = timeline
         self._run_root = run_root
         self._log_root = log_root
@@ -56,6 +59,7 @@ class Run:
         self._drains: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._native_port = 0
+        self._ports: set[int] = set()
         self._interrupted = False
 
     async def until_over(self, endpoints: str) -> tuple[int, str]:
@@ -80,7 +84,8 @@ class Run:
         for name in names:
             await self._begin(name, endpoints, gate.ticket(), tasks)
         background = [
-            tasks.create_task(self._apply_events(endpoints, tasks), name="events"),
+            tasks.create_task(self._apply(self._pending, 0.0, endpoints, tasks), name="events"),
+            tasks.create_task(self._apply_in_worlds(endpoints, tasks), name="events of worlds"),
             tasks.create_task(self._sample(), name="samples"),
         ]
         while not (self._is_over() or self._interrupted):
@@ -88,6 +93,9 @@ class Run:
             await self._changed.wait()
         for task in background:
             task.cancel()
+        for event in itertools.chain(*self._awaiting_worlds):
+            never = f"no world of {event.world_size} ranks for it: nothing is done"
+            self._timeline.record("event", event.action, event.target or "", never)
         if self._interrupted or isinstance(self._settings.line, HorovodLine):
             await self._close_gently()
 
@@ -176,16 +184,32 @@ class Run:
         return not any(event.action == "add" for event in self._pending)
 
     async def _free_ports(self, count: int) -> list[int]:
-        return await asyncio.to_thread(free_ports, count, self._randomness)
+        ports = await asyncio.to_thread(free_ports, count, self._randomness, self._ports)
+        self._ports.update(ports)
+        return ports
 
-    async def _apply_events(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
-        while self._pending:
-            event = self._pending[0]
-            await asyncio.sleep(max(0.0, event.at_s - self._timeline.now_s()))
-            if event.action == "add":
-                await self._add(event, endpoints, tasks)
-            else:
-                await self._disturb(event, tasks)
+    async def _apply_in_worlds(self, endpoints: str, tasks: asyncio.TaskGroup) -> None:
+        worlds, start = self._timeline.worlds, 0
+        while self._awaiting_worlds:
+            size = self._awaiting_worlds[0][0].world_size or 0
+            while (index := worlds.first_of(size, start)) is None:
+                self._world_began.clear()
+                await self._world_began.wait()
+            start = index + 1
+            events = self._awaiting_worlds.pop(0)
+            self._pending += events
+            await self._apply(events, worlds.all[index].began_s, endpoints, tasks)
+
+    async def _apply(
+        self, events: Sequence[Event], since_s: float, endpoints: str, tasks: asyncio.TaskGroup
+    ) -> None:
+        for event in sorted(events, key=lambda event: event.at_s):
+            await asyncio.sleep(max(0.0, since_s + event.at_s - self._timeline.now_s()))
+            async with self._one_event_at_a_time:
+                if event.action == "add":
+                    await self._add(event, endpoints, tasks)
+                else:
+                    await self._disturb(event, tasks)
             self._pending.remove(event)
             self._changed.set()
 
@@ -266,6 +290,7 @@ class Run:
         began = self._timeline.worlds.see(self._timeline.now_s(), leader)
         if began is not None:
             self._timeline.record("training", "training", host, began)
+            self._world_began.set()
 
     def _read_progress(self) -> Mapping[str, tuple[Progress, ...]]:
         return {

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 import console
+from agent.config import StoreConfig
+from agent.settings import settings_of
 from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK
+from rdzv.store.access import Access
 
 MAX_NODES = 64
 
@@ -30,7 +33,7 @@ _HOROVODRUN_NEEDS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run of ``muster local``. ``endpoints`` is None for an embedded store.
+    """One run of ``muster local``. ``access`` is None for an embedded store.
 
     ``checkpoints`` is a directory that all nodes share, as a cluster's volume would be.
     ``native`` leaves Muster out: the first node's torchrun holds torch's own store.
@@ -46,7 +49,7 @@ class Settings:
     restarts: int
     lease_ttl_s: float
     checkpoints: Path
-    endpoints: str | None
+    access: Access | None
     native: bool
     grace_s: float = 30.0
 
@@ -75,7 +78,12 @@ class Pod:
 
 def sidecar_environment(settings: Settings, pod: Pod, endpoints: str) -> dict[str, str]:
     """What a pod's specification would give the sidecar."""
-    return own_environment(os.environ) | {
+    base = dict(os.environ)
+    if settings.access is None:
+        # The store of this run asks for none of what the user's own one may ask for.
+        for setting in settings_of(StoreConfig).values():
+            base.pop(setting.variable, None)
+    return own_environment(base) | {
         RUN_MARK: settings.run,
         NODE_MARK: pod.name,
         "MUSTER_POD_UID": pod.uid,

@@ -58,6 +58,11 @@ class Worlds:
     def __init__(self) -> None:
         self.all: list[World] = []
 
+    def first_of(self, size: int, start: int) -> int | None:
+        """The index of the first world of ``size`` ranks, from index ``start`` on."""
+        later = range(start, len(self.all))
+        return next((index for index in later if self.all[index].size == size), None)
+
     def see(self, at_s: float, leader: Progress) -> str | None:
         """Take in rank 0's progress; returns a sentence where a world has just begun to train."""
         before = self.all[-1] if self.all else None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster doctor``: what is wrong with the store, and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from random import SystemRandom
+
+import click
+
+from agent.config import JobConfig
+from agent.logs import printable
+from console.examination import examine
+from console.options import configured_by
+from rdzv.diagnosis import Finding, Report, diagnose, percentile
+
+STATUS_FAULT = 1
+STATUS_UNREACHABLE = 69
+
+
+@click.command(
+    short_help="What is wrong with the store, and what to do.",
+    epilog="\b\nExamples:\n  muster doctor --job digits\n"
+    "  muster doctor --job digits --json || echo broken",
+)
+@configured_by(JobConfig)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def doctor(config: JobConfig, as_json: bool) -> int:
+    """Examine the store that a job rests on, and this job's rights in it.
+
+    Ends with 0 if the job can rest on it (warnings do not count), 1 if there is a fault, 69 if
+    it is away: no endpoint answers a read. The rights are tried out on a key of its own under the
+    job's prefix, which is deleted again.
+    """
+    logging.getLogger("rdzv").setLevel(logging.ERROR)  # what it warns of is told as a finding
+    report = asyncio.run(examine(config, SystemRandom()))
+    findings = diagnose(report)
+    status = _status(report, findings)
+    if as_json:
+        click.echo(json.dumps(_json(report, findings, status)))
+    else:
+        for finding in findings:
+            click.echo(printable(f"{finding.level:<8} {finding.check:<11} {finding.sentence}"))
+            if finding.remedy:
+                click.echo(printable(f"{'':<20} -> {finding.remedy}"))
+        click.echo(_sum(findings))
+    return status
+
+
+def _status(report: Report, findings: Sequence[Finding]) -> int:
+    if all(one.away for one in report.endpoints):
+        return STATUS_UNREACHABLE
+    return STATUS_FAULT if any(finding.level == "fault" for finding in findings) else 0
+
+
+def _sum(findings: Sequence[Finding]) -> str:
+    told = [
+        f"{count} {word}{'s' if count > 1 else ''}"
+        for word in ("fault", "warning")
+        if (count := sum(finding.level == word for finding in findings))
+    ]
+    return ", ".join(told) or "nothing is wrong"
+
+
+def _json(report: Report, findings: Sequence[Finding], status: int) -> object:
+    return {
+        "status": status,
+        "endpoints": [
+            {
+                "endpoint": one.endpoint,
+                "reached": one.reached,
+                "error": one.error,
+                "version": one.status.version if one.status else None,
+                "member_id": f"{one.status.member_id:x}" if one.status else None,
+                "cluster_id": f"{one.status.cluster_id:x}" if one.status else None,
+                "db_size_bytes": one.status.db_size_bytes if one.status else None,
+                "db_size_in_use_bytes": one.status.db_size_in_use_bytes if one.status else None,
+                "db_quota_bytes": one.status.db_quota_bytes if one.status else None,
+                "read_p50_s": percentile(one.reads_s, 0.5) if one.reads_s else None,
+                "read_p99_s": percentile(one.reads_s, 0.99) if one.reads_s else None,
+            }
+            for one in report.endpoints
+        ],
+        "authenticated": report.authenticated,
+        "encrypted": report.encrypted,
+        "write_s": report.rights.write_s,
+        "watch_s": report.rights.watch_s,
+        "findings": [
+            {
+                "check": finding.check,
+                "level": finding.level,
+                "sentence": finding.sentence,
+                "remedy": finding.remedy,
+            }
+            for finding in findings
+        ],
+    }

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures a store for ``muster doctor``: each endpoint by itself, and one job's rights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from random import Random
+from time import monotonic, time
+from typing import TypeVar
+
+from agent.config import JobConfig
+from console.job_view import view_of
+from rdzv.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
+from rdzv.errors import StoreError, StoreRefused
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.membership import snapshot_of
+from rdzv.store import Compare, Delete, Put, Store
+from rdzv.store.access import Access
+from rdzv.store.cluster import auth_enabled, cluster_members, history_compacted
+from rdzv.store.opening import open_store
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S = 3.0
+READS = 50
+READS_TIMEOUT_S = 3.0
+PROBE_LEASE_S = 10
+"""What is left behind, if this process dies amid it, goes with the lease."""
+
+
+async def examine(config: JobConfig, random: Random) -> Report:
+    """Measure everything; an endpoint that does not answer takes ``CALL_TIMEOUT_S``."""
+    access, keys = config.access, JobKeys(config.namespace, config.job)
+    endpoints = await asyncio.gather(
+        *(endpoint_report(replace(access, endpoints=(one,)), keys) for one in access.endpoints)
+    )
+    reached = tuple(one.endpoint for one in endpoints if one.reached)
+    report = Report(
+        endpoints=tuple(endpoints),
+        rights=RightsReport(),
+        encrypted=access.tls,
+        local=all(_is_loopback(target) for target in access.targets),
+    )
+    if not reached:
+        return report
+    # Those that do not answer have been told of: they must not slow down what else is measured.
+    access = replace(access, endpoints=reached)
+    store = open_store(access)
+    try:
+        rights = await _rights(store, keys.probe(f"{random.getrandbits(48):012x}"), random)
+        return replace(
+            report,
+            rights=rights,
+            members=await _unless_refused(lambda: _members(access)),
+            authenticated=await _unless_refused(
+                lambda: auth_enabled(access, timeout_s=CALL_TIMEOUT_S)
+            ),
+            compacted=await _unless_refused(
+                lambda: history_compacted(access, keys, timeout_s=CALL_TIMEOUT_S)
+            ),
+            history=await _unless_refused(lambda: _history(store, keys)) or (),
+            now_unix_s=time(),
+        )
+    finally:
+        await store.close()
+
+
+async def endpoint_report(access: Access, keys: JobKeys) -> EndpointReport:
+    """Ask one endpoint about itself, and read from it for a while."""
+    (endpoint,) = access.endpoints
+    store = open_store(access)
+    report = EndpointReport(endpoint)
+    reads_s: list[float] = []
+    try:
+        report = replace(report, status=await store.status(timeout_s=CALL_TIMEOUT_S))
+        began_s = monotonic()
+        async with asyncio.timeout(READS_TIMEOUT_S):
+            while len(reads_s) < READS:
+                began_s = monotonic()
+                await store.range(keys.job, timeout_s=CALL_TIMEOUT_S)
+                reads_s.append(monotonic() - began_s)
+    except StoreRefused as error:
+        # That it knows us, and lets us read, is looked at with the rights.
+        refused = report.status is None
+        report = replace(report, error=str(error) if refused else "", refused=refused)
+    except StoreError as error:
+        report = replace(report, error=str(error))
+        if reads_s:
+            reads_s.append(monotonic() - began_s)
+    except TimeoutError:
+        waited_s = monotonic() - began_s
+        if not reads_s:
+            report = replace(report, error=f"none within {READS_TIMEOUT_S:g} s")
+        elif waited_s >= READ_FAULT_S:
+            report = replace(report, error=f"no answer in {waited_s:.1f} s")
+            reads_s.append(waited_s)
+    finally:
+        await store.close()
+    return replace(report, reads_s=tuple(reads_s))
+
+
+async def _rights(store: Store, key: str, random: Random) -> RightsReport:
+    """Do what a sidecar does with its job's keys, to a key of our own, and clean it up."""
+    lease_id = random.getrandbits(62) + 1
+    report = RightsReport()
+    step = "read"
+    try:
+        read = await store.range(key)
+        report, step = replace(report, done=(*report.done, step)), "grant a lease"
+        await store.lease_grant(lease_id, PROBE_LEASE_S)
+        report, step = replace(report, done=(*report.done, step)), "write"
+        began_s = monotonic()
+        written = await store.txn([Compare(key, "create", "=", 0)], [Put(key, b"doctor", lease_id)])
+        report = replace(report, done=(*report.done, step), write_s=monotonic() - began_s)
+        step = "watch"
+        await _see(store, key, read.revision + 1, written.revision)
+        report = replace(report, done=(*report.done, step), watch_s=monotonic() - began_s)
+        step = "renew a lease"
+        await store.lease_keep_alive(lease_id)
+        report, step = replace(report, done=(*report.done, step)), "delete"
+        await store.txn([Compare(key, "mod", "=", written.revision)], [Delete(key)])
+        return replace(report, done=(*report.done, step))
+    except (StoreError, TimeoutError) as error:
+        return replace(report, failed=step, error=str(error) or "nothing came in time")
+    finally:
+        if "grant a lease" in report.done:
+            await _unless_refused(lambda: store.lease_revoke(lease_id))
+
+
+async def _see(store: Store, key: str, since: int, revision: int) -> None:
+    async with asyncio.timeout(CALL_TIMEOUT_S), aclosing(store.watch(key, since)) as batches:
+        async for batch in batches:
+            if batch.revision >= revision:
+                return
+
+
+async def _members(access: Access) -> tuple[Member, ...]:
+    found = await cluster_members(access, timeout_s=CALL_TIMEOUT_S)
+    return tuple(Member(member_id, name) for member_id, name in found)
+
+
+async def _history(store: Store, keys: JobKeys) -> tuple[HistoryEntry, ...]:
+    read = await store.range(keys.prefix, prefix=True, timeout_s=CALL_TIMEOUT_S)
+    return view_of(keys, snapshot_of(keys, read), read.kvs).history
+
+
+async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:
+    """Ask for what is not told to everybody, or by every server; None if it is not told."""
+    try:
+        return await ask()
+    except (StoreError, TimeoutError):
+        return None
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")

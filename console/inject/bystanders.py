@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nobody chose means the same as before, also where it is written as part of what was chosen.
+
+An anchor or a merge key makes one place of a text two places of its meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from ruamel.yaml.nodes import Node, ScalarNode
+
+from console.inject import sidecar
+from console.inject.grace import GRACE
+from console.inject.nodes import MERGE, child, entry, items, keys, text_of, value_of
+from console.inject.workloads import Place, Workload, steps
+from rdzv.errors import ConfigError
+
+Words = tuple[str, ...]
+"""The words of a path."""
+Part = tuple[Words, Node]
+
+UNSAFE = (
+    "this is written in a way in which nothing can be put into it safely, such as an anchor"
+    " on a line of its own: write it more plainly"
+)
+_OURS = {"initContainers": {sidecar.NAME}, "volumes": sidecar.VOLUMES}
+
+
+def check(
+    before: Sequence[Workload],
+    after: Sequence[Workload],
+    numbers: Iterable[int],
+    touched: Mapping[Place, int],
+) -> None:
+    """Raise ``ConfigError`` where more has changed in the objects of these numbers than was meant.
+
+    ``touched`` are the templates that were, each with the index of its training container.
+    """
+    for number in numbers:
+        ours = {path: index for (n, path), index in touched.items() if n == number}
+        was = list(_parts(before[number].node, ours))
+        now = list(_parts(after[number].node, ours))
+        changed = _difference(was, now)
+        if changed is not None:
+            there = after if any(words == changed for words, _ in now) else before
+            raise _spread(there, number, changed)
+
+
+def shared(used: str, home: str) -> ConfigError:
+    """The error of a place that is written at another."""
+    return ConfigError(
+        f"{used} is written at {home}, by an anchor or a merge key, and would change with it:"
+        " write it out in its own place"
+    )
+
+
+def place_name(workload: Workload, path: str) -> str:
+    """How messages name a place in an object."""
+    return f"{workload.label}: {path}" if path else workload.label
+
+
+def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[Part]:
+    """Every part of an object, in its order, but for what inject changes in templates of ours."""
+    yield words, node
+    index = ours.get(".".join(words))
+    for name, below in steps(node):
+        where = (*words, name)
+        if index is None:
+            yield from _parts(below, ours, where)
+        elif name == "spec":
+            yield from _parts_of_pod(below, index, where)
+        elif name != "metadata":
+            yield from _parts(below, {}, where)
+
+
+def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
+    for name, below in steps(pod):
+        where = (*words, name)
+        if name in _OURS:
+            others = [i for i in items(below) if text_of(child(i, "name")) not in _OURS[name]]
+            for number, item in enumerate(others):
+                word = text_of(child(item, "name")) or str(number)
+                yield from _parts(item, {}, (*where, word))
+        elif name == "containers":
+            for number, (word, item) in enumerate(steps(below)):
+                if number != index:
+                    yield from _parts(item, {}, (*where, word))
+        elif name != GRACE:
+            yield from _parts(below, {}, where)
+
+
+def _difference(before: Sequence[Part], after: Sequence[Part]) -> Words | None:
+    """The path to the first part that has been added, changed or taken away."""
+    left = {words for words, _ in after}
+    for old, new in zip_longest(before, after):
+        if old is None or (new is not None and old[0] != new[0] and old[0] in left):
+            assert new is not None
+            return new[0]
+        if new is None or old[0] != new[0] or _own(old[1]) != _own(new[1]):
+            return old[0]
+    return None
+
+
+def _own(node: Node) -> Any:
+    """What a node says without the nodes below it."""
+    return value_of(node) if isinstance(node, ScalarNode) else type(node)
+
+
+def _spread(objects: Sequence[Workload], number: int, changed: Words) -> ConfigError:
+    """The error that names where the text of a changed part is."""
+    places: dict[int, list[tuple[int, Words]]] = {}
+    for n, workload in enumerate(objects):
+        for words, node in _parts(workload.node, {}):
+            places.setdefault(id(node), []).append((n, words))
+    nodes = dict(_parts(objects[number].node, {}))
+    for length in range(len(changed) + 1):
+        used = changed[:length]
+        if used not in nodes:
+            break
+        # The first place is where it is written; the change came in here, or at another place.
+        (home, written), *others = places[id(nodes[used])]
+        if (home, written) == (number, used):
+            if not others:
+                continue
+            number, used = others[0]
+            nodes = dict(_parts(objects[number].node, {}))
+        if used and keys(nodes[used[:-1]]) and entry(nodes[used[:-1]], used[-1]) is None:
+            used, written = (*used[:-1], MERGE), written[:-1]
+        return shared(
+            place_name(objects[number], ".".join(used)),
+            place_name(objects[home], ".".join(written)),
+        )
+    return ConfigError(UNSAFE)

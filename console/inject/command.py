@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster inject``: a manifest with the sidecar in it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from console.inject import injection
+from console.inject.injection import Request
+from console.inject.settings import TABLE
+from rdzv.errors import ConfigError
+
+_BOM = "\ufeff"
+
+
+def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    for name, setting in reversed(TABLE.items()):
+        note = f"{setting.why} [{setting.variable}]"
+        if name == "wrap":
+            option = click.option("--wrap/--no-wrap", name, default=None, help=note)
+        else:
+            option = click.option(setting.flag, name, metavar=setting.metavar, help=note)
+        command = option(command)
+    return command
+
+
+@click.command(
+    short_help="Add the sidecar to a manifest.",
+    epilog="Example: muster inject train.yaml --min 2 --max 8 --etcd-endpoints etcd:2379"
+    " --image example.org/muster-sidecar:0.1.0 | kubectl apply -f -",
+)
+@click.argument("file", default="-", metavar="[FILE|-]")
+@_settings
+@click.option(
+    "--object",
+    "objects",
+    multiple=True,
+    metavar="KIND/NAME",
+    help="Which object of several; * and ? stand for others; may be given again.",
+)
+@click.option(
+    "--template-path",
+    metavar="PATH",
+    help="Where an object of an unknown kind has its pod template, as in spec.template; * is every"
+    " entry or item, and an item of a list goes by its name.",
+)
+@click.option("--diff", is_flag=True, help="Print what would change, and nothing else.")
+@click.option("--remove", is_flag=True, help="Take the sidecar out again.")
+def inject(
+    file: str,
+    objects: tuple[str, ...],
+    template_path: str | None,
+    diff: bool,
+    remove: bool,
+    **flags: Any,
+) -> int:
+    """Read objects with a pod template (YAML or JSON), and print them with the sidecar added.
+
+    Comments, order and layout stay as they are. What was told stays on the object as annotations:
+    injecting again without flags changes nothing, and with a flag that alone. What is left as it
+    is, and why, is said on stderr.
+    """
+    if flags["wrap"] is not None:
+        flags["wrap"] = "true" if flags["wrap"] else "false"
+    name, text = _read(file)
+    bare = text.removeprefix(_BOM)
+    try:
+        if remove:
+            outcome = injection.take_out(bare, objects, template_path)
+            if outcome.text == bare and not outcome.notes:
+                click.echo(f"muster: {name}: there is no sidecar in it", err=True)
+        else:
+            outcome = injection.inject(bare, Request(flags, os.environ, objects, template_path))
+        for note in outcome.notes:
+            click.echo(f"muster: {note}", err=True)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: " + str(error).replace("\n", f"\n{name}: ")) from error
+    made = text[: len(text) - len(bare)] + outcome.text
+    shown = _difference(name, text, made) if diff else made
+    # As bytes: whatever the terminal's encoding is, the file stays what it was.
+    sys.stdout.buffer.write(shown.encode())
+    return 0
+
+
+def _read(file: str) -> tuple[str, str]:
+    name = "stdin" if file == "-" else file
+    try:
+        content = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        return name, content.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read ({error.strerror}): check the path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name} is no UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from error
+
+
+def _difference(name: str, before: str, after: str) -> str:
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), name, name
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )

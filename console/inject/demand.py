@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one template's member is to be: as it was told, else as its object says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from console.inject import facts
+from console.inject.settings import TABLE, Settings
+from console.inject.workloads import Kind, Workload
+from rdzv.errors import ConfigError
+
+HTTP_PORT, RELAY_PORT = 9400, 29400
+HOST_PORTS = range(20_000, 29_400, 2)
+"""On the network of the node: below the ranges of node ports and of outgoing connections."""
+
+_REQUIRED = {
+    "job": "the object has no name of its own; all pods of a job have one in common",
+    "min_nodes": "the fewest pods that the job can train with",
+    "max_nodes": "the most pods that the job takes",
+    "etcd_endpoints": "where the pods find etcd, as in etcd.default.svc:2379",
+    "image": "the image of the sidecar",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A member of a job, spelled out.
+
+    Where there is a ``job_name_label``, that label of the pod has the job's name, and ``job`` is
+    that of the object which makes one job after the other.
+    """
+
+    job: str
+    job_name_label: str | None
+    job_uid_label: str | None
+    index_label: str | None
+    namespace: str | None
+    least: int
+    most: int
+    endpoints: str
+    image: str
+    secret: str | None
+    secret_keys: tuple[str, ...]
+    slots: int
+    http_port: int
+    relay_port: int
+    on_host_network: bool
+
+
+def demand(
+    workload: Workload, pod: Mapping[str, Any], container: Mapping[str, Any], settings: Settings
+) -> Demand:
+    """Complete what was told; raises ``ConfigError`` that names all that is missing."""
+    kind = workload.known or Kind(())
+    # The name of a bare pod is its own, and no job's.
+    name = settings.job or ("" if workload.is_pod else workload.name)
+    least = settings.min_nodes or _count(workload.told(kind.least))
+    most = settings.max_nodes or _count(workload.told(kind.most))
+    held = {
+        "job": name,
+        "min_nodes": least,
+        "max_nodes": most,
+        "etcd_endpoints": settings.etcd_endpoints,
+        "image": settings.image,
+    }
+    faults = [
+        f"{TABLE[key].flag} ({TABLE[key].variable}) is missing: {why}"
+        for key, why in _REQUIRED.items()
+        if not held[key]
+    ]
+    told = {name: getattr(settings, name) for name in TABLE}
+    faults += Settings.faults({**told, "min_nodes": least or 1, "max_nodes": most or least or 1})
+    if faults:
+        raise ConfigError("\n".join(faults))
+    on_host = facts.is_true(pod.get("hostNetwork"))
+    port = _host_port(f"{settings.namespace or workload.namespace or 'default'}/{name}")
+    return Demand(
+        job=name,
+        job_name_label=kind.job_name_label if settings.job is None else None,
+        job_uid_label=kind.job_uid_label,
+        index_label=kind.index_label,
+        namespace=settings.namespace,
+        least=least,
+        most=most,
+        endpoints=",".join(settings.etcd_endpoints or ()),
+        image=settings.image or "",
+        secret=settings.etcd_secret,
+        secret_keys=settings.etcd_secret_keys or (),
+        slots=settings.slots or facts.slots(container, [workload.told(p) for p in kind.slots]),
+        http_port=settings.http_port or (port if on_host else HTTP_PORT),
+        relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),
+        on_host_network=on_host,
+    )
+
+
+def _host_port(name: str) -> int:
+    digest = hashlib.sha256(name.encode()).digest()
+    return HOST_PORTS[int.from_bytes(digest[:8], "big") % len(HOST_PORTS)]
+
+
+def _count(text: str) -> int:
+    return int(text) if text.isdecimal() else 0

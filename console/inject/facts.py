@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod template says that decides how its sidecar has to be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Literal
+
+QualityOfService = Literal["Guaranteed", "Burstable", "BestEffort"]
+
+_ACCELERATOR = re.compile(
+    r"(nvidia\.com/(gpu|mig-.+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
+    r"|aws\.amazon\.com/neuron(core)?|google\.com/tpu|huawei\.com/Ascend.+)"
+)
+_PER_NODE = re.compile(r"--nproc[-_]per[-_]node(?:[=\s]+)(\S+)")
+_COUNTED = ("gpu", "auto")
+_NNODES = re.compile(r"(?<!\S)--nnodes(?:[=\s]+(\S+)|$)")
+_BOUNDS = re.compile(r"(\d{1,9})(?::(\d{1,9}))?", re.ASCII)
+
+_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)([numkMGTPE]|[KMGTPE]i)?")
+_SUFFIXES = {
+    "": Decimal(1),
+    **{suffix: Decimal(1000) ** (power - 3) for power, suffix in enumerate("num")},
+    **{suffix: Decimal(1000) ** (power + 1) for power, suffix in enumerate("kMGTPE")},
+    **{suffix + "i": Decimal(1024) ** (power + 1) for power, suffix in enumerate("KMGTPE")},
+}
+"""As Kubernetes writes quantities."""
+
+OVERRULING = (
+    "rdzv-endpoint",
+    "rdzv-backend",
+    "rdzv-id",
+    "rdzv-conf",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "local-addr",
+    "standalone",
+)
+"""Options of torchrun that win over the environment, and so over what the sidecar delivers."""
+
+_NAMES = "|".join(name.replace("-", "[-_]") for name in OVERRULING)
+_OVERRULING = re.compile(rf"(?<!\S)(--(?:{_NAMES}))(?=[=\s'\"]|$)")
+
+
+_TRUE = frozenset({"true", "yes", "on", "y"})
+"""As in YAML 1.1, which kubectl reads; here these words but the first are text."""
+
+
+def is_true(value: Any) -> bool:
+    """Whether a boolean field is set."""
+    return value is True or str(value).lower() in _TRUE
+
+
+def listed(mapping: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a key; empty where there is none."""
+    value = mapping.get(key)
+    return value if isinstance(value, list) else []
+
+
+def containers(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Every container of a pod spec, those that run first included."""
+    return [*listed(pod, "initContainers"), *listed(pod, "containers")]
+
+
+def quality_of_service(all_containers: Sequence[Mapping[str, Any]]) -> QualityOfService:
+    """The class that Kubernetes gives a pod of these containers."""
+    asked = [
+        (_resource(c, "requests", name), _resource(c, "limits", name))
+        for c in all_containers
+        for name in ("cpu", "memory")
+    ]
+    if all(request in (None, 0) and limit in (None, 0) for request, limit in asked):
+        return "BestEffort"
+    guaranteed = all(
+        limit not in (None, 0) and (request is None or request == limit) for request, limit in asked
+    )
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def asks_as_a_whole(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod spec itself asks for CPU or memory, for all its containers together."""
+    return any(
+        _resource(pod, which, name) is not None
+        for which in ("requests", "limits")
+        for name in ("cpu", "memory")
+    )
+
+
+def limits_cpu(all_containers: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every container has a limit of CPU, as a quota may ask for."""
+    return all(_resource(c, "limits", "cpu") not in (None, 0) for c in all_containers)
+
+
+def accelerators(container: Mapping[str, Any]) -> int:
+    """How many accelerators a container asks for."""
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or resources.get("requests") or {}
+    return sum(_count(v) for name, v in limits.items() if _ACCELERATOR.fullmatch(str(name)))
+
+
+def slots(container: Mapping[str, Any], told: Sequence[str]) -> int:
+    """Worker processes in a pod: as torchrun or the object is told, else one an accelerator."""
+    line = _PER_NODE.search(command_line(container))
+    variables = {e.get("name"): e.get("value") for e in listed(container, "env")}
+    for text in (line and line[1], variables.get("PET_NPROC_PER_NODE"), *told):
+        word = str(text or "").strip("'\"")
+        if word.isdecimal() and int(word):
+            return int(word)
+        if word in _COUNTED:
+            break
+    return accelerators(container) or 1
+
+
+def command_line(container: Mapping[str, Any]) -> str:
+    """A container's command and arguments, for looking at only."""
+    words = [*listed(container, "command"), *listed(container, "args")]
+    return " ".join(str(word) for word in words)
+
+
+def overruling_options(container: Mapping[str, Any]) -> list[str]:
+    """The options of a launch line that win over what the sidecar delivers."""
+    found = _OVERRULING.findall(command_line(container))
+    return list(dict.fromkeys(option.replace("_", "-") for option in found))
+
+
+def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
+    """Whether a launch line has an ``--nnodes`` that is not, or may not be, the job's."""
+    found = _NNODES.findall(command_line(container))
+    if not found:
+        return False
+    bounds = _BOUNDS.fullmatch(found[-1].strip("'\""))
+    return bounds is None or (int(bounds[1]), int(bounds[2] or bounds[1])) != (least, most)
+
+
+def ports(all_containers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """The name of the container, and the number, of every port that is declared."""
+    for container in all_containers:
+        for port in listed(container, "ports"):
+            if isinstance(number := port.get("containerPort"), int):
+                yield str(container.get("name")), number
+
+
+def _resource(holder: Mapping[str, Any], which: str, name: str) -> Decimal | str | None:
+    """A quantity, of a container or a pod, as its value; text where it is a placeholder."""
+    value = ((holder.get("resources") or {}).get(which) or {}).get(name)
+    if value is None:
+        return None
+    match = _QUANTITY.fullmatch(str(value))
+    return str(value) if match is None else Decimal(match[1]) * _SUFFIXES[match[2] or ""]
+
+
+def _count(value: Any) -> int:
+    text = str(value)
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an earlier call, and hands since, have left of a sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ruamel.yaml.nodes import Node
+
+from agent.config import Config
+from agent.settings import settings_of
+from console.inject import sidecar
+from console.inject.nodes import child, items, text_of, value_of
+from console.inject.record import LETS_GO, Record, own_annotations
+from rdzv.errors import ConfigError
+
+_OURS = [
+    sidecar.resources(quality, cpu_is_limited=limited)
+    for quality in ("Guaranteed", "Burstable", "BestEffort")
+    for limited in (True, False)
+]
+_TOKENS = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where an API server mounts something into every container of a pod."""
+
+_WRITTEN = {
+    "name",
+    "image",
+    "restartPolicy",
+    "command",
+    "env",
+    "ports",
+    "startupProbe",
+    "readinessProbe",
+    "lifecycle",
+    "resources",
+    "securityContext",
+    "volumeMounts",
+}
+"""What inject writes itself, always anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The settings of an earlier call, and its sidecar as it is by now; both empty at first."""
+
+    annotations: Mapping[str, str]
+    container: Mapping[str, Any]
+    let_go: bool = False
+    """It was inject that let pods go below min."""
+
+    @classmethod
+    def of(cls, template: Node) -> Former:
+        """Read a template."""
+        said = own_annotations(template)
+        record = Record.of(template)
+        if record is None:
+            return cls(said, {})
+        for container in items(child(template, "spec", "initContainers")):
+            if text_of(child(container, "name")) == sidecar.NAME:
+                return cls(said, value_of(container), LETS_GO in record.added)
+        return cls(said, {})
+
+    @property
+    def says_below_min(self) -> bool:
+        """Whether hands have said what a drain does that would leave too few."""
+        found = [v for v in self.container.get("env") or [] if v.get("name") == sidecar.BELOW_MIN]
+        ours = [{"name": sidecar.BELOW_MIN, "value": "commit"}] if self.let_go else []
+        return found not in ([], ours)
+
+    def resources(self) -> Mapping[str, Any] | None:
+        """What hands have given the sidecar to ask for, or None where it is as inject chose."""
+        found = self.container.get("resources")
+        return None if not found or found in _OURS else found
+
+    def told(self, name: str) -> Any:
+        """A setting of the sidecar as hands have written it there, else its default.
+
+        Raises ``ConfigError`` where the sidecar would not take it.
+        """
+        setting = settings_of(Config)[name]
+        values = [v for v in self.container.get("env") or [] if v.get("name") == setting.variable]
+        text = str((values[-1].get("value") if values else None) or setting.default_text({}))
+        if "$(" in text:  # the kubelet puts something in there
+            text = str(setting.default_text({}))
+        try:
+            return setting.parse(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"the container {sidecar.NAME} has {setting.variable}: {setting.quote(text)} is"
+                f" wrong: {error}"
+            ) from error
+
+    def taken_out(self) -> list[str]:
+        """What hands have written there of the store, and what they mounted: a sentence each."""
+        by_hand = [
+            f"{variable['name']} was written by hand"
+            for variable in self.container.get("env") or []
+            if variable.get("name") in sidecar.SECRET_VARIABLES and not sidecar.is_ours(variable)
+        ] + [
+            f"the volume {mount.get('name')} was mounted by hand"
+            for mount in self.container.get("volumeMounts") or []
+            if mount.get("name") not in sidecar.VOLUMES and mount.get("mountPath") != _TOKENS
+        ]
+        return [
+            f"container {sidecar.NAME}: {what}, and is taken out: what etcd asks for comes by"
+            " --etcd-secret"
+            for what in by_hand
+        ]
+
+    def carried_into(self, container: Mapping[str, Any]) -> dict[str, Any]:
+        """``container``, with what hands have added to the former one."""
+        names = {variable["name"] for variable in container["env"]}
+        ours = sidecar.VARIABLES | (set() if self.says_below_min else {sidecar.BELOW_MIN})
+        env = [v for v in self.container.get("env") or [] if v.get("name") not in names | ours]
+        others = {key: value for key, value in self.container.items() if key not in _WRITTEN}
+        return {**container, "env": [*container["env"], *env], **others}

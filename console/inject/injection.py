@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text with the sidecar in it, and what was left as it is, and why.
+
+What is chosen is first put back to what it was before any sidecar; so nothing is ever put in twice,
+and what is Muster's is always written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ruamel.yaml.nodes import Node
+
+from console.inject import bystanders
+from console.inject.former import Former
+from console.inject.nodes import documents
+from console.inject.placement import place
+from console.inject.plan import plan
+from console.inject.record import ANNOTATION, own_annotations
+from console.inject.removal import removed
+from console.inject.settings import told
+from console.inject.splicing import Splices
+from console.inject.targets import sidecars, targets
+from console.inject.workloads import Place, Template, Workload, at, workloads
+from rdzv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller asks for, apart from the text.
+
+    ``flags`` are settings by attribute name, None where not given; ``environ`` the variables that
+    stand in for them. ``objects`` are patterns of KIND/NAME.
+    """
+
+    flags: Mapping[str, str | None]
+    environ: Mapping[str, str]
+    objects: Sequence[str] = ()
+    template_path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """The new text, and a sentence for everything that was left as it is, or is worth knowing."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def inject(text: str, request: Request) -> Injected:
+    """Put the sidecar into the pod templates of ``text``; raises ``ConfigError``."""
+    given = list(workloads(documents(text)))
+    chosen, notes = targets(given, request.objects, request.template_path)
+    formers = [Former.of(target.template.node) for target in chosen]
+    if ANNOTATION in text:
+        text = removed(text, [target.place for target in chosen])
+    roots = documents(text)
+    objects = list(workloads(roots))
+    splices, homes, touched = Splices(text), dict[int, Place](), dict[Place, int]()
+    for target, former in zip(chosen, formers, strict=True):
+        workload = objects[target.number]
+        template = _again(workload, target.template)
+        home = homes.setdefault(id(template.node), target.place)
+        if home != target.place:  # another name for one that is done
+            if home[0] != target.number:
+                raise bystanders.shared(
+                    bystanders.place_name(workload, template.path),
+                    bystanders.place_name(objects[home[0]], home[1]),
+                )
+            touched[target.place] = touched[home]
+            continue
+        label = f"{workload.label}: "
+        try:
+            settings = told(request.flags, former.annotations, request.environ)
+            made = plan(workload, template, settings, own_annotations(template.node), former)
+            place(splices, roots, template, made)
+            touched[target.place] = made.container_index
+        except ConfigError as error:
+            raise ConfigError(label + str(error).replace("\n", "\n" + label)) from error
+        notes += [label + note for note in made.notes]
+    result = splices.result()
+    _check(result, text, touched)
+    after = list(workloads(documents(result)))
+    meant = {target.number for target in chosen}
+    bystanders.check(objects, after, sorted(meant), touched)
+    bystanders.check(given, after, [n for n in range(len(given)) if n not in meant], {})
+    return Injected(result, tuple(dict.fromkeys(notes)))
+
+
+def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None = None) -> Injected:
+    """Take out every sidecar, or those of some objects alone; raises ``ConfigError``."""
+    given = list(workloads(documents(text)))
+    places, notes = sidecars(given, patterns, template_path)
+    result = removed(text, places)
+    meant = {number for number, _ in places}
+    others = [n for n in range(len(given)) if n not in meant]
+    bystanders.check(given, list(workloads(documents(result))), others, {})
+    return Injected(result, tuple(notes))
+
+
+def _check(result: str, text: str, places: Collection[Place]) -> None:
+    """Nobody's manifest is changed in a way that cannot be undone; raises ``ConfigError``."""
+    try:
+        undone = removed(result, places)
+    except ConfigError:
+        undone = ""
+    if undone != text:
+        raise ConfigError(bystanders.UNSAFE)
+
+
+def _again(workload: Workload, template: Template) -> Template:
+    """The same template in another tree."""
+    node: Node = next(node for node, path in at(workload.node, template.path))
+    return Template(node, template.path, template.role)

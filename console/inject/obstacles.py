@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in the way of a sidecar: each obstacle is one sentence, with the way around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from console.inject import facts, sidecar
+from console.inject.demand import Demand
+from console.inject.former import Former
+from console.inject.settings import TABLE
+from rdzv.errors import ConfigError
+
+_COUNTED = ("cpu", "memory", "ephemeral-storage")
+
+
+def refuse(pod: Mapping[str, Any], path: str, container: Mapping[str, Any], want: Demand) -> None:
+    """Raise ``ConfigError`` that tells everything in the way."""
+    if faults := list(_obstacles(pod, path, container, want)):
+        raise ConfigError("\n".join(faults))
+
+
+def _obstacles(
+    pod: Mapping[str, Any], path: str, container: Mapping[str, Any], want: Demand
+) -> Iterator[str]:
+    everyone = facts.containers(pod)
+    if (said := _windows(pod)) is not None:
+        yield (
+            f"{path}.{said}: the sidecar and what it delivers are for Linux: inject into pods for"
+            " Linux nodes alone"
+        )
+    if any(other.get("name") == sidecar.NAME for other in everyone):
+        yield (
+            f"{path} has a container {sidecar.NAME} that muster inject has not put there: remove or"
+            " rename it"
+        )
+    for volume in facts.listed(pod, "volumes"):
+        if volume.get("name") in sidecar.VOLUMES:
+            yield (
+                f"{path}.volumes has a volume {volume['name']} that muster inject has not put"
+                " there: rename it"
+            )
+    name = container.get("name")
+    for mount in facts.listed(container, "volumeMounts"):
+        place = str(mount.get("mountPath", "")).rstrip("/")
+        if f"{place}/".startswith(f"{sidecar.RUN_DIR}/"):
+            yield (
+                f"container {name} has a mount at {place}, where the run directory has to be:"
+                " move it"
+            )
+    if want.http_port == want.relay_port:
+        http, relay = TABLE["http_port"], TABLE["relay_port"]
+        yield (
+            f"{http.flag} ({http.variable}) and {relay.flag} ({relay.variable}) are both"
+            f" {want.http_port}: give each its own"
+        )
+    for other, port in facts.ports(everyone):
+        if port == want.http_port:
+            yield (
+                f"container {other} has port {port}, which the sidecar needs for its health: give"
+                " the sidecar another one with --http-port"
+            )
+        # In the training container it is the port of its own rendezvous before Muster.
+        if port == want.relay_port and other != container.get("name"):
+            yield (
+                f"container {other} has port {port}, which torchrun's rendezvous needs on the"
+                " loopback: give it another one with --relay-port"
+            )
+    for variable in facts.listed(container, "env"):
+        if variable.get("name") == "MUSTER_RUN_DIR" and variable.get("value") != sidecar.RUN_DIR:
+            yield (
+                f"container {name} sets MUSTER_RUN_DIR to {variable.get('value')!r}: remove it, it"
+                f" is {sidecar.RUN_DIR}"
+            )
+
+
+def _windows(pod: Mapping[str, Any]) -> str | None:
+    """What tells that a pod is for Windows."""
+    if (pod.get("os") or {}).get("name") == "windows":
+        return "os.name is windows"
+    if (pod.get("nodeSelector") or {}).get("kubernetes.io/os") == "windows":
+        return "nodeSelector asks for kubernetes.io/os windows"
+    return None
+
+
+def resources(pod: Mapping[str, Any], path: str, former: Former) -> Mapping[str, Any]:
+    """What the sidecar asks for; the pod's class stays as it is. Raises ``ConfigError``.
+
+    Where the pod itself asks, its class is that of its own figures.
+    """
+    everyone = facts.containers(pod)
+    quality = facts.quality_of_service(everyone)
+    of_the_pod = pod.get("resources") if facts.asks_as_a_whole(pod) else None
+    wanted = former.resources()
+    if wanted is None and of_the_pod is not None:
+        return {}
+    if wanted is None:
+        return sidecar.resources(quality, cpu_is_limited=facts.limits_cpu(everyone))
+    where = f"{path}.initContainers[{sidecar.NAME}].resources"
+    names = {str(name) for asked in wanted.values() if isinstance(asked, Mapping) for name in asked}
+    if foreign := names - {*_COUNTED}:
+        raise ConfigError(
+            f"{where} asks for {', '.join(sorted(foreign))}, which the sidecar would take from the"
+            " training: remove it there"
+        )
+    if of_the_pod is not None:
+        # Kubernetes would make the sum of the containers' requests the missing one.
+        unasked = (names & {"cpu", "memory"}) - {*(of_the_pod.get("requests") or {})}
+        if unasked:
+            raise ConfigError(
+                f"{where} asks for {', '.join(sorted(unasked))}, and {path}.resources.requests does"
+                " not: give a request there, or remove it here"
+            )
+        return wanted
+    after = facts.quality_of_service([*everyone, {"resources": wanted}])
+    if after != quality:
+        raise ConfigError(
+            f"{where} would make the pod {after}, which is {quality} without it: remove them, and"
+            " inject chooses"
+        )
+    return wanted

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts what was planned into the text, and keeps a record of it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml.nodes import Node
+
+from console.inject.nodes import Entry, child, entries, entry, is_alias, items, line_of
+from console.inject.plan import Plan
+from console.inject.record import ANNOTATION, LETS_GO, Record, container_word, variable_word
+from console.inject.rendering import Style
+from console.inject.splicing import Splices, style_of, taken_from_elsewhere
+from console.inject.workloads import Template
+from rdzv.errors import ConfigError
+
+
+def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Plan) -> None:
+    """Put ``plan`` into ``template``, which is one of ``roots``; raises ``ConfigError``."""
+    spec = _written(template.node, "spec", template.path)
+    assert spec is not None
+    pod = f"{template.path}.spec" if template.path else "spec"
+    if is_alias(spec):
+        raise taken_from_elsewhere(pod, spec[0])
+    style = style_of(spec)
+    record = Record(users=list(plan.users))
+
+    if plan.lets_go_below_min:
+        record.added.append(LETS_GO)
+    new_in_pod: dict[str, Any] = {}
+    for key, items_of_ours in (
+        ("initContainers", [plan.sidecar]),
+        ("volumes", plan.volumes),
+    ):
+        written = _written(spec[1], key, pod)
+        if written is None:
+            new_in_pod[key] = list(items_of_ours)
+            record.added.append(key)
+        else:
+            splices.add_items(written, items_of_ours, style, f"{pod}.{key}")
+    for key, value in plan.pod.items():
+        new_in_pod[key] = value
+        record.added.append(key)
+    splices.add_entries(spec, new_in_pod, style, pod)
+
+    _place_container(splices, spec[1], pod, style, plan, record)
+    _place_metadata(splices, roots, template, style, plan, record)
+
+
+def _place_container(
+    splices: Splices, pod: Node, path: str, style: Style, plan: Plan, record: Record
+) -> None:
+    where = f"{path}.containers[{plan.container}]"
+    containers = _written(pod, "containers", path)
+    assert containers is not None
+    container = items(containers[1])[plan.container_index]
+    if is_alias(containers) or container.start_mark.index < containers[1].start_mark.index:
+        raise taken_from_elsewhere(where, containers[0])
+    record.added += [container_word(plan.container), *map(variable_word, plan.env)]
+    new: dict[str, Any] = {}
+    lists: dict[str, Sequence[Any]] = {"env": plan.env, "volumeMounts": plan.mounts}
+    for key, ours in lists.items():
+        if not ours:
+            continue
+        written = _written(container, key, where)
+        if written is None:
+            new[key] = list(ours)
+            record.added.append(key)
+        else:
+            splices.add_items(written, ours, style, f"{where}.{key}")
+    if plan.command_prefix:
+        command = _written(container, "command", where)
+        assert command is not None
+        splices.add_items(command, plan.command_prefix, style, f"{where}.command")
+        record.added.append("command")
+    if plan.pre_stop is not None:
+        record.added.append("preStop")
+        lifecycle = _written(container, "lifecycle", where)
+        if lifecycle is None:
+            new["lifecycle"] = {"preStop": plan.pre_stop}
+            record.added.append("lifecycle")
+        else:
+            splices.add_entries(lifecycle, {"preStop": plan.pre_stop}, style, f"{where}.lifecycle")
+    splices.add_to_item(container, new, style, where)
+
+
+def _place_metadata(
+    splices: Splices,
+    roots: Sequence[Node],
+    template: Template,
+    style: Style,
+    plan: Plan,
+    record: Record,
+) -> None:
+    path = f"{template.path}.metadata" if template.path else "metadata"
+    ours: dict[str, Mapping[str, str]] = {"labels": plan.labels, "annotations": plan.annotations}
+    metadata = _written(template.node, "metadata", template.path)
+    new = [
+        part
+        for part in ours
+        if ours[part] or part == "annotations"
+        if metadata is None or _written(metadata[1], part, path) is None
+    ]
+    record.added += new
+    if metadata is None:
+        record.added.append("metadata")
+    ours["annotations"] = {**plan.annotations, ANNOTATION: str(record)}
+    if metadata is None:
+        opening = _entry_of(template.node, roots)
+        if opening is None:
+            raise ConfigError(f"{path} is missing: give the object a name")
+        splices.add_entries(opening, {"metadata": {k: ours[k] for k in new}}, style, path)
+        return
+    splices.add_entries(metadata, {part: ours[part] for part in new}, style, path)
+    for part in ours:
+        written = _written(metadata[1], part, path)
+        if written is not None:
+            splices.add_entries(written, ours[part], style, f"{path}.{part}")
+
+
+def _written(node: Node, key: str, path: str) -> Entry | None:
+    """The entry ``key`` of a mapping, or None; raises where it comes from elsewhere."""
+    written = entry(node, key)
+    if written is None and child(node, key) is not None:
+        raise ConfigError(
+            f"{path}.{key} (line {line_of(node)}) comes through a merge key (<<):"
+            " write it out there"
+        )
+    return written
+
+
+def _entry_of(node: Node, roots: Sequence[Node]) -> Entry | None:
+    """The entry whose value a node is, where it is written."""
+    left = list(roots)
+    while left:
+        at = left.pop()
+        for pair in entries(at):
+            if pair[1] is node and not is_alias(pair):
+                return pair
+            if not is_alias(pair):
+                left.append(pair[1])
+        left += items(at)
+    return None

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod template needs to become a member of a job: a pure function of what it says.
+
+Whatever is the user's stays: where Muster would need it otherwise, a note says so; where it cannot
+work at all, an error does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from console.inject import facts, obstacles, sidecar
+from console.inject.demand import Demand, demand
+from console.inject.former import Former
+from console.inject.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
+from console.inject.nodes import value_of
+from console.inject.settings import DOMAIN, LABEL, TABLE, Told, annotation
+from console.inject.shape import check
+from console.inject.sidecar import Sidecar
+from console.inject.workloads import Kind, Template, Workload
+from rdzv.errors import ConfigError
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(slots=True)
+class Plan:
+    """What goes into one template.
+
+    ``users`` are names of ours that were there before, and stay when all else is taken out.
+    """
+
+    container: str
+    container_index: int
+    sidecar: Mapping[str, Any]
+    volumes: Sequence[Mapping[str, Any]]
+    mounts: Sequence[Mapping[str, Any]]
+    env: list[Mapping[str, Any]] = field(default_factory=list)
+    command_prefix: tuple[str, ...] = ()
+    lets_go_below_min: bool = False
+    pre_stop: Mapping[str, Any] | None = None
+    pod: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    annotations: dict[str, str] = field(default_factory=dict)
+    users: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def plan(
+    workload: Workload,
+    template: Template,
+    told: Told,
+    users_annotations: Mapping[str, str],
+    former: Former,
+) -> Plan:
+    """Plan one template; raises ``ConfigError`` where it cannot be done.
+
+    ``users_annotations`` are those of ours that the user wrote; ``former`` is what an earlier call
+    left.
+    """
+    path = f"{template.path}.spec" if template.path else "spec"
+    value = value_of(template.node)
+    check(value, template.path)
+    pod: Mapping[str, Any] = value.get("spec") or {}
+    metadata: Mapping[str, Any] = value.get("metadata") or {}
+    index = _container_index(workload, template, pod, path, told.settings.container)
+    container = pod["containers"][index]
+    want = demand(workload, pod, container, told.settings)
+    obstacles.refuse(pod, path, container, want)
+    granted = granted_s(pod, path)
+    wrapped, prefix = _wrapping(workload, container, told.settings.wrap)
+    lets_go = workload.replaces_late(template) and not former.says_below_min
+    made = Sidecar(
+        want=want,
+        role=template.role,
+        grace_s=granted or DEFAULT_GRACE_S,
+        wrapped=wrapped,
+        resources=obstacles.resources(pod, path, former),
+        lease_ttl_s=former.told("lease_ttl_s"),
+        start_timeout_s=former.told("start_timeout_s"),
+        lets_go_below_min=lets_go,
+    )
+    result = Plan(
+        container=str(container.get("name")),
+        container_index=index,
+        sidecar=former.carried_into(made.container()),
+        volumes=made.volumes(),
+        mounts=[sidecar.RUN_MOUNT],
+        command_prefix=prefix,
+        lets_go_below_min=lets_go,
+    )
+    if granted is None:
+        result.pod[GRACE] = DEFAULT_GRACE_S
+    _plan_hook(result, container, made)
+    _plan_variables(result, container, made)
+    _plan_annotations(result, told.annotations, users_annotations)
+    _plan_label(result, metadata, want)
+    result.notes += former.taken_out()
+    _note_pod(result, pod, path, want)
+    _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
+    return result
+
+
+def _container_index(
+    workload: Workload, template: Template, pod: Mapping[str, Any], path: str, wanted: str | None
+) -> int:
+    names = [str(container.get("name")) for container in facts.listed(pod, "containers")]
+    kind = workload.known or Kind(())
+    if not names:
+        raise ConfigError(f"{path}.containers is empty or missing: give the container that trains")
+    if wanted in names:
+        return names.index(wanted)
+    # A launcher and its workers seldom name their containers alike.
+    if len(names) == 1 and (wanted is None or kind.launcher is not None):
+        return 0
+    if wanted is None and kind.main_container in names:
+        return names.index(kind.main_container)
+    said = "" if wanted is None else f"{wanted} is not in {path}; "
+    raise ConfigError(
+        f"--container (MUSTER_CONTAINER): {said}name the one that trains among {', '.join(names)}"
+    )
+
+
+def _wrapping(
+    workload: Workload, container: Mapping[str, Any], wanted: bool | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether muster-run is before the command, and what has to go there for it."""
+    command = facts.listed(container, "command")
+    if command:
+        if str(command[0]).endswith("/muster-run"):
+            return True, ()
+        if wanted is not False:
+            return True, (sidecar.MUSTER_RUN, "--")
+    elif wanted:
+        raise ConfigError(
+            f"--wrap (MUSTER_WRAP): container {container.get('name')} has no command, and what its"
+            " image runs is not known: give its command, or --no-wrap"
+        )
+    if (teller := (workload.known or Kind(())).tells_torch) is not None:
+        raise ConfigError(
+            f"--no-wrap (MUSTER_WRAP): {teller} gives container {container.get('name')} PET_*"
+            " variables that win over all others, and only muster-run overrules them: give the"
+            " container its command, and leave --no-wrap out"
+        )
+    return False, ()
+
+
+def _plan_hook(result: Plan, container: Mapping[str, Any], made: Sidecar) -> None:
+    if "preStop" in (container.get("lifecycle") or {}):
+        result.notes.append(
+            f"container {result.container} has a preStop hook: kept; it runs before SIGTERM, and"
+            " its time comes out of the grace"
+            if made.wrapped
+            else f"container {result.container} has a preStop hook: kept, so nothing holds its end"
+            f" back; call {sidecar.MUSTER_HOLD} at the end of that hook"
+        )
+    elif not made.wrapped:
+        result.pre_stop = sidecar.HOLD_HOOK
+
+
+def _plan_variables(result: Plan, container: Mapping[str, Any], made: Sidecar) -> None:
+    held = {variable.get("name"): variable for variable in facts.listed(container, "env")}
+    for variable in made.delivered():
+        name = variable["name"]
+        if name not in held:
+            result.env.append(variable)
+        elif held[name] != variable:
+            result.notes.append(
+                f"container {result.container} sets {name}: kept, where Muster would have"
+                f" {variable.get('value', 'it from the pod')!r}"
+            )
+
+
+def _plan_annotations(
+    result: Plan, wanted: Mapping[str, str], users_annotations: Mapping[str, str]
+) -> None:
+    for name, text in wanted.items():
+        users = users_annotations.get(name)
+        if users is None:
+            result.annotations[name] = text
+        elif users != text:
+            raise ConfigError(
+                f"the annotation {name} says {users!r}, and --{name.removeprefix(DOMAIN)} says"
+                f" {text!r}: change or remove one"
+            )
+    result.users += [f"annotations/{name}" for name in users_annotations]
+    known = {annotation(name) for name in TABLE}
+    result.notes += [
+        f"the annotation {name} is kept, but nothing reads it"
+        for name in users_annotations
+        if name not in known
+    ]
+
+
+def _plan_label(result: Plan, metadata: Mapping[str, Any], want: Demand) -> None:
+    if LABEL in (metadata.get("labels") or {}):
+        result.users.append(f"labels/{LABEL}")
+    elif want.job_name_label is None and _LABEL.fullmatch(want.job):
+        result.labels[LABEL] = want.job
+
+
+def _note_pod(result: Plan, pod: Mapping[str, Any], path: str, want: Demand) -> None:
+    grace = pod.get(GRACE)
+    if grace is not None and grace < SHORT_S:
+        result.notes.append(f"{path}.{GRACE} is {grace}: kept, though few saves are that fast")
+    if "resources" not in result.sidecar and facts.asks_as_a_whole(pod):
+        result.notes.append(
+            f"{path}.resources are for all containers of the pod, so the sidecar asks for none of"
+            f" its own: leave {sidecar.MEMORY} of memory for it"
+        )
+    elif "resources" not in result.sidecar:
+        result.notes.append(
+            f"{path}: no container asks for CPU or memory, so the sidecar does not either: the pod"
+            " stays BestEffort, the first to be evicted"
+        )
+    if want.on_host_network:
+        result.notes.append(
+            f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"
+            f" address) and {want.relay_port} (rendezvous, on its loopback); no two pods of the job"
+            " fit on one node"
+        )
+
+
+def _note_command(
+    result: Plan, container: Mapping[str, Any], want: Demand, wrap: bool | None, *, wrapped: bool
+) -> None:
+    name = result.container
+    if wrapped and not result.command_prefix:
+        result.notes.append(f"container {name}: muster-run is before its command already: kept")
+    if not wrapped and wrap is None:
+        result.notes.append(
+            f"container {name} has no command, and what its image runs is not known: muster-hold as"
+            " its preStop hook holds its end back, and torchrun is told by variables; with a"
+            " command, muster-run would do both"
+        )
+    for option in facts.overruling_options(container):
+        result.notes.append(
+            f"container {name} has {option} in its command: kept, and it wins over what Muster"
+            " says: remove it"
+        )
+    if facts.foreign_nnodes(container, want.least, want.most):
+        result.notes.append(
+            f"container {name} has --nnodes in its command: kept, but the job's"
+            f" {want.least}:{want.most} is what counts: give the same, or none"
+        )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a template keeps on record of what was put into it, for those who take it out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from ruamel.yaml.nodes import Node
+
+from console.inject.nodes import child, keys, value_of
+from console.inject.settings import DOMAIN
+from console.inject.workloads import steps
+from rdzv.errors import ConfigError
+
+ANNOTATION = DOMAIN + "added"
+LETS_GO = "below-min"
+"""It was inject that told the sidecar to let a pod go without a replacement."""
+
+_USERS = "not:"
+
+
+@dataclass(slots=True)
+class Record:
+    """Keys that were added where there were none, and names of ours that were the user's before.
+
+    Among the added is the name of the training container, and each of its variables with its value:
+    what hands write there later is theirs.
+    """
+
+    added: list[str] = field(default_factory=list)
+    users: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return " ".join([*sorted(self.added), *(_USERS + name for name in sorted(self.users))])
+
+    @classmethod
+    def of(cls, template: Node) -> Record | None:
+        """The record of a template that has one."""
+        text = own_annotations(template).get(ANNOTATION)
+        if text is None:
+            return None
+        words = text.split()
+        return cls(
+            [word for word in words if not word.startswith(_USERS)],
+            [word.removeprefix(_USERS) for word in words if word.startswith(_USERS)],
+        )
+
+
+def container_word(name: str) -> str:
+    """How a record names the container that trains."""
+    return f"container/{quote(name, safe='')}"
+
+
+def variable_word(variable: Mapping[str, Any]) -> str:
+    """How a record names a variable and its value, whatever a server has added to it."""
+    source = variable.get("valueFrom")
+    field_ref = source.get("fieldRef") if isinstance(source, Mapping) else None
+    path = field_ref.get("fieldPath") if isinstance(field_ref, Mapping) else None
+    text = variable.get("value") if source is None else path
+    return f"env/{quote(str(variable.get('name')), safe='')}={quote(str(text), safe=':/,')}"
+
+
+def own_annotations(template: Node) -> dict[str, str]:
+    """Our annotations of a template, whoever wrote them; raises ``ConfigError``."""
+    values: Any = value_of(child(template, "metadata", "annotations"))
+    if not isinstance(values, Mapping):
+        return {}
+    for name, value in values.items():
+        if name.startswith(DOMAIN) and not isinstance(value, str):
+            raise ConfigError(f"the annotation {name} is no text: put it in quotes")
+    return {name: value for name, value in values.items() if name.startswith(DOMAIN)}
+
+
+def injected(node: Node, path: str = "") -> Iterator[tuple[Node, str]]:
+    """Every template in ``node`` that has a record, and the path to it."""
+    if ANNOTATION in keys(child(node, "metadata", "annotations")):
+        yield node, path
+        return
+    for name, below in steps(node):
+        yield from injected(below, f"{path}.{name}" if path else name)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text as it was before the sidecar was put into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+
+from ruamel.yaml.nodes import Node
+
+from console.inject import sidecar
+from console.inject.grace import DEFAULT_GRACE_S, GRACE
+from console.inject.nodes import child, documents, entry, items, text_of, value_of
+from console.inject.record import ANNOTATION, Record, container_word, injected, variable_word
+from console.inject.settings import LABEL, TABLE, annotation
+from console.inject.splicing import Splices
+from console.inject.workloads import Place, at, workloads
+
+_OURS = {"labels": {LABEL}, "annotations": {ANNOTATION, *map(annotation, TABLE)}}
+
+
+def removed(text: str, places: Collection[Place] | None = None) -> str:
+    """Take out of every template, or of those at ``places`` alone, what its record says.
+
+    The text itself where there is none. Raises ``ConfigError`` where the text is no YAML.
+    """
+    splices = Splices(text)
+    objects = list(workloads(documents(text)))
+    found = {id(node): node for workload in objects for node, _ in injected(workload.node)}
+    if places is not None:
+        meant = {id(node) for number, path in places for node, _ in at(objects[number].node, path)}
+        found = {key: node for key, node in found.items() if key in meant}
+    for template in found.values():
+        record = Record.of(template)
+        assert record is not None
+        _Removal(splices, record).run(template)
+    return splices.result()
+
+
+class _Removal:
+    """One template."""
+
+    def __init__(self, splices: Splices, record: Record) -> None:
+        self._splices = splices
+        self._added = frozenset(record.added)
+        self._users = frozenset(record.users)
+
+    def run(self, template: Node) -> None:
+        """Take everything out."""
+        pod = child(template, "spec")
+        if pod is not None:
+            container = self._container(pod)
+            if container is not None:
+                self._from_container(container)
+            gone = self._from_list(pod, "initContainers", lambda item: _named(item, {sidecar.NAME}))
+            gone |= self._from_list(pod, "volumes", lambda item: _named(item, sidecar.VOLUMES))
+            if GRACE in self._added and text_of(child(pod, GRACE)) == str(DEFAULT_GRACE_S):
+                gone.add(GRACE)
+            self._splices.drop_entries(pod, lambda key, _: key in gone)
+        self._from_metadata(template)
+
+    def _container(self, pod: Node) -> Node | None:
+        """The container that trains: by its name, or where hands changed that, by its mount."""
+        found = items(child(pod, "containers"))
+        words = {container_word(str(value_of(child(c, "name")))): c for c in found}
+        named = [words[word] for word in words if word in self._added]
+        mounting = [c for c in found if any(map(_is_run_mount, items(child(c, "volumeMounts"))))]
+        return next(iter([*named, *mounting]), None)
+
+    def _from_container(self, container: Node) -> None:
+        command = child(container, "command")
+        if "command" in self._added and command is not None:
+            words = items(command)[:2]
+            if [text_of(word) for word in words] == [sidecar.MUSTER_RUN, "--"]:
+                ours = {id(word) for word in words}
+                self._splices.drop_items(command, lambda item: id(item) in ours)
+        gone = self._from_list(container, "volumeMounts", _is_run_mount)
+        gone |= self._from_list(container, "env", self._is_added_variable)
+        lifecycle = child(container, "lifecycle")
+        if (
+            "preStop" in self._added
+            and lifecycle is not None
+            and value_of(child(lifecycle, "preStop")) == sidecar.HOLD_HOOK
+            and self._splices.drop_entries(lifecycle, lambda key, _: key == "preStop")
+        ):
+            gone |= self._added & {"lifecycle"}
+        self._splices.drop_entries(container, lambda key, _: key in gone)
+
+    def _is_added_variable(self, item: Node) -> bool:
+        value = value_of(item)
+        return isinstance(value, Mapping) and variable_word(value) in self._added
+
+    def _from_list(self, mapping: Node, key: str, ours: Callable[[Node], bool]) -> set[str]:
+        """Take our items out; return ``key`` if nothing is left of what was added."""
+        written = entry(mapping, key)
+        if written is None:
+            return set()
+        emptied = self._splices.drop_items(written[1], ours)
+        return {key} & self._added if emptied else set()
+
+    def _from_metadata(self, template: Node) -> None:
+        metadata = child(template, "metadata")
+        if metadata is None:
+            return
+        gone: set[str] = set()
+        for part in ("labels", "annotations"):
+            written = entry(metadata, part)
+            if written is not None and self._splices.drop_entries(
+                written[1],
+                lambda key, _, part=part: (  # type: ignore[misc]
+                    key in _OURS[part] and f"{part}/{key}" not in self._users
+                ),
+            ):
+                gone |= self._added & {part}
+        if self._splices.drop_entries(metadata, lambda key, _: key in gone):
+            self._splices.drop_entries(
+                template, lambda key, _: key == "metadata" and "metadata" in self._added
+            )
+
+
+def _named(item: Node, names: Set[str]) -> bool:
+    return text_of(child(item, "name")) in names
+
+
+def _is_run_mount(item: Node) -> bool:
+    return bool(value_of(item) == sidecar.RUN_MOUNT)

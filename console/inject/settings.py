@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster inject`` can be told: by a flag, else as the template says, else by a variable.
+
+What was told stays on the template, as an annotation: another call without flags does the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent import values as texts
+from agent.settings import Setting, field, settings_of
+from rdzv.errors import ConfigError
+
+DOMAIN = "muster.dev/"
+LABEL = DOMAIN + "job"
+"""The label of the pods of a job."""
+
+SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
+_DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
+
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
+
+
+def _image(text: str) -> str:
+    if not _IMAGE.fullmatch(text):
+        raise ValueError("expected an image such as example.org/muster-sidecar:0.1.0")
+    return text
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text == "true"
+
+
+def _secret_keys(text: str) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in text.split(","))
+    if not set(keys) <= set(SECRET_KEYS):
+        raise ValueError(f"expected some of {','.join(SECRET_KEYS)}")
+    for one, other in (("tls.crt", "tls.key"), ("username", "password")):
+        if (one in keys) != (other in keys):
+            raise ValueError(f"{one} and {other} go together")
+    return keys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is told of one pod template; None is what nobody told."""
+
+    job: str | None = field(
+        Setting("--job", texts.name, None, "NAME", "Name of the job. [default: the object's]")
+    )
+    namespace: str | None = field(
+        Setting(
+            "--namespace",
+            texts.name,
+            None,
+            "NAME",
+            "Namespace of the job in the store. [default: the pod's]",
+        )
+    )
+    min_nodes: int | None = field(
+        Setting(
+            "--min",
+            texts.count(1, 100_000),
+            None,
+            "N",
+            "Fewest pods the job can train with. [default: as an elastic object says]",
+        )
+    )
+    max_nodes: int | None = field(
+        Setting(
+            "--max",
+            texts.count(1, 100_000),
+            None,
+            "N",
+            "Most pods the job takes. [default: as an elastic object says]",
+        )
+    )
+    etcd_endpoints: tuple[str, ...] | None = field(
+        Setting(
+            "--etcd-endpoints",
+            texts.endpoints,
+            None,
+            "HOST:PORT,…",
+            "Members of the etcd cluster, with https:// for TLS. [required]",
+            texts.without_user,
+        )
+    )
+    etcd_secret: str | None = field(
+        Setting(
+            "--etcd-secret",
+            texts.name,
+            None,
+            "NAME",
+            "Secret with what etcd asks for; mounted into the sidecar alone.",
+        )
+    )
+    etcd_secret_keys: tuple[str, ...] | None = field(
+        Setting(
+            "--etcd-secret-keys",
+            _secret_keys,
+            _DEFAULT_KEYS,
+            "KEY,…",
+            f"Which of {', '.join(SECRET_KEYS)} that Secret has. [default: {_DEFAULT_KEYS}]",
+        )
+    )
+    image: str | None = field(
+        Setting(
+            "--image",
+            _image,
+            None,
+            "IMAGE",
+            "Image of the sidecar, from Dockerfile.sidecar. [required]",
+        )
+    )
+    container: str | None = field(
+        Setting(
+            "--container",
+            texts.name,
+            None,
+            "NAME",
+            "The container that trains. [default: the only one]",
+        )
+    )
+    wrap: bool | None = field(
+        Setting(
+            "--wrap",
+            _yes_or_no,
+            None,
+            "true|false",
+            "Put muster-run before the container's command; --no-wrap leaves the command alone, and"
+            " holds the end back by a preStop hook. [default: wrap where there is a command]",
+        )
+    )
+    slots: int | None = field(
+        Setting(
+            "--slots",
+            texts.count(1, 1024),
+            None,
+            "N",
+            "Worker processes in a pod. [default: as the spec says, else 1]",
+        )
+    )
+    http_port: int | None = field(
+        Setting(
+            "--http-port",
+            texts.real_port,
+            None,
+            "PORT",
+            "Port of the sidecar's health, readiness and metrics. [default: 9400; with hostNetwork"
+            " one made from the job's name]",
+        )
+    )
+    relay_port: int | None = field(
+        Setting(
+            "--relay-port",
+            texts.real_port,
+            None,
+            "PORT",
+            "Loopback port of torchrun's rendezvous. [default: 29400; with hostNetwork one made"
+            " from the job's name]",
+        )
+    )
+
+    @staticmethod
+    def faults(values: Mapping[str, Any]) -> Iterator[str]:
+        """Say what is wrong between settings."""
+        match values:
+            case {"min_nodes": int(least), "max_nodes": int(most)} if least > most:
+                yield (
+                    f"--min (MUSTER_MIN) is {least}, more than --max (MUSTER_MAX), which is {most}:"
+                    " raise max or lower min"
+                )
+        match values:
+            case {"etcd_endpoints": (*endpoints,), "etcd_secret": secret}:
+                yield from _store_faults(endpoints, secret, values.get("etcd_secret_keys") or ())
+
+
+def _store_faults(
+    endpoints: Sequence[str], secret: str | None, keys: Sequence[str]
+) -> Iterator[str]:
+    given = "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+    encrypted = {endpoint.startswith("https://") for endpoint in endpoints}
+    if len(encrypted) > 1:
+        yield f"{given}: some are https:// and some are not: write all alike"
+    elif encrypted == {True} and (secret is None or "ca.crt" not in keys):
+        yield (
+            f"{given} are https://: name a Secret with --etcd-secret, and ca.crt among its"
+            " --etcd-secret-keys"
+        )
+    elif encrypted == {False} and secret is not None and {"ca.crt", "tls.crt"} & {*keys}:
+        yield (
+            f"{given} are not https://, so the certificates of --etcd-secret would serve nothing:"
+            " write https://host:port, or --etcd-secret-keys username,password"
+        )
+
+
+TABLE = settings_of(Settings)
+
+
+def annotation(name: str) -> str:
+    """The annotation that carries a setting."""
+    return DOMAIN + TABLE[name].flag.removeprefix("--")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Settings as they were told, and the annotations that say the same again."""
+
+    settings: Settings
+    annotations: Mapping[str, str]
+
+
+def told(
+    flags: Mapping[str, str | None],
+    annotations: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> Told:
+    """Read the settings of one template.
+
+    ``annotations`` are those of the template; ``flags`` maps attribute names to texts, or None.
+    Raises ``ConfigError`` that tells every fault, one a line.
+    """
+    values: dict[str, object] = {}
+    kept: dict[str, str] = {}
+    faults: list[str] = []
+    for name, setting in TABLE.items():
+        sources = (
+            (flags.get(name), setting.flag),
+            (annotations.get(annotation(name)), f"the annotation {annotation(name)}"),
+            (environ.get(setting.variable) or None, setting.variable),
+        )
+        default = (setting.default_text(environ), "the default")
+        text, source = next((pair for pair in sources if pair[0] is not None), default)
+        if text is None:
+            values[name] = None
+            continue
+        if source != default[1]:
+            kept[annotation(name)] = text
+        try:
+            values[name] = setting.parse(text)
+        except ValueError as error:
+            faults.append(
+                f"{setting.flag} ({setting.variable}): {setting.quote(text)} from {source}: {error}"
+            )
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return Told(Settings(**values), kept)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar as a container of a pod spec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent.config import Config
+from agent.rundir import torch_environment
+from agent.settings import load
+from console.inject.demand import Demand
+from console.inject.facts import QualityOfService
+from console.inject.workloads import Role
+from rdzv.registration import EMPTY_LEASE_TIMES
+
+NAME = "muster"
+PORT_NAME = "muster-http"
+RUN_VOLUME = "muster-run"
+SECRET_VOLUME = "muster-etcd"
+VOLUMES = frozenset({RUN_VOLUME, SECRET_VOLUME})
+RUN_DIR = "/var/run/muster"
+SECRET_DIR = "/etc/muster/etcd"
+MUSTER_RUN = f"{RUN_DIR}/bin/muster-run"
+MUSTER_HOLD = f"{RUN_DIR}/bin/muster-hold"
+
+HOLD_HOOK = {"exec": {"command": [MUSTER_HOLD]}}
+"""The preStop hook of a training container that muster-run does not hold."""
+
+SECRET_VARIABLES = frozenset(
+    {
+        "MUSTER_ETCD_CACERT",
+        "MUSTER_ETCD_CERT",
+        "MUSTER_ETCD_KEY",
+        "MUSTER_ETCD_USER",
+        "MUSTER_ETCD_PASSWORD_FILE",
+    }
+)
+"""What tells the sidecar how to be let into the store."""
+
+VARIABLES = SECRET_VARIABLES | {"MUSTER_JOB_UID", "MUSTER_INDEX", "MUSTER_ROLE", "MUSTER_SLOTS"}
+"""Those of the sidecar that it is told in some cases only."""
+
+BELOW_MIN = "MUSTER_BELOW_MIN"
+"""Told where a replacement cannot come while the pod is there, unless hands say another."""
+
+RUN_MOUNT = {"name": RUN_VOLUME, "mountPath": RUN_DIR}
+
+USER = 65532
+RUN_DIR_SIZE = "16Mi"
+MEMORY = "128Mi"
+CPU_LIMIT = "500m"
+"""It starts within 1.5 s on this much; at rest it uses less than a hundredth of it."""
+CPU_REQUEST = "50m"
+
+START_MARGIN_S = 20
+"""Beyond what a fresh sidecar waits by its settings: its own start, and requests to the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sidecar:
+    """What is wanted, and how it is done in this pod."""
+
+    want: Demand
+    role: Role
+    grace_s: int
+    wrapped: bool
+    resources: Mapping[str, Any]
+    lease_ttl_s: float
+    start_timeout_s: float
+    lets_go_below_min: bool
+
+    def container(self) -> dict[str, Any]:
+        """The container, to be first among initContainers."""
+        mounts: list[Mapping[str, Any]] = [RUN_MOUNT]
+        if self.want.secret is not None:
+            mounts.append({"name": SECRET_VOLUME, "mountPath": SECRET_DIR, "readOnly": True})
+        probe = {"httpGet": {"path": "/readyz", "port": self.want.http_port}, "timeoutSeconds": 2}
+        return {
+            "name": NAME,
+            "image": self.want.image,
+            "restartPolicy": "Always",
+            "command": ["muster", "agent"],
+            "env": self.environment(),
+            "ports": [{"name": PORT_NAME, "containerPort": self.want.http_port}],
+            "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": self._start_s},
+            "readinessProbe": {**probe, "periodSeconds": 2, "failureThreshold": 2},
+            "lifecycle": {"preStop": {"exec": {"command": ["muster", "notice"]}}},
+            **({"resources": dict(self.resources)} if self.resources else {}),
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER,
+                "runAsGroup": USER,
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "volumeMounts": mounts,
+        }
+
+    @property
+    def _start_s(self) -> int:
+        """How long a fresh sidecar may rightly take: it waits for the store, then for the leases of
+        a former life to end, and then whether that life comes back."""
+        leases_s = (1 + EMPTY_LEASE_TIMES) * self.lease_ttl_s
+        return math.ceil(self.start_timeout_s + leases_s) + START_MARGIN_S
+
+    def environment(self) -> list[dict[str, Any]]:
+        """The sidecar's variables."""
+        labels = "metadata.labels['{}']".format
+        fields = {
+            "MUSTER_JOB": labels(self.want.job_name_label) if self.want.job_name_label else None,
+            "MUSTER_NAMESPACE": None if self.want.namespace else "metadata.namespace",
+            "MUSTER_JOB_UID": labels(self.want.job_uid_label) if self.want.job_uid_label else None,
+            "MUSTER_INDEX": labels(self.want.index_label) if self.want.index_label else None,
+            "MUSTER_MEMBER": "metadata.name",
+            "MUSTER_POD_UID": "metadata.uid",
+            "MUSTER_ADDRESS": "status.podIP",
+            "MUSTER_NODE": "spec.nodeName",
+        }
+        values = {
+            "MUSTER_JOB": None if self.want.job_name_label else self.want.job,
+            "MUSTER_NAMESPACE": self.want.namespace,
+            "MUSTER_MIN": self.want.least,
+            "MUSTER_MAX": self.want.most,
+            "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
+            "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
+            "MUSTER_SLOTS": None if self.role == "launcher" else self.want.slots,
+            "MUSTER_GRACE_S": self.grace_s,
+            BELOW_MIN: "commit" if self.lets_go_below_min else None,
+            "MUSTER_RUN_DIR": RUN_DIR,
+            # Said even where they are the defaults: no Service's variable can take their place.
+            "MUSTER_C10D_PORT": 0 if self.wrapped else self.want.relay_port,
+            "MUSTER_RELAY_PORT": self.want.relay_port,
+            "MUSTER_HTTP_PORT": self.want.http_port,
+            **self._secret_files(),
+        }
+        user = {"name": "MUSTER_ETCD_USER", **_from_secret(self.want.secret, "username")}
+        return [
+            *({"name": name, "value": str(v)} for name, v in values.items() if v is not None),
+            *(
+                [user]
+                if self.want.secret is not None and "username" in self.want.secret_keys
+                else []
+            ),
+            *(
+                {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+                for name, path in fields.items()
+                if path is not None
+            ),
+        ]
+
+    def delivered(self) -> list[dict[str, Any]]:
+        """The variables of the training container: what muster-run does not read for itself."""
+        own = [{"name": "MUSTER_RUN_DIR", "value": RUN_DIR}]
+        if self.wrapped:
+            return own
+        environ = {v["name"]: v.get("value", "") for v in self.environment()}
+        stand_ins = {"MUSTER_ADDRESS": "127.0.0.1", "MUSTER_MEMBER": "pod", "MUSTER_JOB": "job"}
+        told = (
+            "MUSTER_MIN",
+            "MUSTER_MAX",
+            "MUSTER_GRACE_S",
+            "MUSTER_C10D_PORT",
+            "MUSTER_HTTP_PORT",
+        )
+        config = load(Config, {}, {**stand_ins, **{name: environ[name] for name in told}})
+        fields = {"PET_LOCAL_ADDR": "status.podIP", "MUSTER_MEMBER": "metadata.name"}
+        if self.want.job_name_label is not None:
+            fields["PET_RDZV_ID"] = f"metadata.labels['{self.want.job_name_label}']"
+        values = {
+            **torch_environment(config),
+            "PET_RDZV_ID": self.want.job,
+            "MUSTER_RUN_DIR": RUN_DIR,
+            "PYTHONPATH": f"{RUN_DIR}/python",
+        }
+        return [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": fields[name]}}}
+            if name in fields
+            else {"name": name, "value": value}
+            for name, value in values.items()
+        ]
+
+    def volumes(self) -> list[dict[str, Any]]:
+        """The volumes of the pod."""
+        # In memory: a full or failing disk of the node must not keep a pod from being drained.
+        run = {"medium": "Memory", "sizeLimit": RUN_DIR_SIZE}
+        volumes: list[dict[str, Any]] = [{"name": RUN_VOLUME, "emptyDir": run}]
+        if self.want.secret is not None:
+            volumes.append({"name": SECRET_VOLUME, "secret": {"secretName": self.want.secret}})
+        return volumes
+
+    @property
+    def _secret_keys(self) -> tuple[str, ...]:
+        return () if self.want.secret is None else self.want.secret_keys
+
+    def _secret_files(self) -> dict[str, str]:
+        files = {
+            "MUSTER_ETCD_CACERT": "ca.crt",
+            "MUSTER_ETCD_CERT": "tls.crt",
+            "MUSTER_ETCD_KEY": "tls.key",
+            "MUSTER_ETCD_PASSWORD_FILE": "password",
+        }
+        return {
+            name: f"{SECRET_DIR}/{key}" for name, key in files.items() if key in self._secret_keys
+        }
+
+
+def resources(quality: QualityOfService, *, cpu_is_limited: bool) -> dict[str, Any]:
+    """What a sidecar asks for so that the pod keeps its class, and a quota's wants are met."""
+    if quality == "BestEffort":
+        return {}
+    limits = {"memory": MEMORY} | ({"cpu": CPU_LIMIT} if cpu_is_limited else {})
+    if quality == "Guaranteed":
+        return {"requests": dict(limits), "limits": limits}
+    return {"requests": {"memory": MEMORY, "cpu": CPU_REQUEST}, "limits": limits}
+
+
+def is_ours(variable: Mapping[str, Any]) -> bool:
+    """Whether a variable about the store is as inject spells it."""
+    if "secretKeyRef" in (variable.get("valueFrom") or {}):
+        return True
+    return str(variable.get("value")).startswith(f"{SECRET_DIR}/")
+
+
+def _from_secret(secret: str | None, key: str) -> dict[str, Any]:
+    return {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entries and items put into a text, and taken out of it, at the places that nodes tell.
+
+What is put in begins right after the line that opens its mapping or list, above the comments there,
+which belong to what follows them. Taking it out again leaves the text as it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
+
+from console.inject import rendering
+from console.inject.nodes import Entry, entries, entry, is_alias, is_flow, items, line_of, text_of
+from console.inject.rendering import Style
+from rdzv.errors import ConfigError
+
+_FIRST_DASH = re.compile(r"\n( *)-(?=\s)")
+_BLANK_AND_COMMENTS = re.compile(r"(?:\s|#[^\n]*\n)*")
+_COMMA_AFTER = re.compile(r"\s*,\s*")
+_COMMA_BEFORE = re.compile(r"\s*,\s*\Z")
+
+
+class Splices:
+    """Changes of one text, gathered from its nodes and applied at once."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        self._changes: list[tuple[int, int, str]] = []
+
+    def result(self) -> str:
+        """The text with all changes made."""
+        pieces, at = [], 0
+        for start, end, new in sorted(self._changes, key=lambda change: change[:2]):
+            pieces += [self._text[at : max(at, start)], new]
+            at = max(at, end)
+        return "".join([*pieces, self._text[at:]])
+
+    # -- putting in
+
+    def add_entries(self, pair: Entry, new: Mapping[str, Any], style: Style, path: str) -> None:
+        """Put entries into the mapping that is the value of ``pair``, before what it has.
+
+        Raises ``ConfigError``, naming ``path``, where the mapping is written elsewhere.
+        """
+        key, mapping = pair
+        if not new:
+            return
+        if self._is_open(pair, path):
+            indent = key.start_mark.column + style.step
+        elif not isinstance(mapping.value, list) or isinstance(mapping, SequenceNode):
+            raise ConfigError(f"{path} (line {line_of(key)}) is no mapping: make it one")
+        elif is_flow(mapping):
+            self._add_flow(mapping, new.values(), [*new])
+            return
+        else:
+            indent = entries(mapping)[0][0].start_mark.column
+        lines = rendering.block_mapping(new, indent, style)
+        self._insert_lines(self._line_end(self._after_colon(key)), lines)
+
+    def add_to_item(self, item: Node, new: Mapping[str, Any], style: Style, path: str) -> None:
+        """Put entries into a mapping that is an item of a list, after its name.
+
+        Raises ``ConfigError``, naming ``path``, where it has none of its own.
+        """
+        if not new:
+            return
+        if is_flow(item):
+            self._add_flow(item, new.values(), [*new])
+            return
+        name = entry(item, "name")
+        if name is None or is_alias(name) or "\n" in text_of(name[1]):
+            raise ConfigError(f"{path} (line {line_of(item)}) has no name of its own: give it one")
+        lines = rendering.block_mapping(new, name[0].start_mark.column, style)
+        self._insert_lines(self._line_end(self._end(name)), lines)
+
+    def add_items(self, pair: Entry, new: Sequence[Any], style: Style, path: str) -> None:
+        """Put items into the list that is the value of ``pair``, before what it has.
+
+        Raises ``ConfigError``, naming ``path``, where the list is written elsewhere.
+        """
+        key, sequence = pair
+        if self._is_open(pair, path):
+            indent = key.start_mark.column + style.dash
+        elif not isinstance(sequence, SequenceNode):
+            raise ConfigError(f"{path} (line {line_of(key)}) is no list: make it one")
+        elif is_flow(sequence):
+            self._add_flow(sequence, new)
+            return
+        else:
+            dash = _FIRST_DASH.search(self._text, self._after_colon(key))
+            assert dash is not None
+            indent = len(dash[1])
+        lines = rendering.block_items(new, indent, style)
+        self._insert_lines(self._line_end(self._after_colon(key)), lines)
+
+    def _is_open(self, pair: Entry, path: str) -> bool:
+        """Whether nothing is written after the key; raises where nothing can be put in there."""
+        key, value = pair
+        if is_alias(pair):
+            raise taken_from_elsewhere(path, key)
+        if not isinstance(value, ScalarNode):
+            return False
+        if value.start_mark.index != value.end_mark.index:
+            raise ConfigError(f"{path} (line {line_of(key)}) is {value.value!r}: remove that line")
+        return True
+
+    def _add_flow(self, node: Node, new: Any, names: Sequence[str] = ()) -> None:
+        opening = "[" if isinstance(node, SequenceNode) else "{"
+        at = self._text.index(opening, node.start_mark.index) + 1
+        held = bool(node.value)
+        indent = None
+        if held:
+            skipped = _BLANK_AND_COMMENTS.match(self._text, at)
+            assert skipped is not None
+            at = skipped.end()
+            before = self._text[self._line_start(at) : at]
+            if not before.strip():
+                indent = len(before)
+        parts = [rendering.flow(value, indent) for value in new]
+        if names:
+            parts = [
+                f"{rendering.scalar_in_flow(name)}: {part}"
+                for name, part in zip(names, parts, strict=True)
+            ]
+        separator = ", " if indent is None else ",\n" + " " * indent
+        text = separator.join([*parts, ""] if held else parts)
+        self._changes.append((at, at, text.replace("\n", self._newline)))
+
+    def _insert_lines(self, at: int, lines: Sequence[str]) -> None:
+        self._changes.append((at, at, "".join(self._newline + line for line in lines)))
+
+    # -- taking out
+
+    def drop_entries(self, mapping: Node, gone: Callable[[str, Node], bool]) -> bool:
+        """Take the entries out of a mapping of which ``gone`` is true; say whether none is left."""
+        held = entries(mapping)
+        chosen = [gone(str(key.value), value) for key, value in held]
+        self._drop(
+            is_flow(mapping),
+            chosen,
+            lambda index: int(held[index][0].start_mark.index),
+            lambda index: self._end(held[index]),
+        )
+        return bool(held) and all(chosen)
+
+    def drop_items(self, sequence: Node, gone: Callable[[Node], bool]) -> bool:
+        """Take the items out of a list of which ``gone`` is true; say whether none is left."""
+        held = items(sequence)
+        chosen = [gone(item) for item in held]
+        self._drop(
+            is_flow(sequence),
+            chosen,
+            lambda index: self._item_start(held[index], in_block=not is_flow(sequence)),
+            lambda index: self._end_of(held[index]),
+        )
+        return bool(held) and all(chosen)
+
+    def _drop(
+        self,
+        flow: bool,
+        gone: Sequence[bool],
+        start_of: Callable[[int], int],
+        end_of: Callable[[int], int],
+    ) -> None:
+        index = 0
+        while index < len(gone):
+            if not gone[index]:
+                index += 1
+                continue
+            last = index
+            while last + 1 < len(gone) and gone[last + 1]:
+                last += 1
+            start, end = start_of(index), end_of(last)
+            line_start = self._line_start(start)
+            if flow:
+                if (comma := _COMMA_AFTER.match(self._text, end)) is not None:
+                    end = comma.end()
+                elif (comma := _COMMA_BEFORE.search(self._text, 0, start)) is not None:
+                    start = comma.start()
+            elif self._text[line_start:start].strip():
+                # It shares its first line with the dash of a list: the next one takes its place.
+                end = start_of(last + 1) if last + 1 < len(gone) else end
+            else:
+                start, end = self._line_end(line_start - 1), self._line_end(end)
+            self._changes.append((start, end, ""))
+            index = last + 1
+
+    # -- places
+
+    def _line_start(self, index: int) -> int:
+        return self._text.rfind("\n", 0, index) + 1
+
+    def _line_end(self, index: int) -> int:
+        """The place before the line break of the line of ``index``."""
+        end = self._text.find("\n", index)
+        end = len(self._text) if end < 0 else end
+        return end - 1 if self._text[end - 1 : end] == "\r" else end
+
+    def _after_colon(self, key: Node) -> int:
+        return self._text.index(":", key.end_mark.index) + 1
+
+    def _item_start(self, item: Node, *, in_block: bool) -> int:
+        start = int(item.start_mark.index)
+        return self._text.rindex("-", 0, start) if in_block else start
+
+    def _end(self, pair: Entry) -> int:
+        """The end of an entry's text."""
+        key, value = pair
+        if is_alias(pair) or value.start_mark.index == value.end_mark.index:
+            return self._after_colon(key)
+        return self._end_of(value)
+
+    def _end_of(self, node: Node) -> int:
+        """The end of a node's own text, without the blanks and comments that follow it."""
+        if not is_flow(node):
+            if entries(node):
+                return self._end(entries(node)[-1])
+            if items(node):
+                return self._end_of(items(node)[-1])
+        start, end = node.start_mark.index, node.end_mark.index
+        return int(start + len(self._text[start:end].rstrip()))
+
+
+def taken_from_elsewhere(path: str, at: Node) -> ConfigError:
+    """The error of an alias where something is to be put in; ``at`` is on its line."""
+    return ConfigError(
+        f"{path} (line {line_of(at)}) is an alias: write it out there, for a change to it"
+        " would change the place that it was taken from, too"
+    )
+
+
+def style_of(spec: Entry) -> Style:
+    """How the text of a pod spec is indented: ``spec`` is its entry in the template."""
+    key, pod = spec
+    if is_flow(pod) or is_alias(spec):
+        return Style()
+    containers = entry(pod, "containers")
+    step = entries(pod)[0][0].start_mark.column - key.start_mark.column if entries(pod) else 2
+    if containers is None or is_flow(containers[1]) or is_alias(containers):
+        return Style(step)
+    name, sequence = containers
+    return Style(step, max(0, sequence.start_mark.column - name.start_mark.column))

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the objects of the field have their pod templates, and what else they tell of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ruamel.yaml.nodes import MappingNode, Node
+
+from console.inject.nodes import child, items, keys, text_of, value_of
+
+Role = Literal["worker", "launcher"]
+Place = tuple[int, str]
+"""Where a pod template is in a text: the number of its object there, and the path within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of object: where its pod templates are, and where it tells of the job.
+
+    In a path ``*`` is every entry or item, and another word is a key, or the name of an item. The
+    launcher's template has no slots. The labels are those of its pods that hold name and UID of an
+    object that lives as long as the job does, and the number of the pod (an empty variable where
+    this object gives none). ``tells_torch`` is who puts ``PET_*`` variables
+    behind those of the template, where they win. ``replaced_once_gone``: a new pod has the name or
+    the place of the old one, and is made after it; in ``of_jobs`` it is the batch Job that says so.
+    """
+
+    templates: tuple[str, ...]
+    launcher: str | None = None
+    least: str | None = None
+    most: str | None = None
+    slots: tuple[str, ...] = ()
+    main_container: str | None = None
+    job_name_label: str | None = None
+    job_uid_label: str | None = None
+    index_label: str | None = None
+    tells_torch: str | None = None
+    replaced_once_gone: bool = False
+    of_jobs: bool = False
+
+
+_PLAIN = Kind(("spec.template",))
+_JOB_UID = "batch.kubernetes.io/controller-uid"
+_JOB_INDEX = "batch.kubernetes.io/job-completion-index"
+_KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
+
+KINDS: Mapping[tuple[str, str], Kind] = {
+    ("", "Pod"): Kind(("",)),
+    ("", "PodTemplate"): Kind(("template",)),
+    ("", "ReplicationController"): _PLAIN,
+    ("apps", "Deployment"): _PLAIN,
+    ("apps", "StatefulSet"): Kind(
+        ("spec.template",), index_label="apps.kubernetes.io/pod-index", replaced_once_gone=True
+    ),
+    ("apps", "ReplicaSet"): _PLAIN,
+    ("apps", "DaemonSet"): Kind(("spec.template",), replaced_once_gone=True),
+    ("batch", "Job"): Kind(
+        ("spec.template",), job_uid_label=_JOB_UID, index_label=_JOB_INDEX, of_jobs=True
+    ),
+    ("batch", "CronJob"): Kind(
+        ("spec.jobTemplate.spec.template",),
+        job_name_label="batch.kubernetes.io/job-name",
+        job_uid_label=_JOB_UID,
+        index_label=_JOB_INDEX,
+        of_jobs=True,
+    ),
+    ("kubeflow.org", "PyTorchJob"): Kind(
+        ("spec.pytorchReplicaSpecs.*.template",),
+        least="spec.elasticPolicy.minReplicas",
+        most="spec.elasticPolicy.maxReplicas",
+        slots=("spec.elasticPolicy.nProcPerNode", "spec.nprocPerNode"),
+        main_container="pytorch",
+        index_label=_KUBEFLOW_INDEX,
+        tells_torch="the training-operator",
+        replaced_once_gone=True,
+    ),
+    ("kubeflow.org", "MPIJob"): Kind(
+        ("spec.mpiReplicaSpecs.Worker.template",),
+        launcher="spec.mpiReplicaSpecs.Launcher.template",
+        slots=("spec.slotsPerWorker",),
+        replaced_once_gone=True,
+    ),
+    ("kai.alibabacloud.com", "TrainingJob"): Kind(
+        ("spec.etReplicaSpecs.worker.template",),
+        launcher="spec.etReplicaSpecs.launcher.template",
+        least="spec.etReplicaSpecs.worker.minReplicas",
+        most="spec.etReplicaSpecs.worker.maxReplicas",
+        slots=("spec.slotsPerWorker",),
+        replaced_once_gone=True,
+    ),
+    ("batch.volcano.sh", "Job"): Kind(("spec.tasks.*.template",), replaced_once_gone=True),
+    ("jobset.x-k8s.io", "JobSet"): Kind(
+        ("spec.replicatedJobs.*.template.spec.template",), of_jobs=True
+    ),
+    ("trainer.kubeflow.org", "TrainingRuntime"): Kind(
+        ("spec.template.spec.replicatedJobs.node.template.spec.template",),
+        main_container="node",
+        of_jobs=True,
+    ),
+    ("trainer.kubeflow.org", "ClusterTrainingRuntime"): Kind(
+        ("spec.template.spec.replicatedJobs.node.template.spec.template",),
+        main_container="node",
+        of_jobs=True,
+    ),
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): Kind(
+        ("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),
+        replaced_once_gone=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """One pod template: its node, and the path that leads to it."""
+
+    node: Node
+    path: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One object of the text."""
+
+    node: Node
+
+    @property
+    def group(self) -> str:
+        """The API group."""
+        return text_of(child(self.node, "apiVersion")).rpartition("/")[0]
+
+    @property
+    def kind(self) -> str:
+        """The kind, as it is written."""
+        return text_of(child(self.node, "kind"))
+
+    @property
+    def name(self) -> str:
+        """The object's name; empty where only a prefix of it is known."""
+        return text_of(child(self.node, "metadata", "name"))
+
+    @property
+    def namespace(self) -> str:
+        """The object's namespace, if it says one."""
+        return text_of(child(self.node, "metadata", "namespace"))
+
+    @property
+    def is_pod(self) -> bool:
+        """Whether it is a pod itself."""
+        return (self.group, self.kind) == ("", "Pod")
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        name = self.name or text_of(child(self.node, "metadata", "generateName"))
+        return f"{self.kind or 'object'}/{name or '?'}"
+
+    @property
+    def known(self) -> Kind | None:
+        """What is known of objects of this kind."""
+        return KINDS.get((self.group, self.kind))
+
+    def templates(self) -> list[Template]:
+        """The pod templates that an object of this kind has; none where the kind is unknown."""
+        kind = self.known
+        if kind is None:
+            return []
+        launcher = [] if kind.launcher is None else self.templates_at(kind.launcher, "launcher")
+        return [*launcher, *(t for path in kind.templates for t in self.templates_at(path))]
+
+    def templates_at(self, path: str, role: Role = "worker") -> list[Template]:
+        """The pod templates at a path."""
+        return [Template(node, where, role) for node, where in at(self.node, path)]
+
+    def replaces_late(self, template: Template) -> bool:
+        """Whether the replacement of a pod is made only once that pod is gone."""
+        kind = self.known or Kind(())
+        if kind.replaced_once_gone or not kind.of_jobs:
+            return kind.replaced_once_gone
+        job = next(node for node, _ in at(self.node, template.path.rpartition(".")[0]))
+        # A policy of failures allows no other replacement, and is the default with it.
+        has_policy = value_of(child(job, "podFailurePolicy")) is not None
+        return has_policy or text_of(child(job, "podReplacementPolicy")) == "Failed"
+
+    def told(self, path: str | None) -> str:
+        """What the object says at ``path``, as text; empty where it does not."""
+        value: Any = value_of(child(self.node, *path.split("."))) if path else None
+        return "" if value is None or isinstance(value, dict | list) else str(value)
+
+
+def workloads(roots: list[Node]) -> Iterator[Workload]:
+    """Every object of a text, those inside lists too."""
+    for root in roots:
+        if text_of(child(root, "kind")).endswith("List") and child(root, "items") is not None:
+            yield from workloads(items(child(root, "items")))
+        elif isinstance(root, MappingNode):
+            yield Workload(root)
+
+
+def at(node: Node, path: str, walked: str = "") -> Iterator[tuple[Node, str]]:
+    """Every node that a path leads to, and the path to it alone."""
+    word, _, rest = path.partition(".")
+    if not word:
+        yield node, walked
+        return
+    for name, below in steps(node):
+        if word in ("*", name):
+            yield from at(below, rest, f"{walked}.{name}" if walked else name)
+
+
+def steps(node: Node) -> Iterator[tuple[str, Node]]:
+    """What lies directly below a node, each under the word that leads to it in a path."""
+    for index, item in enumerate(items(node)):
+        yield text_of(child(item, "name")) or str(index), item
+    for name in keys(node):
+        below = child(node, name)
+        assert below is not None
+        yield name, below

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster store-role``: the store's user, role and grants for one job."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+
+import click
+
+from agent import values
+from agent.config import StoreConfig
+from console.options import configured_by
+from rdzv.errors import ConfigError
+from rdzv.keys import JobKeys
+from rdzv.store.access import Access, password_in
+from rdzv.store.cluster import auth_enabled
+from rdzv.store.rights import WRITE_TIMEOUT_S, JobRole, Rights
+
+
+@click.command(
+    "store-role",
+    short_help="The store's user and rights for one job: as etcdctl commands, or made.",
+    epilog="""\b
+Examples:
+  muster store-role digits
+  muster store-role digits --apply --new-password-file digits.password \\
+      --etcd-user root --etcd-password-file root.password
+
+With --apply, the --etcd-* settings are those of somebody who may manage users: root.
+""",
+)
+@configured_by(StoreConfig)
+@click.argument("job")
+@click.option(
+    "--user", metavar="NAME", help="The job's user, as a sidecar or its certificate names itself."
+)
+@click.option(
+    "--new-password-file",
+    metavar="FILE",
+    help="The user's password. With --apply, that of a user who is there is changed to it.",
+)
+@click.option(
+    "--no-password", is_flag=True, help="The user only comes by a client certificate of that name."
+)
+@click.option("--apply", is_flag=True, help="Make them in the store, or complete them.")
+def store_role(
+    config: StoreConfig,
+    job: str,
+    user: str | None,
+    new_password_file: str | None,
+    no_password: bool,
+    apply: bool,
+) -> None:
+    """Say what JOB needs in a store that asks who its clients are.
+
+    One user and one role, which may read and write what is under the job's own prefix, and
+    nothing else: no other job's records. Everything that a sidecar does is within it.
+    """
+    try:
+        role = JobRole(JobKeys(config.namespace, values.name(job)), _user(user))
+    except ValueError as error:
+        raise ConfigError(f"JOB or --user is wrong: {error}") from error
+    if no_password and new_password_file:
+        raise ConfigError("--no-password and --new-password-file exclude each other: give one")
+    if not apply:
+        for line in _commands(role, new_password_file, no_password=no_password):
+            click.echo(line)
+        return
+    if not (no_password or new_password_file):
+        raise ConfigError(
+            "--apply needs the user's password: give --new-password-file, or --no-password for a"
+            " user who comes by a client certificate"
+        )
+    password = _password(new_password_file) if new_password_file else None
+    if not config.access.tls:
+        click.echo(
+            "muster: the endpoints are not https://: passwords go to the store in plain text",
+            err=True,
+        )
+    asks = asyncio.run(_apply(config.access, role, password))
+    click.echo(f"{role.user_name} may read and write what is under {role.keys.prefix}")
+    if not asks:
+        click.echo(
+            "The store does not ask who its clients are: until etcdctl auth enable is run, any who"
+            " reach it may do everything."
+        )
+
+
+def _user(name: str | None) -> str:
+    if name is None:
+        return ""
+    if not name or ":" in name:
+        raise ValueError("a user has a name, without a colon")
+    return values.free_text(name)
+
+
+def _password(path: str) -> str:
+    password = password_in(path, "--new-password-file")
+    if any(character.isspace() for character in password):
+        raise ConfigError(
+            "the password of --new-password-file has a blank in it, which etcdctl would end it at:"
+            " choose one without"
+        )
+    return password
+
+
+async def _apply(access: Access, role: JobRole, password: str | None) -> bool:
+    """Make the role; return whether the store asks who its clients are."""
+    rights = Rights(access)
+    try:
+        await rights.make(role, password)
+    finally:
+        await rights.close()
+    return await auth_enabled(access, timeout_s=WRITE_TIMEOUT_S)
+
+
+def _commands(role: JobRole, password_file: str | None, *, no_password: bool) -> list[str]:
+    """What to type, each line as a shell reads it."""
+    user_add = ["user", "add", role.user_name]
+    if no_password:
+        user_add.append("--no-password")
+    elif password_file:
+        user_add.append("--interactive=false")
+    grant = ["role", "grant-permission", "--prefix=true", role.name, "readwrite", role.keys.prefix]
+    lines = [
+        _command("role", "add", role.name),
+        _command(*grant),
+        _command(*user_add) + (f" < {shlex.quote(password_file)}" if password_file else ""),
+        _command("user", "grant-role", role.user_name, role.name),
+    ]
+    if not (no_password or password_file):
+        lines[2] += "  # asks for the password"
+    return ["# as root of the store, with the ETCDCTL_ variables that lead there", *lines]
+
+
+def _command(*words: str) -> str:
+    return shlex.join(["etcdctl", *words])
