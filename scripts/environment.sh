@@ -26,9 +26,18 @@ find_python() {
     fail "No Python 3.11 or newer was found: install one, or name it in MUSTER_PYTHON."
 }
 
+# The pins, in constraints-tools.txt, of the requirements named.
+pins_of() {
+    local name
+    for name in "$@"; do
+        sed -n "/^$name==/p" "$REPOSITORY/scripts/constraints-tools.txt"
+    done
+}
+
 # ensure LAYER SIZE TIME REQUIREMENT...
-# Installs a layer of requirements, pinned by scripts/constraints.txt, into the one virtual
-# environment of this version of the project; leaves its python in $PYTHON.
+# Installs a layer of requirements, pinned by scripts/constraints.txt and scripts/constraints-tools.txt,
+# into the one virtual environment of this version of the project; leaves its python in $PYTHON. Only a
+# change of the first, which pins torch, makes a new environment.
 ensure() {
     local layer=$1 size=$2 time=$3
     shift 3
@@ -37,7 +46,7 @@ ensure() {
     key=$({ "$python" --version; cat "$REPOSITORY/scripts/constraints.txt"; } | sha256sum | cut -c1-12)
     venv=$MUSTER_CACHE/python-$key
     PYTHON=$venv/bin/python
-    layer=$layer-$(printf '%s ' "$@" | sha256sum | cut -c1-6)
+    layer=$layer-$({ printf '%s ' "$@"; pins_of "$@"; } | sha256sum | cut -c1-6)
     [ -e "$venv/.$layer-complete" ] && return
     say "Setting up ${layer%-*} in $venv: downloads about $size, takes about $time (once)."
     mkdir -p "$MUSTER_CACHE"
@@ -46,7 +55,8 @@ ensure() {
         [ -e "$venv/.$layer-complete" ] && exit 0
         { [ -x "$PYTHON" ] || "$python" -m venv "$venv"; } &&
             "$PYTHON" -m pip install --quiet --disable-pip-version-check \
-                --constraint "$REPOSITORY/scripts/constraints.txt" "$@" >&2 &&
+                --constraint "$REPOSITORY/scripts/constraints.txt" \
+                --constraint "$REPOSITORY/scripts/constraints-tools.txt" "$@" >&2 &&
             touch "$venv/.$layer-complete"
     ) 9>"$MUSTER_CACHE/python.lock" || fail "Setting up ${layer%-*} failed; its last lines are above."
     say "${layer%-*} is ready."
@@ -54,7 +64,7 @@ ensure() {
 
 ensure_runtime() {
     ensure muster "20 MB" "half a minute" \
-        click grpcio prometheus-client protobuf rich uvloop
+        click grpcio prometheus-client protobuf rich ruamel.yaml uvloop
     ensure torch "2.6 GB (5.4 GB on disk)" "2-10 minutes" torch numpy scikit-learn
 }
 
@@ -69,8 +79,15 @@ ensure_trainers() {
 ensure_development() {
     ensure_runtime
     ensure_trainers
-    ensure test-tools "60 MB" "half a minute" \
-        atheris blockbuster hypothesis mypy pytest pytest-asyncio pytest-timeout ruff
+    ensure test-tools "80 MB" "half a minute" \
+        atheris blockbuster cryptography docker hypothesis kubernetes mypy pytest pytest-asyncio \
+        pytest-timeout pytest-xdist ruff
+    ensure_etcd_packages
+}
+
+# The clients that Muster's own is compared with; etcd3 is a driver of ours, too.
+ensure_etcd_packages() {
+    ensure etcd-packages "1 MB" "a few seconds" aetcd etcd3 six tenacity
 }
 
 # Leaves the folder of etcd and etcdctl in $MUSTER_TEST_ETCD.
@@ -84,4 +101,18 @@ ensure_horovod() {
     MUSTER_TEST_HOROVOD=$("$REPOSITORY/scripts/toolchain/horovod" "$PYTHON") ||
         fail "Horovod could not be made ready."
     export MUSTER_TEST_HOROVOD
+}
+
+# What the tests of clusters, containers and histories are built from. A machine that cannot have a
+# cluster or an engine is told so by the tests themselves.
+ensure_cluster() {
+    local part
+    for part in porcupine container-engine container-base kubelab-programs "kubelab-programs operator"; do
+        # Unquoted: a part may have an argument.
+        "$REPOSITORY"/scripts/toolchain/$part >/dev/null || say "Tests that need $part will fail or be left out."
+    done
+    # The first build of the sidecar's image downloads wheels; later ones find their layers there.
+    if [ "$(id -u)" = 0 ] && ! [ -d "$MUSTER_CACHE/sidecar-layers" ]; then
+        "$PYTHON" -m tests.e2e.sidecar_image >/dev/null || say "Tests of the sidecar's image will fail."
+    fi
 }

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab as a whole: up, down, and what it is like."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubelab import cgroups, control_plane, images, needs, network, node
+from kubelab.errors import LabError
+from kubelab.layout import CGROUP, KUBECONFIG, LOCK, NODES, PROGRAMS, STATE, NodeLayout
+from kubelab.processes import pid_of, stop
+
+_FOUND = STATE / "found.json"
+"""What the machine was like before: kernel settings, folders that had to be made."""
+
+_KERNEL_SETTINGS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+"""What a kubelet sets when it starts."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is there."""
+
+    running: dict[str, bool]
+    ready_nodes: list[str]
+
+    @property
+    def up(self) -> bool:
+        """Whether all of it runs and both nodes take pods."""
+        return all(self.running.values()) and len(self.ready_nodes) == len(NODES)
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """One at a time changes the lab."""
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def up() -> None:
+    """Make the lab, or what is missing of it."""
+    needs.require()
+    programs = needs.programs()
+    etcd = needs.toolchain("etcd")
+    if status().up:
+        return
+    archives = [images.pause(programs), images.trainer(), images.etcd(etcd)]
+    STATE.mkdir(mode=0o711, exist_ok=True)
+    if not PROGRAMS.exists():
+        PROGRAMS.symlink_to(programs)
+    _remember()
+    cgroups.make()
+    network.make()
+    control_plane.up(etcd)
+    for layout in NODES:
+        node.start_runtime(layout)
+    images.load(archives)
+    for layout in NODES:
+        node.start_kubelet(layout)
+    control_plane.wait_until("service accounts", "get", "serviceaccount", "default", "-o", "name")
+    for layout in NODES:
+        control_plane.wait_until(
+            f"{layout.name} is ready",
+            *("wait", "--for=condition=Ready", f"node/{layout.name}", "--timeout=30s"),
+        )
+
+
+def down() -> None:
+    """End everything and leave nothing behind but the cache, installed packages and the lock."""
+    for layout in NODES:
+        node.stop_all(layout)
+    for name in reversed(control_plane.PARTS):
+        stop(name)
+    cgroups.kill_all(CGROUP)
+    network.remove()
+    _put_back()
+    cgroups.remove()
+    if STATE.exists():
+        shutil.rmtree(STATE)
+
+
+def status() -> Status:
+    """Which processes live, and which nodes say that they are ready."""
+    names = [*control_plane.PARTS]
+    for layout in NODES:
+        names += [f"containerd-{layout.name}", f"kubelet-{layout.name}"]
+    running = {name: pid_of(name) is not None for name in names}
+    ready: list[str] = []
+    if running["kube-apiserver"] and KUBECONFIG.exists():
+        try:
+            listed = json.loads(control_plane.kubectl("get", "nodes", "-o", "json"))
+        except LabError:
+            listed = {"items": []}
+        for item in listed["items"]:
+            conditions = {c["type"]: c["status"] for c in item["status"]["conditions"]}
+            if conditions.get("Ready") == "True":
+                ready.append(item["metadata"]["name"])
+    return Status(running, sorted(ready))
+
+
+def layout_of(name: str) -> NodeLayout:
+    """The node of that name."""
+    for layout in NODES:
+        if layout.name == name:
+            return layout
+    raise LabError(f"there is no node {name}: {' or '.join(layout.name for layout in NODES)}.")
+
+
+def _remember() -> None:
+    if _FOUND.exists():
+        return
+    made = []
+    for folder in node.PRIVATE:
+        path = Path(folder)
+        while not path.exists():
+            made.append(str(path))
+            path = path.parent
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    settings = {name: (Path("/proc/sys") / name).read_text() for name in _KERNEL_SETTINGS}
+    _FOUND.write_text(json.dumps({"made": made, "settings": settings}))
+
+
+def _put_back() -> None:
+    if not _FOUND.exists():
+        return
+    found = json.loads(_FOUND.read_text())
+    for name, value in found["settings"].items():
+        (Path("/proc/sys") / name).write_text(value)
+    for folder in found["made"]:
+        try:
+            Path(folder).rmdir()
+        except OSError:
+            # Somebody else uses it by now.
+            continue

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine must have, and how it gets what it lacks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from kubelab import cgroups, network
+from kubelab.errors import LabError, MachineUnfit
+from kubelab.processes import check
+
+PROGRAMS = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "ip": "iproute2",
+    "conntrack": "conntrack",
+    "socat": "socat",
+    "ethtool": "ethtool",
+    "openssl": "openssl",
+    "nsenter": "util-linux",
+}
+"""Programs and the Debian packages they come in; kubelet itself looks for three of them."""
+
+CNI_PLUGINS = Path("/usr/lib/cni")
+SYSTEMD = Path("/run/systemd/system")
+"""There where systemd runs the machine."""
+
+
+def say(text: str) -> None:
+    """Tell the person in front of it."""
+    print(f"kubelab: {text}", file=sys.stderr, flush=True)
+
+
+def require_root() -> None:
+    """Raise MachineUnfit for anybody but root."""
+    if os.geteuid() != 0:
+        raise MachineUnfit(
+            "scripts/kubelab needs root, for it makes network namespaces, mounts and cgroups:"
+            " run it as root, best on a machine that is yours alone."
+        )
+
+
+def require() -> None:
+    """Raise MachineUnfit where the lab cannot be; install the Debian packages that are missing."""
+    require_root()
+    cgroups.require()
+    packages = missing_packages()
+    if packages:
+        install(packages)
+    network.require()
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that have to be installed."""
+    packages = {package for program, package in PROGRAMS.items() if not shutil.which(program)}
+    if not (CNI_PLUGINS / "bridge").exists():
+        packages.add("containernetworking-plugins")
+    return sorted(packages)
+
+
+def install(packages: list[str]) -> None:
+    """Install Debian packages, which stay; a containerd among them becomes no service."""
+    is_new = "containerd" in packages and not shutil.which("containerd")
+    names = " ".join(packages)
+    if not shutil.which("apt-get"):
+        raise MachineUnfit(f"scripts/kubelab needs these Debian packages, install them: {names}.")
+    say(f"installing {names} (up to 100 MB to download, half a minute, once)")
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        done = subprocess.run(
+            ["apt-get", "-q", *arguments], env=environ, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            last_words = " ".join(done.stderr.strip().splitlines()[-1:])
+            raise MachineUnfit(
+                f"apt-get {arguments[0]} failed: {last_words.rstrip('.')}."
+                f" Install these Debian packages yourself: {names}."
+            )
+    if is_new and SYSTEMD.is_dir():
+        # The package enables and starts one of the machine's own, which the lab does not use.
+        check(["systemctl", "disable", "--now", "containerd"])
+
+
+def programs(what: str = "cluster") -> Path:
+    """The folder of the programs that are built from Go modules; builds them if need be."""
+    return toolchain("kubelab-programs", what)
+
+
+def toolchain(script: str, *arguments: str) -> Path:
+    """What a script of scripts/toolchain provides, by the path that it prints.
+
+    Raises LabError if it fails: it has said why itself.
+    """
+    path = Path(__file__).parent.parent / script
+    done = subprocess.run([str(path), *arguments], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode == MachineUnfit.status:
+        raise MachineUnfit(f"scripts/toolchain/{script} cannot do its work on this machine.")
+    if done.returncode != 0:
+        raise LabError(f"scripts/toolchain/{script} failed; it says why above.")
+    return Path(done.stdout.strip())
