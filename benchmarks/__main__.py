@@ -26,7 +26,10 @@ BENCHMARKS = {
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
     "horovod": "hosts leave and join a real horovodrun, beside one on a bare file, 15 min",
     "hosts": "a membership change reaches 32 host lists; the script that prints one, 1 min",
+    "store": "the etcd client beside the packages etcd3 and aetcd, and after a leader kill, 5 min",
+    "scale": "1,000 registrars and watchers on one etcd: join, rest, leave, return, 15 min",
     "footprint": "memory, CPU at rest and start of one sidecar, 2 min",
+    "pod": "a pod is deleted in a real cluster, beside no Muster; needs root, 15 min",
 }
 
 

@@ -240,7 +240,7 @@ async def _drains(directory: Path, endpoint: str) -> list[Drained]:
     keys = JobKeys("bench", directory.name)
     nodes = [Node(directory, directory.name, f"node-{n}", endpoint) for n in range(NODES)]
     drained = []
-    async with _record(keys, endpoint) as record:
+    async with recording(keys, endpoint) as record:
         try:
             await asyncio.gather(*(node.start() for node in nodes))
             for turn in range(DRAINS):
@@ -287,7 +287,8 @@ async def _rank_0(nodes: Sequence[Node]) -> Node:
 
 
 @asynccontextmanager
-async def _record(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
+async def recording(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
+    """Follow a job's drains in the store."""
     store = EtcdStore([endpoint])
     mirror = Mirror(keys.prefix, monotonic)
     watching = asyncio.create_task(Watching(store, mirror).run())

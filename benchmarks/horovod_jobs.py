@@ -37,6 +37,7 @@ from console.local.settings import (
 from launcher_shim.horovod.hosts import token_of
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
+from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
 
@@ -86,7 +87,7 @@ class HorovodJob:
             restarts=0,
             lease_ttl_s=10.0,
             checkpoints=directory,
-            endpoints=endpoint,
+            access=Access((endpoint,)),
             native=False,
         )
         self.hosts: list[Host] = []

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real etcd members for a benchmark, of which one may be killed and brought back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from benchmarks.etcd_server import START_TIMEOUT_S, free_port
+from rdzv.errors import StoreError
+from rdzv.store import StoreStatus
+from rdzv.store.etcd import EtcdStore
+
+LOOK_S = 0.005
+"""Between two looks at who leads."""
+
+
+class EtcdMembers:
+    """``async with etcd_members(3) as members: … members.endpoints``."""
+
+    def __init__(self, binary: str, directory: Path, count: int) -> None:
+        self._binary = binary
+        self._directory = directory
+        self._clients = [free_port() for _ in range(count)]
+        self._peers = [free_port() for _ in range(count)]
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+
+    @property
+    def endpoints(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._clients]
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {member: process.pid for member, process in self._processes.items()}
+
+    async def start(self, member: int) -> None:
+        """Start a member, on its own data if it has any."""
+        client = f"http://127.0.0.1:{self._clients[member]}"
+        peer = f"http://127.0.0.1:{self._peers[member]}"
+        cluster = (f"m{n}=http://127.0.0.1:{port}" for n, port in enumerate(self._peers))
+        self._processes[member] = await asyncio.create_subprocess_exec(
+            self._binary,
+            f"--name=m{member}",
+            f"--data-dir={self._directory / f'm{member}'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster={','.join(cluster)}",
+            "--log-level=fatal",
+        )
+
+    async def kill(self, member: int) -> None:
+        """SIGKILL."""
+        process = self._processes.pop(member)
+        process.kill()
+        await process.wait()
+
+    async def leader(self, other_than: int | None = None) -> int:
+        """Wait until every member that runs names the same leader; look every 5 ms."""
+        stores = {member: EtcdStore([self.endpoints[member]]) for member in self._processes}
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while True:
+                    found = await asyncio.gather(*map(_status, stores.values()))
+                    leaders = {status.leader_id for status in found if status}
+                    if None not in found and len(leaders) == 1:
+                        for member, status in zip(stores, found, strict=True):
+                            if status and {status.member_id} == leaders and member != other_than:
+                                return member
+                    await asyncio.sleep(LOOK_S)
+        finally:
+            for store in stores.values():
+                await store.close()
+
+    async def close(self) -> None:
+        for member in tuple(self._processes):
+            await self.kill(member)
+
+    async def __aenter__(self) -> Self:
+        for member in range(len(self._clients)):
+            await self.start(member)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+@asynccontextmanager
+async def etcd_members(count: int) -> AsyncIterator[EtcdMembers]:
+    """Run ``count`` members until the end of the block; the binary is that of ``etcd_server``."""
+    binary = await asyncio.to_thread(_binary)
+    directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-bench-etcd-")
+    try:
+        async with EtcdMembers(binary, Path(directory), count) as members:
+            await members.leader()
+            yield members
+    finally:
+        await asyncio.to_thread(shutil.rmtree, directory)
+
+
+def _binary() -> str:
+    binary = shutil.which("etcd", path=os.environ.get("MUSTER_TEST_ETCD"))
+    if binary is None:
+        raise SystemExit(
+            "No etcd was found: name its folder in MUSTER_TEST_ETCD, or use scripts/bench."
+        )
+    return binary
+
+
+async def _status(store: EtcdStore) -> StoreStatus | None:
+    """What a member says, or None while it has no leader."""
+    try:
+        status = await store.status(timeout_s=0.5)
+    except StoreError:
+        return None
+    return status if status.leader_id else None

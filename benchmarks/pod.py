@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``pod``: ``kubectl delete pod`` of one of three, in the real cluster of ``scripts/kubelab``.
+
+From the delete until the pod is on nobody's host list, until all have saved and that is on record,
+and until the survivors make their next step; beside the same YAML without Muster. Then what the
+sidecar adds to the start of a pod, and its memory there. Needs root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+
+from benchmarks.drain import recording
+from benchmarks.figures import Bar, Figure, of_medians
+from rdzv.keys import JobKeys
+from tests.e2e.kube_job import KubeJob
+from tests.e2e.kube_workload import NAME, Workload
+from tests.e2e.kubelab import TRAINER_IMAGE, Kubelab, Object, host_paths
+from tests.e2e.sidecar_image import sidecar_archive
+from tests.e2e.step_log import World
+
+DELETES = 10
+NATIVE_DELETES = 3
+STARTS = 10
+PATIENCE_S = 90.0
+"""For a job without Muster to go on."""
+PODS = 3
+MIB = 1 << 20
+
+RESOURCES: dict[str, Object] = {
+    "BestEffort": {},
+    "Guaranteed": {"limits": {"cpu": "1", "memory": "256Mi"}},
+}
+"""By class: in a Guaranteed pod the sidecar must live with the half core that it asks for."""
+
+
+async def measure(
+    deletes: int = DELETES, native_deletes: int = NATIVE_DELETES, starts: int = STARTS
+) -> list[Figure]:
+    """Measure all in one cluster, which is ended if it was not there before."""
+    lab = Kubelab()
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as root:
+        was_there = lab.is_there()
+        await asyncio.to_thread(lab.command, "up", timeout_s=900)
+        try:
+            archive = await asyncio.to_thread(sidecar_archive)
+            await asyncio.to_thread(lab.command, "load", str(archive), timeout_s=300)
+            deleted, memory = await _deletes(lab, Path(root), deletes)
+            native = await asyncio.to_thread(_native, lab, Path(root), native_deletes)
+            begun = await asyncio.to_thread(_starts, lab, Path(root), starts)
+        finally:
+            if not was_there:
+                await asyncio.to_thread(lab.command, "down")
+    delisted, committed, stepped = (list(column) for column in zip(*deleted, strict=True))
+    return [
+        _shown("pod/delete to delisted everywhere", delisted),
+        _shown("pod/delete to all committed", committed),
+        of_medians(
+            "pod/delete to the survivors' next step", "s", None, stepped, native, "without Muster"
+        ),
+        _shown("pod/delete to the survivors' next step, most", [max(stepped)]),
+        *(_added(quality, *took_s) for quality, took_s in begun.items()),
+        Figure(
+            "pod/memory of the sidecar",
+            max(memory),
+            "MiB",
+            Bar("value", "<=", 60.0),
+            tuple(memory),
+        ),
+    ]
+
+
+def _shown(name: str, runs: list[float]) -> Figure:
+    return of_medians(name, "s", None, runs, [], "")
+
+
+# -- deletes
+
+
+async def _deletes(
+    lab: Kubelab, root: Path, count: int
+) -> tuple[list[tuple[float, float, float]], list[float]]:
+    """Seconds of each delete, and the memory of every sidecar in the end."""
+    job = KubeJob(lab, root, Workload(replicas=PODS), muster=True)
+    await asyncio.to_thread(job.__enter__)
+    try:
+        world = await asyncio.to_thread(job.world_of, PODS)
+        etcd = await asyncio.to_thread(lab.get, job.namespace, "pod", "etcd-0")
+        endpoint = f"{etcd['status']['podIP']}:2379"
+        found = []
+        async with recording(JobKeys(job.namespace, NAME), endpoint) as record:
+            for turn in range(count):
+                await asyncio.to_thread(job.goes_on, world)
+                leaver = sorted(world.nodes)[turn % PODS]
+                epoch = record.epoch
+                began_s = monotonic()
+                delisting = asyncio.create_task(
+                    asyncio.to_thread(_delisted, _host_lists(job, world.nodes - {leaver}), leaver)
+                )
+                arguments = ("delete", "pod", leaver, "--wait=false")
+                await asyncio.to_thread(job.kubectl, *arguments)
+                async with asyncio.timeout(60):
+                    committed_s = await record.committed(epoch)
+                smaller = await asyncio.to_thread(
+                    job.world_of, PODS - 1, not_=world, without=[leaver]
+                )
+                delisted_s = await delisting
+                found.append(
+                    (delisted_s - began_s, committed_s - began_s, smaller.began_s - began_s)
+                )
+                told = ", ".join(f"{one_s:.2f}" for one_s in found[-1])
+                _say(f"delete to delisted, committed, the next step: {told} s")
+                world = await asyncio.to_thread(job.world_of, PODS, not_=smaller)
+        return found, [_resident_mib(pid) for pid in _sidecars(job).values()]
+    finally:
+        await asyncio.to_thread(job.__exit__)
+
+
+def _sidecars(job: KubeJob) -> dict[str, int]:
+    """The sidecar's process in each pod of the job, as this machine sees it."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            environ = dict(
+                pair.partition(b"=")[::2] for pair in (entry / "environ").read_bytes().split(b"\0")
+            )
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if environ.get(b"MUSTER_NAMESPACE") == job.namespace.encode() and b"agent" in words:
+            found[environ[b"MUSTER_MEMBER"].decode()] = int(entry.name)
+    return found
+
+
+def _host_lists(job: KubeJob, pods: Iterable[str]) -> list[Path]:
+    processes = _sidecars(job)
+    # Its /var/run is a link to /run, which from here would be this machine's own.
+    return [Path(f"/proc/{processes[pod]}/root/run/muster/hosts") for pod in pods]
+
+
+def _delisted(lists: Sequence[Path], leaver: str, timeout_s: float = 60.0) -> float:
+    """When the last of the lists has dropped the pod."""
+    deadline_s = monotonic() + timeout_s
+    left = list(lists)
+    while left:
+        if monotonic() > deadline_s:
+            raise RuntimeError(f"{leaver} stays on {len(left)} host lists")
+        sleep(0.005)
+        left = [path for path in left if leaver in path.read_text()]
+    return monotonic()
+
+
+def _resident_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise RuntimeError(f"process {pid} has ended")
+
+
+def _native(lab: Kubelab, root: Path, count: int) -> list[float]:
+    """From a delete to the survivors' next step, without Muster; never of torch's own store.
+
+    A job that does not go on counts as long as it was waited for.
+    """
+    found = []
+    for _ in range(count):
+        with KubeJob(lab, root, Workload(replicas=PODS), muster=False) as job:
+            world = job.world_of(PODS)
+            job.goes_on(world)
+            began_s = monotonic()
+            job.kubectl("delete", "pod", f"{NAME}-{PODS - 1}", "--wait=false")
+            while not _another(job, world) and monotonic() - began_s < PATIENCE_S:
+                sleep(0.05)
+            newest = job.steps.worlds()[-1]
+            found.append(newest.began_s - began_s if _another(job, world) else PATIENCE_S)
+            _say(f"without Muster, delete to the next step: {found[-1]:.2f} s")
+    return found
+
+
+def _another(job: KubeJob, world: World) -> bool:
+    return job.steps.worlds()[-1].number != world.number
+
+
+# -- starts
+
+
+def _starts(
+    lab: Kubelab, root: Path, count: int
+) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    """For each class of pod, seconds from its making until its own program runs: with, without."""
+    took_s: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in RESOURCES}
+    with KubeJob(lab, root, Workload(replicas=0), muster=True) as job:
+        for turn in range(count):
+            for quality, (with_it, without) in took_s.items():
+                name = f"{quality.lower()}-{turn}"
+                without.append(_start(job, f"bare-{name}", quality, muster=False))
+                with_it.append(_start(job, f"with-{name}", quality, muster=True))
+                _say(f"start, {quality}: {without[-1]:.2f} s, with the sidecar {with_it[-1]:.2f} s")
+    return dict(took_s)
+
+
+def _start(job: KubeJob, name: str, quality: str, *, muster: bool) -> float:
+    started = job.directory / name
+    volumes, mounts = host_paths((job.directory, True))
+    program = f"import time; open({str(started)!r}, 'w').write(str(time.monotonic()))"
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 5,
+            "restartPolicy": "Never",
+            "volumes": volumes,
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": TRAINER_IMAGE,
+                    "imagePullPolicy": "Never",
+                    "command": ["python3", "-c", program],
+                    "volumeMounts": mounts,
+                    "resources": RESOURCES[quality],
+                }
+            ],
+        },
+    }
+    text = json.dumps(pod, indent=2)
+    if muster:
+        # A job of its own, so that nobody else has to be heard.
+        text = job.injected(text, f"--job={name}")
+    began_s = monotonic()
+    job.apply(text)
+    job.until(lambda: started.exists() and started.read_text(), 60, f"{name} runs")
+    started_s = float(started.read_text())
+    job.kubectl("delete", "pod", name, "--force", "--grace-period=0")
+    return started_s - began_s
+
+
+def _added(quality: str, with_it: Sequence[float], without: Sequence[float]) -> Figure:
+    added = [one - median(without) for one in with_it]
+    return Figure(
+        f"pod/start, what the sidecar adds, {quality}",
+        median(added),
+        "s",
+        Bar("value", "<=", 2.0),
+        tuple(added),
+        median(without),
+        "start of the pod without it",
+        tuple(without),
+    )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``scale``: 1,000 sidecars' registrars and watchers on one etcd.
+
+They join in waves, rest, a third leaves at once, and comes back in waves. For each: how long
+until every one of them lists everybody, what etcd and one sidecar spend on it, and how many
+messages and lists it takes beside the number of events, which nobody can save: each of N changes
+has to reach each of N watchers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from benchmarks.etcd_members import etcd_members
+from benchmarks.figures import Bar, Figure
+from benchmarks.processor_time import cpu_s
+from benchmarks.worker import Worker, worker
+
+SIDECARS = 1000
+PROCESSES = 4
+REST_S = 20.0
+PHASE_S = 900.0
+
+WAVE = 100
+"""Sidecars that join at once. In a cluster each has some processor to itself; where hundreds share
+two, answers lie unread for longer than their calls may take, and what was asked is asked again."""
+
+LEASE_TTL_S = 60.0
+"""Hundreds of sidecars in one process are each as late as all of them together: with the 10 s of a
+sidecar that has its own, it would be the benchmark's processes that lose leases."""
+
+JOB = "scale"
+
+Counts = Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase: seconds until all had seen it, CPU seconds, sidecars at its end, and counts."""
+
+    name: str
+    took_s: float
+    etcd_cpu_s: float
+    sidecars_cpu_s: float
+    sidecars: int
+    etcd_rss_mib: float
+    sidecars_rss_mib: float
+    counts: Counts
+
+    def line(self) -> str:
+        count = self.counts
+        return (
+            f"{self.name}: {self.took_s:.1f} s; CPU of etcd {self.etcd_cpu_s:.1f} s, of one sidecar"
+            f" {self.sidecars_cpu_s / self.sidecars * 1e3:.0f} ms; memory of etcd"
+            f" {self.etcd_rss_mib:.0f} MiB, of all sidecars {self.sidecars_rss_mib:.0f} MiB;"
+            f" {count['writes']} writes, {count['writes that lost']} that lost,"
+            f" {count['writes in doubt']} in doubt,"
+            f" {count['reads']} reads of {count['records read']} records,"
+            f" {count['renewals']} renewals, {count['events']} events in {count['batches']}"
+            f" messages, {count['lists made']} lists made"
+        )
+
+
+async def measure(sidecars: int = SIDECARS) -> list[Figure]:
+    """Go through the phases."""
+    phases: dict[str, Phase] = {}
+    async for phase in grow_and_shrink(sidecars, PROCESSES, REST_S, WAVE, LEASE_TTL_S):
+        phases[phase.name] = phase
+        print(phase.line(), file=sys.stderr, flush=True)
+    rest, join = phases["rest"], phases["join"]
+    figures = [
+        Figure(f"scale/{sidecars} sidecars: {name}", phase.took_s, "s", None, (phase.took_s,))
+        for name, phase in phases.items()
+        if name != "rest"
+    ]
+    per_sidecar = join.sidecars_cpu_s / sidecars * 1e3
+    lists = join.counts["lists made"] / join.counts["events"]
+    figures += [
+        _figure("CPU of one sidecar for the join of all", per_sidecar, "ms"),
+        _figure("CPU of one sidecar at rest", rest.sidecars_cpu_s / sidecars / REST_S * 100, "%"),
+        _figure("CPU of etcd at rest", rest.etcd_cpu_s / REST_S * 100, "%"),
+        _figure("memory of etcd", rest.etcd_rss_mib, "MiB"),
+        _figure("memory of one sidecar's parts", rest.sidecars_rss_mib / sidecars, "MiB"),
+        _figure("lists made for each event delivered", lists, "", Bar("value", "<=", 0.5)),
+    ]
+    return figures
+
+
+def _figure(name: str, value: float, unit: str, bar: Bar | None = None) -> Figure:
+    return Figure(f"scale/{name}", value, unit, bar, (value,))
+
+
+async def grow_and_shrink(
+    sidecars: int, processes: int, rest_s: float, wave: int, lease_ttl_s: float
+) -> AsyncGenerator[Phase, None]:
+    """Join, rest, a third leaves, and returns; raises ``TimeoutError`` if one takes too long.
+
+    ``wave``: so many join at once.
+    """
+    names = [f"node-{number:04}" for number in range(sidecars)]
+    third = names[::3]
+    async with AsyncExitStack() as stack:
+        members = await stack.enter_async_context(etcd_members(1))
+        workers = [
+            await stack.enter_async_context(worker("benchmarks.scale_parts"))
+            for _ in range(processes)
+        ]
+        crowd = _Crowd(workers, members.endpoints[0], members.pids[0], lease_ttl_s)
+        await crowd.begin()
+        await crowd.join(names, wave)
+        yield await crowd.phase("join", await crowd.until(sidecars))
+        await asyncio.sleep(rest_s)
+        yield await crowd.phase("rest", monotonic())
+        await crowd.leave(third)
+        yield await crowd.phase("leave of a third", await crowd.until(sidecars - len(third)))
+        await crowd.join(third, wave)
+        yield await crowd.phase("return of a third", await crowd.until(sidecars))
+
+
+def _etcd_use(pid: int) -> dict[str, float]:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return {"etcd_cpu_s": cpu_s(pid), "etcd_rss_mib": pages / 256}
+
+
+class _Crowd:
+    """All sidecars, spread over the helper processes by name."""
+
+    def __init__(
+        self, workers: Sequence[Worker], endpoint: str, etcd_pid: int, lease_ttl_s: float
+    ) -> None:
+        self._workers = workers
+        self._common = {"endpoint": endpoint, "job": JOB, "lease_ttl_s": lease_ttl_s}
+        self._etcd_pid = etcd_pid
+        self._home: dict[str, int] = {}
+        self._began_s = 0.0
+        self._before: Counts = Counter()
+        self._base_rss_mib = 0.0
+
+    async def begin(self) -> None:
+        self._before = await self._counts()
+        self._base_rss_mib = self._before["rss_mib"]
+        self._began_s = monotonic()
+
+    async def join(self, names: Sequence[str], wave: int) -> None:
+        for number, name in enumerate(names):
+            self._home.setdefault(name, number % len(self._workers))
+        order = {**self._common, "at_once": max(1, wave // len(self._workers))}
+        await asyncio.gather(
+            *(one.ask("join", PHASE_S, names=share, **order) for one, share in self._shares(names))
+        )
+
+    async def leave(self, names: Sequence[str]) -> None:
+        await asyncio.gather(
+            *(one.ask("leave", PHASE_S, names=share) for one, share in self._shares(names))
+        )
+
+    async def until(self, listed: int) -> float:
+        """Wait until every sidecar lists that many; tell when the last one did."""
+        shares = await asyncio.gather(
+            *(one.ask("until", PHASE_S, listed=listed) for one in self._workers)
+        )
+        return float(max(max(share) for share in shares))
+
+    async def phase(self, name: str, ended_s: float) -> Phase:
+        """What the phase that began with the end of the former one has cost."""
+        now = await self._counts()
+        spent = Counter(now)
+        spent.subtract(self._before)
+        self._before = now
+        phase = Phase(
+            name,
+            ended_s - self._began_s,
+            spent["etcd_cpu_s"],
+            spent["cpu_s"],
+            int(now["sidecars"]),
+            now["etcd_rss_mib"],
+            now["rss_mib"] - self._base_rss_mib,
+            spent,
+        )
+        self._began_s = monotonic()
+        return phase
+
+    async def _counts(self) -> Counts:
+        total: Counts = Counter()
+        for report in await asyncio.gather(*(one.ask("counts") for one in self._workers)):
+            total.update(report)
+        total.update(await asyncio.to_thread(_etcd_use, self._etcd_pid))
+        return total
+
+    def _shares(self, names: Sequence[str]) -> list[tuple[Worker, list[str]]]:
+        shares: list[list[str]] = [[] for _ in self._workers]
+        for name in names:
+            shares[self._home[name]].append(name)
+        return list(zip(self._workers, shares, strict=True))

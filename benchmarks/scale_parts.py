@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A helper process of ``scale``: many sidecars' registrars and watchers, each with its own store.
+
+What a sidecar does with the membership beyond that is stood for by one list of who is listed,
+made anew at each snapshot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from random import Random
+from time import monotonic
+from typing import Any
+
+from benchmarks.sidecar_parts import identity
+from benchmarks.worker import LINE_MAX
+from rdzv.errors import StoreAmbiguous
+from rdzv.keys import JobKeys
+from rdzv.listing import decide
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.store import RangeResult, TxnResult, WatchBatch
+from rdzv.store.access import Access
+from rdzv.store.certificate_files import CertificateFiles
+from rdzv.store.endpoints import Endpoint
+from rdzv.store.etcd import EtcdStore
+from rdzv.watching import Mirror, Watching
+
+LEAVE_S = 60.0
+"""More than a preStop has: the whole third leaves on the processor of a few."""
+
+
+class OwnConnection(Endpoint):
+    """Shares its connection with no other sidecar of this process: in a cluster none could."""
+
+    def _open(self, options: Sequence[tuple[str, int]]) -> None:
+        super()._open((*options, ("grpc.use_local_subchannel_pool", 1)))
+
+
+class CountedStore(EtcdStore):
+    """Counts what one sidecar asks of the store and what it gets."""
+
+    counts: Counter[str]
+
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+        return [OwnConnection(target, files) for target in access.targets]
+
+    async def range(self, *args: Any, **options: Any) -> RangeResult:
+        result = await super().range(*args, **options)
+        self.counts["reads"] += 1
+        self.counts["records read"] += len(result.kvs)
+        return result
+
+    async def txn(self, *args: Any, **options: Any) -> TxnResult:
+        try:
+            result = await super().txn(*args, **options)
+        except StoreAmbiguous:
+            self.counts["writes in doubt"] += 1
+            raise
+        self.counts["writes" if result.succeeded else "writes that lost"] += 1
+        return result
+
+    async def lease_keep_alive(self, *args: Any, **options: Any) -> float:
+        self.counts["renewals"] += 1
+        return await super().lease_keep_alive(*args, **options)
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        async for batch in super().watch(prefix, start_revision):
+            if batch.events:
+                self.counts["batches"] += 1
+                self.counts["events"] += len(batch.events)
+            yield batch
+
+
+class Member:
+    """One sidecar's registrar and watcher."""
+
+    def __init__(
+        self, endpoint: str, keys: JobKeys, name: str, lease_ttl_s: float, counts: Counter[str]
+    ) -> None:
+        self._store = CountedStore([endpoint])
+        self._store.counts = self._counts = counts
+        self._mirror = Mirror(keys.prefix, monotonic)
+        self._membership = Membership(keys, self._mirror)
+        self._registrar = Registrar(
+            self._store,
+            self._mirror,
+            self._membership,
+            identity(name, 1, 100_000),
+            lease_ttl_s=lease_ttl_s,
+            clock=monotonic,
+            random=Random(name),
+        )
+        self.listed = 0
+        self.listed_s = 0.0
+        self.on_listed = asyncio.Event()
+        self._running = asyncio.create_task(self._run(), name=name)
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(Watching(self._store, self._mirror).run())
+            tasks.create_task(self._list())
+            self._registering = tasks.create_task(self._registrar.run())
+
+    async def _list(self) -> None:
+        while True:
+            snapshot = self._membership.snapshot()
+            listed = len(decide(snapshot).listed)
+            self._counts["lists made"] += 1
+            if listed != self.listed:
+                self.listed, self.listed_s = listed, monotonic()
+                self.on_listed.set()
+            await self._membership.changed_from(snapshot)
+
+    async def registered(self) -> None:
+        """Wait until it is registered, and its own watch shows it."""
+        await self._registrar.registered.wait()
+
+    async def until(self, listed: int) -> float:
+        """Wait until that many are listed; tell since when."""
+        while self.listed != listed:
+            if self._running.done():
+                self._running.result()
+            self.on_listed.clear()
+            await self.on_listed.wait()
+        return self.listed_s
+
+    async def leave(self) -> None:
+        """Leave on purpose, and stop."""
+        self._registering.cancel()
+        await asyncio.wait({self._registering})
+        await self._registrar.leave(LEAVE_S)
+        await self.stop()
+
+    async def stop(self) -> None:
+        self._running.cancel()
+        await asyncio.wait({self._running})
+        await self._store.close()
+
+
+class Members:
+    """All sidecars of this process."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._counts: Counter[str] = Counter()
+
+    async def obey(self, order: dict[str, Any]) -> Any:
+        match order.pop("do"):
+            case "join":
+                return await self._join(**order)
+            case "leave":
+                return await self._leave(**order)
+            case "until":
+                return await self._until(**order)
+            case "counts":
+                return self._report()
+        raise ValueError(f"no such order: {order}")
+
+    async def _join(
+        self, endpoint: str, job: str, lease_ttl_s: float, names: Sequence[str], at_once: int
+    ) -> None:
+        """Start sidecars; the next ones once the former ``at_once`` are registered."""
+        keys = JobKeys("bench", job)
+        for first in range(0, len(names), at_once):
+            wave = names[first : first + at_once]
+            for name in wave:
+                self._members[name] = Member(endpoint, keys, name, lease_ttl_s, self._counts)
+            await asyncio.gather(*(self._members[name].registered() for name in wave))
+
+    async def _leave(self, names: Sequence[str]) -> None:
+        leaving = [self._members.pop(name) for name in names]
+        await asyncio.gather(*(member.leave() for member in leaving))
+
+    async def _until(self, listed: int) -> list[float]:
+        return await asyncio.gather(*(member.until(listed) for member in self._members.values()))
+
+    def _report(self) -> dict[str, Any]:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return {
+            **self._counts,
+            "cpu_s": time.process_time(),
+            "rss_mib": pages * 4096 / 2**20,
+            "sidecars": len(self._members),
+        }
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(member.stop() for member in self._members.values()))
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=LINE_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    members = Members()
+    while line := await reader.readline():
+        print(json.dumps(await members.obey(json.loads(line))), flush=True)
+    await members.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``store``: our etcd client beside the packages etcd3 0.12.0 and aetcd 1.0.0, and after a kill.
+
+Each client lives in a process of its own; they take turns on one etcd, in an order that changes
+with each round. What counts is the upper quartile of the rounds, for whatever else the machine does
+only ever slows one down. Bare ``grpc.aio``, which our client stands on, takes part as well, to
+show what is left to gain. Then the leader of three members is killed under a client that writes,
+watches and holds leases: what counts is what the client takes beyond etcd's own election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from random import Random
+from statistics import median
+
+from benchmarks.etcd_server import etcd_server
+from benchmarks.figures import Bar, Figure, percentile
+from benchmarks.store_recovery import Recovery, recoveries
+from benchmarks.worker import Worker, worker
+
+OURS, DRIVER, FLOOR = "etcd", "etcd3", "grpc.aio alone"
+RIVALS = ("the etcd3 package", "aetcd")
+CLIENTS = (OURS, *RIVALS, DRIVER, FLOOR)
+
+ROUNDS = 60
+SHAPES = (
+    ("transactions", 1, 64),
+    ("transactions", 64, 512),
+    ("reads", 1, 64),
+    ("reads", 64, 512),
+)
+"""Of each: what, how many at a time, how many in a round: a tenth of a second, so that whatever
+else the machine does meets all clients alike."""
+
+SPEED_BAR = Bar("ratio", ">=", 0.95)
+RECOVERY_BAR = Bar("value", "<=", 1.5)
+
+KILLS = 5
+
+
+async def measure(rounds: int = ROUNDS, kills: int = KILLS) -> list[Figure]:
+    """Measure the speed first, then the recovery of both drivers in turns."""
+    figures = await _speed(rounds)
+    found = await recoveries(kills)
+    for name, runs in found.items():
+        for run in runs:
+            _say(
+                f"{name}: election {run.election_s:.2f} s, no write for {run.write_gap_s:.2f} s,"
+                f" no event for {run.watch_gap_s:.2f} s, leases lost: {run.leases_lost}"
+            )
+    return figures + [
+        figure for name, runs in found.items() for figure in _recovery_figures(name, runs)
+    ]
+
+
+async def _speed(rounds: int) -> list[Figure]:
+    rates: dict[tuple[str, str, int], list[float]] = {}
+    cpu: dict[tuple[str, str, int], list[float]] = {}
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        workers: dict[str, Worker] = {}
+        for name in CLIENTS:
+            workers[name] = await stack.enter_async_context(worker("benchmarks.store_clients"))
+            await workers[name].ask("open", name=name, endpoint=endpoint)
+        random = Random(0)
+        for number in range(rounds + 1):
+            for work, lanes, count in SHAPES:
+                for name in random.sample(CLIENTS, len(CLIENTS)):
+                    took_s, used_s = await workers[name].ask(
+                        "run", work=work, lanes=lanes, count=count
+                    )
+                    if number:  # The first round warms up.
+                        rates.setdefault((name, work, lanes), []).append(count / took_s)
+                        cpu.setdefault((name, work, lanes), []).append(used_s / count * 1e3)
+    figures = []
+    for work, lanes, _ in SHAPES:
+        for name in CLIENTS:
+            shape = (name, work, lanes)
+            _say(
+                f"{work}, {lanes} at a time, {name}: {_rate(rates[shape]):.0f} a second"
+                f" ({min(rates[shape]):.0f} to {max(rates[shape]):.0f}),"
+                f" {median(cpu[shape]):.2f} ms of CPU each"
+            )
+        best = max(RIVALS, key=lambda rival: _rate(rates[rival, work, lanes]))
+        at_a_time = "one by one" if lanes == 1 else f"{lanes} at a time"
+        for name, bar, who in (
+            (OURS, SPEED_BAR, ""),
+            (DRIVER, None, f", driver {DRIVER}"),
+            (FLOOR, None, f", {FLOOR}"),
+        ):
+            figures.append(
+                Figure(
+                    f"store/{work} {at_a_time}{who}",
+                    _rate(rates[name, work, lanes]),
+                    "a second",
+                    bar,
+                    tuple(rates[name, work, lanes]),
+                    _rate(rates[best, work, lanes]),
+                    best,
+                    tuple(rates[best, work, lanes]),
+                )
+            )
+    return figures
+
+
+def _rate(runs: list[float]) -> float:
+    return percentile(runs, 0.75)
+
+
+def _recovery_figures(name: str, runs: list[Recovery]) -> list[Figure]:
+    elections = tuple(run.election_s for run in runs)
+    driver = "" if name == OURS else f", driver {name}"
+    figures = []
+    for what, beyond in (
+        ("writes", tuple(run.write_gap_s - run.election_s for run in runs)),
+        ("watch", tuple(run.watch_gap_s - run.election_s for run in runs)),
+    ):
+        figures.append(
+            Figure(
+                f"store/{what} after a leader kill, beyond the election, worst{driver}",
+                max(beyond),
+                "s",
+                RECOVERY_BAR if name == OURS else None,
+                beyond,
+                median(elections),
+                "the election",
+                elections,
+            )
+        )
+    lost = tuple(float(run.leases_lost) for run in runs)
+    figures.append(
+        Figure(
+            f"store/leases lost by a leader kill{driver}",
+            sum(lost),
+            "leases",
+            Bar("value", "==", 0),
+            lost,
+        )
+    )
+    return figures
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    for figure in asyncio.run(measure()):
+        print(figure.line())

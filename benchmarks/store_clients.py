@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A helper process of ``store``: one etcd client, made to do the same work as every other.
+
+A client is measured as it comes. The etcd3 package needs our stubs to be imported at all with a
+protobuf of today, and is driven by threads, as it blocks; the others by tasks of one event loop,
+which is the sidecar's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, Literal
+
+import grpc.aio
+import uvloop
+
+from benchmarks.worker import LINE_MAX
+from rdzv.errors import StoreError
+from rdzv.store import Compare, Put
+from rdzv.store.endpoints import CHANNEL_OPTIONS, HAS_LEADER, RANGE, TXN, Method
+from rdzv.store.etcd import EtcdStore
+from rdzv.store.messages import txn_request
+from rdzv.store.pb import etcd_pb2 as pb
+
+Work = Literal["transactions", "reads"]
+
+VALUE = b"x" * 100
+LANES = 64
+"""At most so many at a time, each on a key of its own."""
+
+KEYS = [f"/bench/{lane}" for lane in range(LANES)]
+
+DEADLINE_S = 10.0
+"""Of the bare calls: none is repeated, so none may run into it."""
+
+
+class StoreClient:
+    """A ``Store``, by the driver given."""
+
+    def __init__(self, store: EtcdStore) -> None:
+        self._store = store
+
+    async def put(self) -> None:
+        for key in KEYS:
+            await self._store.txn([], [Put(key, VALUE)])
+
+    async def run(self, work: Work, count: int, lanes: int) -> None:
+        one = self._transaction if work == "transactions" else self._store.range
+        await in_lanes(lambda key: insist(one, key), count, lanes)
+
+    async def _transaction(self, key: str) -> None:
+        result = await self._store.txn([Compare(key, "version", ">", 0)], [Put(key, VALUE)])
+        assert result.succeeded
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+class FloorClient:
+    """What our client stands on, and nothing of it: ``grpc.aio`` with its deadline and metadata.
+
+    It gives the bare messages.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._channel = grpc.aio.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self._metadata = grpc.aio.Metadata(*HAS_LEADER)
+        self._range = self._stub(RANGE)
+        self._txn = self._stub(TXN)
+
+    def _stub(self, method: Method) -> grpc.aio.UnaryUnaryMultiCallable:
+        return self._channel.unary_unary(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
+
+    async def put(self) -> None:
+        for key in KEYS:
+            await self._txn(txn_request([], [Put(key, VALUE)], []))
+
+    async def run(self, work: Work, count: int, lanes: int) -> None:
+        one = self._transaction if work == "transactions" else self._read
+        await in_lanes(one, count, lanes)
+
+    async def _transaction(self, key: str) -> None:
+        request = txn_request([Compare(key, "version", ">", 0)], [Put(key, VALUE)], [])
+        answer = await self._txn(request, timeout=DEADLINE_S, metadata=self._metadata)
+        assert answer.succeeded
+
+    async def _read(self, key: str) -> None:
+        request = pb.RangeRequest(key=key.encode())
+        answer = await self._range(request, timeout=DEADLINE_S, metadata=self._metadata)
+        assert answer.kvs
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class AetcdClient:
+    """The aetcd package."""
+
+    def __init__(self, endpoint: str) -> None:
+        import aetcd
+
+        host, _, port = endpoint.rpartition(":")
+        self._client = aetcd.Client(host, int(port))
+
+    async def put(self) -> None:
+        for key in KEYS:
+            await self._client.put(key.encode(), VALUE)
+
+    async def run(self, work: Work, count: int, lanes: int) -> None:
+        one = self._transaction if work == "transactions" else self._read
+        await in_lanes(one, count, lanes)
+
+    async def _transaction(self, key: str) -> None:
+        of = self._client.transactions
+        name = key.encode()
+        succeeded, _ = await self._client.transaction(
+            [of.version(name) > 0], [of.put(name, VALUE)], []
+        )
+        assert succeeded
+
+    async def _read(self, key: str) -> None:
+        assert await self._client.get(key.encode()) is not None
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class Etcd3Client:
+    """The etcd3 package, bare: no deadline, one endpoint, a thread for each at a time."""
+
+    def __init__(self, endpoint: str) -> None:
+        from rdzv.store import etcd3_package
+
+        host, _, port = endpoint.rpartition(":")
+        self._client = etcd3_package.Etcd3Client(host, int(port))
+        self._threads = ThreadPoolExecutor(LANES)
+
+    async def put(self) -> None:
+        # The stubs have no Put of its own, which Muster never sends.
+        puts = [self._client.transactions.put(key, VALUE) for key in KEYS]
+        await asyncio.to_thread(self._client.transaction, [], puts, [])
+
+    async def run(self, work: Work, count: int, lanes: int) -> None:
+        one = self._transaction if work == "transactions" else self._read
+        await asyncio.to_thread(self._in_threads, one, count, lanes)
+
+    def _in_threads(self, one: Callable[[str], None], count: int, lanes: int) -> None:
+        def lane(key: str) -> None:
+            for _ in repeat(None, count // lanes):
+                one(key)
+
+        list(self._threads.map(lane, KEYS[:lanes]))
+
+    def _transaction(self, key: str) -> None:
+        of = self._client.transactions
+        succeeded, _ = self._client.transaction([of.version(key) > 0], [of.put(key, VALUE)], [])
+        assert succeeded
+
+    def _read(self, key: str) -> None:
+        assert self._client.get(key)[0] is not None
+
+    async def close(self) -> None:
+        self._client.channel.close()
+        self._threads.shutdown()
+
+
+Client = StoreClient | FloorClient | AetcdClient | Etcd3Client
+
+
+async def insist(one: Callable[[str], Awaitable[Any]], key: str) -> None:
+    """Repeat what ran into its deadline: the other clients have none, and wait."""
+    while True:
+        try:
+            await one(key)
+            return
+        except StoreError:
+            continue
+
+
+async def in_lanes(one: Callable[[str], Awaitable[Any]], count: int, lanes: int) -> None:
+    """Do ``one`` ``count`` times, ``lanes`` at a time."""
+
+    async def lane(key: str) -> None:
+        for _ in repeat(None, count // lanes):
+            await one(key)
+
+    async with asyncio.TaskGroup() as tasks:
+        for key in KEYS[:lanes]:
+            tasks.create_task(lane(key))
+
+
+def open_client(name: str, endpoint: str) -> Client:
+    match name:
+        case "etcd":
+            return StoreClient(EtcdStore([endpoint]))
+        case "etcd3":
+            from rdzv.store.etcd3_driver import Etcd3Store
+
+            return StoreClient(Etcd3Store([endpoint]))
+        case "grpc.aio alone":
+            return FloorClient(endpoint)
+        case "the etcd3 package":
+            return Etcd3Client(endpoint)
+        case "aetcd":
+            return AetcdClient(endpoint)
+    raise ValueError(f"no such client: {name}")
+
+
+async def main() -> None:
+    reader = asyncio.StreamReader(limit=LINE_MAX)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    client: Client | None = None
+    while line := await reader.readline():
+        order = json.loads(line)
+        if order.pop("do") == "open":
+            client = open_client(**order)
+            await client.put()
+            print("null", flush=True)
+            continue
+        assert client is not None
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        await client.run(**order)
+        took_s, used_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        print(json.dumps([took_s, used_s]), flush=True)
+    if client is not None:
+        await client.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
