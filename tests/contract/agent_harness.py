@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from console.local.ports import free_ports
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 20.0
@@ -39,11 +38,16 @@ async def muster(*arguments: str, **environ: str) -> Ended:
     return Ended(process.returncode, out.decode(), err.decode())
 
 
-async def _start(arguments: tuple[str, ...], environ: dict[str, str]) -> asyncio.subprocess.Process:
+async def _start(
+    arguments: tuple[str, ...],
+    environ: dict[str, str],
+    runner: tuple[str, ...] = ("-m", "console.main"),
+) -> asyncio.subprocess.Process:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
     return await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "console.main", *arguments),
+        *runner,
+        *arguments,
         cwd=ROOT,
         env={**clean, **environ},
         stdout=asyncio.subprocess.PIPE,
@@ -111,10 +115,18 @@ class Sidecar:
 
 @asynccontextmanager
 async def sidecar(
-    endpoint: str, run_dir: Path, name: str = "node-0", **environ: str
+    endpoint: str,
+    run_dir: Path,
+    name: str = "node-0",
+    runner: tuple[str, ...] = ("-m", "console.main"),
+    /,
+    **environ: str,
 ) -> AsyncIterator[Sidecar]:
-    """Run a sidecar on free ports; kill it at the end if it still runs."""
-    http_port, c10d_port = free_ports(2, random.Random())
+    """Run a sidecar on free ports; kill it at the end if it still runs.
+
+    ``runner`` are Python's arguments that run the command line.
+    """
+    http_port, c10d_port = free_ports(2)
     settings = {
         "MUSTER_JOB": "digits",
         "MUSTER_MEMBER": name,
@@ -125,10 +137,10 @@ async def sidecar(
         "MUSTER_RUN_DIR": str(run_dir),
         "MUSTER_HTTP_PORT": str(http_port),
         "MUSTER_C10D_PORT": str(c10d_port),
-        "MUSTER_LEASE_TTL": "3",
+        "MUSTER_LEASE_TTL": "10",
         **environ,
     }
-    process = await _start(("agent",), settings)
+    process = await _start(("agent",), settings, runner)
     found = Sidecar(process, settings["MUSTER_ADDRESS"], http_port, c10d_port, run_dir)
     reading = asyncio.create_task(_read_lines(process, found.lines))
     try:

@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable
 
 from launcher_shim.c10d import wire
-from launcher_shim.c10d.cells import NotANumber, read_number, wrap_int64
+from launcher_shim.c10d.cell import NotANumber, read_number, wrap_int64
 from rdzv.errors import WireError
 
 

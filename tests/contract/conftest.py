@@ -10,9 +10,17 @@ import pytest
 import uvloop
 
 from tests.chaos.etcd_cluster import etcd_cluster
+from tests.contract.secure_store import secure_etcd_cluster
 from tests.contract.store_backend import _backing, backend, store
 
-__all__ = ["_backing", "backend", "etcd_cluster", "pytest_asyncio_loop_factories", "store"]
+__all__ = [
+    "_backing",
+    "backend",
+    "etcd_cluster",
+    "pytest_asyncio_loop_factories",
+    "secure_etcd_cluster",
+    "store",
+]
 
 LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 

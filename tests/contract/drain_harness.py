@@ -49,7 +49,7 @@ from tests.contract.drain_parts import (
 from tests.contract.job_harness import KEYS
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 12.0
+PATIENCE_S = 30.0
 
 Line = dict[str, object]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from time import monotonic
 
-from rdzv.errors import StoreAmbiguous, StoreUnavailable
+from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.store.faults import Faults
@@ -34,6 +34,25 @@ class Unreliable(Faults):
     async def after(self, call: str) -> None:
         if call == "txn" and self._random.random() < self._share:
             raise StoreAmbiguous(f"{call}: lost on the way back")
+
+
+class NoRoom(Faults):
+    """Refuses some transactions, which may have been ``applied`` all the same."""
+
+    def __init__(self, *, applied: bool, times: int) -> None:
+        self.applied = applied
+        self.times = times
+
+    async def before(self, call: str) -> None:
+        self._refuse(call, now=not self.applied)
+
+    async def after(self, call: str) -> None:
+        self._refuse(call, now=self.applied)
+
+    def _refuse(self, call: str, *, now: bool) -> None:
+        if call == "txn" and now and self.times:
+            self.times -= 1
+            raise StoreFull("etcdserver: mvcc: database space exceeded")
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Counter(LightningModule):
 def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=60,
+        max_steps=120,
         accumulate_grad_batches=2,
         callbacks=[MusterCallback(sys.argv[1])],
         logger=False,

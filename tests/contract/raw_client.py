@@ -35,6 +35,9 @@ class RawClient:
     async def byte(self) -> bytes:
         return await self._reader.readexactly(1)
 
+    async def four_bytes(self) -> bytes:
+        return await self._reader.readexactly(4)
+
     async def at_end(self) -> bool:
         return await self._reader.read(1) == b""
 

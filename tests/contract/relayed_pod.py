@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from console.local.ports import free_ports
 from tests.contract.agent_harness import Sidecar, sidecar, until
+from tests.ports import free_ports
 
 
 @dataclass
@@ -74,7 +73,7 @@ async def relayed_pod(
     endpoint: str, run_dir: Path, *command: str, **environ: str
 ) -> AsyncIterator[RelayedPod]:
     """Run a pod; end it at the end."""
-    (port,) = free_ports(1, random.Random())
+    (port,) = free_ports(1)
     async with AsyncExitStack() as stack:
         pod = RelayedPod(endpoint, run_dir, port, environ, stack)
         await pod.start_sidecar()

@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.runs import Membership, Policy
 from rdzv.keys import JobKeys
@@ -87,7 +88,7 @@ class Sidecar:
         keys = KEYS.in_generation(1)
         self.rendezvous = Rendezvous(
             member=name,
-            member_key=keys.member(name),
+            registered=Registered(keys.member(name), self._lease),
             drains=keys.drains,
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
@@ -95,10 +96,12 @@ class Sidecar:
             store=self.store,
             policy=lambda: self.policy,
             membership=self._membership,
-            lease=lambda: self.registrar.lease_id if self.registrar.registered.is_set() else None,
             clock=time.monotonic,
             random=Random(name),
         )
+
+    def _lease(self) -> int | None:
+        return self.registrar.lease_id if self.registrar.registered.is_set() else None
 
     def _membership(self, number: int) -> Membership:
         listing = list_members(self.job.snapshot())

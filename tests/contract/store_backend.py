@@ -7,14 +7,18 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from rdzv.store import Store, WatchBatch, WatchEvent
+from rdzv.store.access import Access
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd3_driver import Etcd3Store
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.secure_store import root_access
 
 _numbers = itertools.count(1)
 
@@ -22,9 +26,16 @@ _numbers = itertools.count(1)
 class Backend:
     """Makes clients of one store; each test has a prefix of its own."""
 
-    def __init__(self, connect: Callable[[], Store], endpoints: Sequence[str]) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Store],
+        access: Access | None = None,
+        driver: type[EtcdStore] = EtcdStore,
+    ) -> None:
         self._connect = connect
-        self.endpoints = endpoints
+        self._access = access
+        self._driver = driver
+        self.endpoints = access.targets if access else ()
         self.prefix = f"/contract/{next(_numbers)}/"
         self.lease_ids = itertools.count(next(_numbers) << 32)
         self._clients: list[Store] = []
@@ -33,6 +44,13 @@ class Backend:
         client = self._connect()
         self._clients.append(client)
         return client
+
+    def connect_by(self, targets: Sequence[str]) -> Store:
+        """A client of the same driver that goes another way; the caller closes it."""
+        assert self._access is not None
+        scheme = "https://" if self._access.tls else ""
+        endpoints = tuple(scheme + target for target in targets)
+        return self._driver(replace(self._access, endpoints=endpoints))
 
     async def close(self) -> None:
         for client in self._clients:
@@ -53,12 +71,12 @@ class Following:
     def seen(self) -> list[tuple[str, str, bytes]]:
         return [(event.kind, event.kv.key, event.kv.value) for event in self.events]
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = 5.0) -> None:
+    async def until(self, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
         async with asyncio.timeout(deadline_s):
             while not condition():
                 self.batches.append(await anext(self._batches))
 
-    async def count(self, events: int, deadline_s: float = 5.0) -> None:
+    async def count(self, events: int, deadline_s: float = 20.0) -> None:
         await self.until(lambda: len(self.events) >= events, deadline_s)
 
 
@@ -69,35 +87,49 @@ async def following(store: Store, prefix: str, start_revision: int) -> AsyncIter
         yield Following(batches)
 
 
-@pytest.fixture(
-    params=["memory", "embedded", pytest.param("etcd", marks=pytest.mark.etcd)], name="backing"
-)
-def _backing(request: pytest.FixtureRequest) -> str | EtcdCluster:
+DRIVERS: dict[str, type[EtcdStore]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
+"""The drivers that reach real etcd members."""
+
+SECURE = " over TLS with a user"
+
+real_etcd = [
+    *(pytest.param(name, marks=pytest.mark.etcd) for name in DRIVERS),
+    *(pytest.param(name + SECURE, marks=[pytest.mark.etcd, pytest.mark.long]) for name in DRIVERS),
+]
+
+
+@pytest.fixture(params=["memory", "embedded", *real_etcd], name="backing")
+def _backing(request: pytest.FixtureRequest) -> tuple[str, EtcdCluster | None]:
     """Sync, so that real members start outside the event loop."""
-    if request.param == "etcd":
-        cluster = request.getfixturevalue("etcd_cluster")
+    name = str(request.param)
+    cluster = None
+    if name.removesuffix(SECURE) in DRIVERS:
+        wanted = "secure_etcd_cluster" if name.endswith(SECURE) else "etcd_cluster"
+        cluster = request.getfixturevalue(wanted)
         assert isinstance(cluster, EtcdCluster)
-        return cluster
-    return str(request.param)
+    return name, cluster
 
 
 @pytest.fixture
-async def backend(backing: str | EtcdCluster) -> AsyncIterator[Backend]:
-    if backing == "memory":
+async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Backend]:
+    name, cluster = backing
+    if name == "memory":
         engine = MemoryEngine()
-        made = Backend(lambda: MemoryStore(engine), [])
+        made = Backend(lambda: MemoryStore(engine))
         yield made
         await made.close()
-    elif backing == "embedded":
+    elif name == "embedded":
         async with EmbeddedServer() as server:
-            made = Backend(lambda: EtcdStore([server.endpoint]), [server.endpoint])
+            made = Backend(lambda: EtcdStore([server.endpoint]), Access((server.endpoint,)))
             yield made
             await made.close()
     else:
-        assert isinstance(backing, EtcdCluster)
-        endpoints = backing.endpoints
+        assert cluster is not None
+        access, driver = cluster.access(), DRIVERS[name.removesuffix(SECURE)]
+        if name.endswith(SECURE):
+            access = await asyncio.to_thread(root_access, cluster)
         first = itertools.count()
-        made = Backend(lambda: EtcdStore(endpoints, first=next(first)), endpoints)
+        made = Backend(lambda: driver(access, first=next(first)), access, driver)
         yield made
         await made.close()
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from time import monotonic
 
@@ -18,15 +17,15 @@ from agent.http import serving
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
 from agent.settings import load
-from console.local.ports import free_ports
 from rdzv.errors import ConfigError
+from tests.ports import free_ports
 
 
 class Pages:
     """The state behind the pages, and a client."""
 
     def __init__(self) -> None:
-        (self.port,) = free_ports(1, random.Random())
+        (self.port,) = free_ports(1)
         self.config = load(
             Config,
             {"job": "x", "min_nodes": "1", "max_nodes": "1", "http_port": str(self.port)},
@@ -146,7 +145,8 @@ async def test_an_address_that_is_not_this_machines_is_told() -> None:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(request=st.binary(max_size=300) | st.binary(max_size=40).map(lambda b: b"GET /" + b * 500))
 async def test_i8_any_bytes_get_an_answer_and_end_nothing(pages: Pages, request: bytes) -> None:

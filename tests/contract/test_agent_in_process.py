@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 from pathlib import Path
 from time import monotonic
@@ -16,15 +15,16 @@ import pytest
 from agent import process
 from agent.config import Config
 from agent.loop_lag import LoopLag
+from agent.rundir import RunDir
 from agent.settings import load
-from console.local.ports import free_ports
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.embedded import EmbeddedServer
 from tests.contract.agent_harness import until
+from tests.ports import free_ports
 
 
 def configured(endpoint: str, run_dir: Path) -> Config:
-    http_port, c10d_port = map(str, free_ports(2, random.Random()))
+    http_port, c10d_port = map(str, free_ports(2))
     return load(
         Config,
         {
@@ -86,6 +86,25 @@ async def test_it_blocks_no_loop_from_start_to_end(tmp_path: Path) -> None:
         assert await process.run(config) == 0
         await stopping
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_signal_that_comes_while_it_starts_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver = RunDir.deliver
+
+    def signalled(self: RunDir, config: Config) -> None:
+        deliver(self, config)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(RunDir, "deliver", signalled)
+    # As process 1 of a container, which a signal that it does not handle passes by.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        async with EmbeddedServer() as server, asyncio.timeout(20):
+            assert await process.run(configured(server.endpoint, tmp_path)) == 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 async def test_the_loops_lag_is_measured() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import stat
@@ -24,6 +23,8 @@ from rdzv.store import Put
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.memory import MemoryStore
 from tests.contract.agent_harness import ROOT, muster, sidecar, until
+from tests.contract.listeners import listening
+from tests.ports import free_ports
 
 KEYS = JobKeys("default", "digits")
 
@@ -81,7 +82,7 @@ def check_delivery(run_dir: Path, c10d_port: int) -> None:
 
 
 async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Path) -> None:
-    async with sidecar(server.endpoint, tmp_path) as one:
+    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="3") as one:
         await one.until_ready()
         status, text = await one.get("/metrics")
     assert status == 200
@@ -157,7 +158,7 @@ async def test_a_leave_is_seen_by_the_others_at_once(
         async def one_listed() -> bool:
             return len((await one.hosts()).splitlines()) == 2
 
-        await until(one_listed, patience_s=3)
+        await until(one_listed)
 
 
 async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
@@ -240,9 +241,11 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
     tmp_path: Path,
 ) -> None:
     async with AsyncExitStack() as stack:
-        server = EmbeddedServer()
+        server = EmbeddedServer(f"127.0.0.1:{free_ports(1)[0]}")
         async with server:
-            one = await stack.enter_async_context(sidecar(server.endpoint, tmp_path))
+            one = await stack.enter_async_context(
+                sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="3")
+            )
             await one.until_ready()
             hosts, before = await one.hosts(), await the_member(server)
         away_until = asyncio.get_running_loop().time() + 9
@@ -251,6 +254,9 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
             assert (await one.get("/readyz"))[0] == 200
             assert await one.hosts() == hosts
             await asyncio.sleep(0.5)
+        metrics = (await one.get("/metrics"))[1].splitlines()
+        assert "muster_lease_remaining_seconds 0.0" in metrics
+        assert "muster_registered 0.0" in metrics
         async with EmbeddedServer(server.endpoint, engine=server.engine) as server:
 
             async def registered_again() -> bool:
@@ -343,24 +349,6 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
 def block(path: Path) -> None:
     path.unlink()
     path.mkdir()
-
-
-def listening(pid: int) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket that a process listens on."""
-    inodes = set()
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        target = os.readlink(f"/proc/{pid}/fd/{fd}")
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    found = set()
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                text, port = fields[1].split(":")
-                words = [bytes.fromhex(text[i : i + 8])[::-1] for i in range(0, len(text), 8)]
-                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
-    return found
 
 
 async def test_i9_nothing_listens_beyond_loopback_but_health_and_metrics(

@@ -235,7 +235,7 @@ def placed(request: wire.Request, prefix: bytes) -> wire.Request:
 
 
 # No deadline: torch's server asks the DNS for the name of every client.
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     # Left out, for torch's server lets them end a wait whose keys are not all there: a second
     # wait, a compare_set that stores nothing, a push to one of several keys.

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.c10d import wire
-from launcher_shim.c10d.connection import PARKED_MAX, Relay
+from launcher_shim.c10d.connection import PARKED_MAX
+from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.server import HELD_MAX, C10dServer
 from rdzv.errors import ConfigError, StoreUnavailable
 from tests.contract.c10d_memory import MemorySession, MemoryStore
+from tests.contract.listeners import listening_on, loopbacks
 
 DEADLINE_S = 10.0
 HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
@@ -187,6 +189,22 @@ async def test_what_a_client_set_before_it_went_is_stored() -> None:
             await session.is_closed.wait()
 
 
+async def test_what_a_client_set_before_it_went_is_not_tried_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stepping(last_writes_timeout_s=0.1) as (client, session):
+        client.send(wire.Set(b"/a", b"1"), wire.Set(b"/a", b"2"))
+        await session.reached(1)
+        done, _ = await asyncio.wait(session.results, timeout=0.2)
+        assert not done
+        await client.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await session.is_closed.wait()
+        assert session.results[0].cancelled()
+        assert len(session.handled) == 1
+    assert "was not stored within 0.1 s" in caplog.text
+
+
 async def test_close_cancels_what_is_under_way() -> None:
     sessions: list[StepSession] = []
 
@@ -325,7 +343,7 @@ async def test_requests_before_a_bad_one_are_answered() -> None:
 
 async def test_i8_a_client_that_never_greets_is_closed() -> None:
     async with (
-        serving(StepSession, handshake_timeout_s=0.05) as (_, port),
+        serving(StepSession, handshake_timeout_s=1.0) as (_, port),
         connected(port) as greeted,
         connected(port, b"\x00\xce") as silent,
     ):
@@ -457,26 +475,12 @@ async def test_i8_unfinished_requests_are_bounded_over_all_clients() -> None:
 
 async def test_i9_it_listens_on_loopback_alone() -> None:
     async with serving(StepSession) as (_, port):
-        table = await asyncio.to_thread(_listeners)
-    mine = {address for address, at in table if at == port}
-    assert mine == {"0100007F", "00000000000000000000000001000000"}
-
-
-def _listeners() -> list[tuple[str, int]]:
-    """Every listening TCP socket as the kernel writes it: address and port."""
-    found = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            if state == "0A":
-                address, port = local.split(":")
-                found.append((address, int(port, 16)))
-    return found
+        assert await asyncio.to_thread(listening_on, port) == loopbacks()
 
 
 async def test_both_loopback_addresses_serve() -> None:
     async with serving(StepSession) as (_, port):
-        for address in ("127.0.0.1", "::1"):
+        for address in loopbacks():
             client = Client(*await asyncio.open_connection(address, port))
             client.writer.write(HELLO)
             assert await client.take(4) == wire.pong(7)

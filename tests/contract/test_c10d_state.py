@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous as torchs
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -52,7 +52,6 @@ def as_torch_has_it(state: TorchState, aware: bool) -> torchs._RendezvousState:
     return made
 
 
-@settings(deadline=None)
 @given(states, st.booleans())
 def test_torch_reads_what_we_write(state: TorchState, aware: bool) -> None:
     read = pickle.loads(b64decode(encode(state, Flavour(aware))))
@@ -63,7 +62,6 @@ def test_torch_reads_what_we_write(state: TorchState, aware: bool) -> None:
     assert all(type(desc) is torchs._NodeDesc for desc in read.participants)
 
 
-@settings(deadline=None)
 @given(states, st.booleans(), st.sampled_from([4, 5]))
 def test_we_read_what_torch_writes(state: TorchState, aware: bool, protocol: int) -> None:
     written = b64encode(pickle.dumps(as_torch_has_it(state, aware), protocol))

@@ -203,7 +203,9 @@ async def test_a_users_mistake_is_status_2_without_a_traceback(arguments: list[s
     assert "Traceback" not in ended.err
 
 
-@pytest.mark.parametrize("command", ["agent", "history", "hosts", "local", "status", "store"])
+@pytest.mark.parametrize(
+    "command", ["agent", "history", "hosts", "local", "status", "store", "store-role"]
+)
 async def test_every_command_has_help_with_an_example(command: str) -> None:
     ended = await muster(command, "--help")
     assert ended.status == 0

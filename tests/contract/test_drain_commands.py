@@ -6,17 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from rdzv.store import Delete, Put
+from console.drain import write
+from rdzv.errors import StoreFull
+from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryEngine
 from tests.contract.agent_harness import Ended, muster
 from tests.contract.drain_harness import Job, Loop, job
 from tests.contract.drain_parts import HERE
+from tests.contract.job_harness import KEYS, NoRoom, client
 
 
 class Terminal:
@@ -57,7 +61,7 @@ def phases(ended: Ended) -> list[str]:
 
 async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> None:
     async with terminal() as at:
-        await at.one.form("ab", loop=Loop(save_s=0.3))
+        await at.one.form("ab", loop=Loop(save_s=2))
         await at.one.training()
         ended = await at.drain("b", "--wait", "--deadline", "20s", "--reason", "new kernel")
         assert (ended.status, ended.err) == (0, "")
@@ -209,3 +213,17 @@ async def test_status_says_how_far_a_drain_is() -> None:
         assert row.split()[1] == "draining"
         ((_, step),) = at.one.done
         assert f"the node goes: step {step} is saved" in row
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_write_that_is_refused_for_want_of_room_is_looked_for(applied: bool) -> None:
+    engine = MemoryEngine()
+    key = KEYS.in_generation(1).drain("uid-b")
+    async with client(engine, NoRoom(applied=applied, times=1)) as one:
+
+        def plan(_: object) -> tuple[list[Compare], list[Operation]]:
+            return [Compare(key, "create", "=", 0)], [Put(key, b"{}")]
+
+        with nullcontext() if applied else pytest.raises(StoreFull, match="space"):
+            await write(one.store, one.mirror, one.membership, plan)
+        assert len((await one.store.range(key)).kvs) == applied

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -69,6 +70,16 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return found
 
 
+async def test_what_gone_pods_drained_is_left_to_the_sweep(looks: Looks) -> None:
+    async with job("a") as one:
+        gone = [Drain(f"uid-{n}", f"gone-{n}", "all go", "prestop", 1, 1) for n in range(120)]
+        ended = [replace(drain, outcome="expired") for drain in gone]
+        await one.put(*(Put(HERE.drain(drain.pod_uid), drain.to_json()) for drain in ended))
+        await one.until(lambda: len(one.snapshot.drains) == len(gone))
+        assert await looks.during(0.5) < 5
+        assert len(one.snapshot.drains) == len(gone)
+
+
 async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
     async with job("ab") as one:
         await one.form("ab")
@@ -81,7 +92,7 @@ async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
 
 async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
     async with job("abc") as one:
-        await one.form("ab", loop=Loop(save_s=3))
+        await one.form("ab", loop=Loop(save_s=10))
         await one.training()
         client = one.pods["a"].notice("sigterm", 20)
         await one.until(one.phase_is("commit"))
@@ -121,7 +132,7 @@ async def test_what_is_due_waits_for_the_registration(looks: Looks) -> None:
         assert one.snapshot.drains["uid-b"].outcome == ""
         for pod in one.pods.values():
             pod.registrar.registered.set()
-        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted", 2)
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
 
 
 async def test_a_writer_that_always_loses_pauses() -> None:

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from time import monotonic
 
@@ -16,6 +15,7 @@ import pytest
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.session import SHARED_RUN
 from launcher_shim.c10d.state import SENTINEL
 from rdzv.registrar import Registrar
 from rdzv.registration import Identity
@@ -23,6 +23,7 @@ from rdzv.store import Put
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
 from tests.contract.job_harness import KEYS, Client, client
+from tests.contract.listeners import listening_on, loopbacks
 from tests.contract.raw_client import RawClient, connected
 
 
@@ -156,6 +157,27 @@ async def test_a_client_that_comes_before_the_member_is_registered_is_served_onc
         await asyncio.gather(registering, return_exceptions=True)
 
 
+async def test_a_relayed_client_that_ends_before_the_member_is_registered_leaves_no_record() -> (
+    None
+):
+    preface = wire.Preface(b"s" * 16, following=2)
+    record = KEYS.in_generation(1).run(SHARED_RUN).operation(f"w-0.{preface.session.hex()}")
+    async with pod(MemoryEngine(), "w-0", register=False) as one:
+        await one.client.store.txn([], [Put(record, b"1 ")])
+        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        writer.write(preface.encode() + wire.HANDSHAKE)
+        writer.write_eof()
+        async with asyncio.timeout(5):
+            await reader.read()
+        writer.close()
+        registering = asyncio.create_task(one.registrar.run())
+        async with asyncio.timeout(5):
+            while (await one.client.store.range(record)).kvs:
+                await one.client.mirror.changed_after(one.client.mirror.sequence)
+        registering.cancel()
+        await asyncio.gather(registering, return_exceptions=True)
+
+
 async def test_i5_a_write_waits_for_the_store_and_its_connection_lives() -> None:
     cut = Cut()
     async with pod(MemoryEngine(), "w-0", cut) as one, connected(one.port) as raw:
@@ -243,18 +265,4 @@ async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:
 
 async def test_i9_the_endpoint_listens_on_loopback_alone() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
-        listening = await asyncio.to_thread(listening_addresses, one.port)
-    assert listening <= {"0100007F", "00000000000000000000000001000000"}
-    assert "0100007F" in listening
-
-
-def listening_addresses(port: int) -> set[str]:
-    """Local addresses, in the kernel's spelling, on which ``port`` is listened on."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            address, state = line.split()[1], line.split()[3]
-            host, _, hex_port = address.partition(":")
-            if state == "0A" and int(hex_port, 16) == port:
-                found.add(host)
-    return found
+        assert await asyncio.to_thread(listening_on, one.port) == loopbacks()

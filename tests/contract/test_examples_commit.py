@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import muster
-from console.local.ports import free_ports
 from rdzv.commit import LastCommit
 from rdzv.gate import Gate
+from tests.ports import free_ports
 from tests.unit.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
@@ -70,7 +69,7 @@ def training(pod: PodGate, example: str, steps: list[str]) -> Iterator[subproces
 def test_an_example_goes_on_from_the_step_that_all_have_saved(
     tmp_path: Path, example: str, steps: list[str]
 ) -> None:
-    rounds = [f"127.0.0.1:{port}" for port in free_ports(2, random.Random(example))]
+    rounds = [f"127.0.0.1:{port}" for port in free_ports(2)]
     pod = PodGate(tmp_path, rounds[0])
     idle = Gate(run="job", round=0, master=rounds[0])
     pod.show(idle)

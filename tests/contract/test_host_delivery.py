@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from agent.host_delivery import HostDelivery
 from agent.rundir import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S
+from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.model import Job, Member
@@ -57,6 +60,17 @@ class Scene:
     def listed(self) -> set[str]:
         """Members that the delivery has seen there."""
         return {member.name for member in self.delivery.listing.listed}
+
+    def leave(self, *members: Member) -> None:
+        """Let members leave on purpose, in one batch of the watch."""
+        revision = self.mirror.revision + 1
+        entries = [HistoryEntry("leave", m.name, "it was stopped", 0.0) for m in members]
+        events = [WatchEvent("delete", self._kv(HERE.member(m.name), b"")) for m in members]
+        events += [
+            WatchEvent("put", self._kv(KEYS.history_entry(revision, e.member), e.to_json()))
+            for e in entries
+        ]
+        self.mirror.apply(events, revision)
 
     def _kv(self, key: str, value: bytes) -> KeyValue:
         revision = self.mirror.revision + 1
@@ -109,3 +123,20 @@ async def test_a_host_that_the_store_has_no_word_of_goes(tmp_path: Path) -> None
         await miss_one_for_long_enough(scene)
         scene.mirror.heard(scene.now)
         await scene.until(lambda: scene.hosts() == ["a", "c"])
+
+
+async def test_the_history_is_read_once_however_many_have_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with delivering(tmp_path, A, B, C, D) as scene:
+        reads = []
+        under = scene.mirror.under
+
+        def counted(prefix: str) -> list[KeyValue]:
+            reads.append(prefix)
+            return under(prefix)
+
+        monkeypatch.setattr(scene.mirror, "under", counted)
+        scene.leave(B, C, D)
+        await scene.until(lambda: scene.hosts() == ["a"])
+        assert reads == [KEYS.history]

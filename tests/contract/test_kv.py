@@ -4,25 +4,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from random import Random
 
 import pytest
 
-from launcher_shim.c10d.cells import NotANumber, read_number
-from launcher_shim.c10d.kv import MAX_VALUE_BYTES, Kv, Stamp
+from launcher_shim.c10d.cell import NotANumber, read_number
+from launcher_shim.c10d.kv import Kv
+from launcher_shim.c10d.ledger import Stamp
+from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES
+from launcher_shim.c10d.registered import Registered
+from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
+from rdzv.store import Put
 from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS, Client, Unreliable, client
 
-RUN = KEYS.in_generation(1).run("digits")
+HERE = KEYS.in_generation(1)
+RUN = HERE.run("digits")
 
 
-def kv_of(one: Client) -> Kv:
-    return Kv(RUN, one.mirror, one.store, lambda: None)
+_leases = count(1)
+
+
+async def kv_of(one: Client) -> Kv:
+    """The keys of a member that is registered."""
+    lease, store = next(_leases), MemoryStore(one.store.engine)
+    member_key = HERE.member(f"w-{lease}")
+    await store.lease_grant(lease, 600)
+    await store.txn([], [Put(member_key, b"{}", lease)])
+    return Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease))
+
+
+_puts = count(1)
+
+
+def put(kv: Kv, items: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
+    """Set by a client of its own."""
+    return kv.put(items, Stamp(f"put{next(_puts)}", 1))
 
 
 def stamps(author: str) -> Iterator[Stamp]:
@@ -35,7 +57,7 @@ async def sidecars(*faults: Faults | None) -> AsyncIterator[list[Kv]]:
     engine = MemoryEngine()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(client(engine, fault)) for fault in faults]
-        yield [kv_of(one) for one in clients]
+        yield [await kv_of(one) for one in clients]
 
 
 async def soon(kv: Kv, key: bytes, value: bytes | None) -> None:
@@ -47,7 +69,7 @@ async def soon(kv: Kv, key: bytes, value: bytes | None) -> None:
 
 async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
     async with sidecars(None, None) as (one, two):
-        await one.put([(b"/a", b"1"), (b"/b", b"2")])
+        await put(one, [(b"/a", b"1"), (b"/b", b"2")])
         assert one.cells.value(b"/a") == b"1"
         assert await two.get(b"/b") == b"2"
         await soon(two, b"/a", b"1")
@@ -57,7 +79,7 @@ async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
     many = [(b"/rank/%d" % n, b"%d" % n) for n in range(300)]
     large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
     async with sidecars(None, None) as (one, two), asyncio.timeout(20):
-        await one.put([*many, *large])
+        await put(one, [*many, *large])
         assert await two.get(b"/rank/299") == b"299"
         assert await two.get(b"/large/1") == b"v" * MAX_VALUE_BYTES
 
@@ -78,7 +100,7 @@ async def test_compare_set_answers_as_the_native_server_does(
 ) -> None:
     async with sidecars(None) as (kv,):
         if stored is not None:
-            await kv.put([(b"/k", stored)])
+            await put(kv, [(b"/k", stored)])
         assert await kv.compare_set(b"/k", expected, desired, Stamp("s", 1)) == answer
         assert await kv.get(b"/k") == after
 
@@ -86,12 +108,12 @@ async def test_compare_set_answers_as_the_native_server_does(
 async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -> None:
     async with sidecars(None, None) as (one, two):
         a, b = stamps("a"), stamps("b")
-        await one.put([(b"/n", b"  12abc")])
+        await put(one, [(b"/n", b"  12abc")])
         assert await one.add(b"/n", 1, next(a)) == 13
         assert await two.add(b"/n", 5, next(b)) == 18
         assert await one.add(b"/n", -20, next(a)) == -2
         assert await two.get(b"/n") == b"-2"
-        await two.put([(b"/n", b"7")])
+        await put(two, [(b"/n", b"7")])
         assert await one.add(b"/n", 1, next(a)) == 8
         assert await one.delete(b"/n", next(a)) is True
         assert await two.delete(b"/n", next(b)) is False
@@ -101,7 +123,7 @@ async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -
 async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> None:
     async with sidecars(None) as (kv,):
         a = stamps("a")
-        await kv.put([(b"/n", b"9223372036854775807"), (b"/word", b"word")])
+        await put(kv, [(b"/n", b"9223372036854775807"), (b"/word", b"word")])
         assert await kv.add(b"/n", 1, next(a)) == -(2**63)
         with pytest.raises(NotANumber):
             await kv.add(b"/word", 1, next(a))
@@ -110,7 +132,7 @@ async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> Non
 async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> None:
     async with sidecars(None, None) as (one, two):
         waiting = asyncio.create_task(one.wait([b"/x", b"/y", b"/x"]))
-        await two.put([(b"/x", b"1")])
+        await put(two, [(b"/x", b"1")])
         await soon(one, b"/x", b"1")
         assert not waiting.done()
         await two.add(b"/y", 1, Stamp("t", 1))
@@ -124,8 +146,34 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        await kv.put([(b"/x", b"1")])
+        await put(kv, [(b"/x", b"1")])
         assert await kv.check([b"/x"])
+        assert len(kv._waiters) == 0
+
+
+async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
+    async with sidecars(None) as (kv,), asyncio.timeout(5):
+        first = asyncio.create_task(kv.wait([b"/q"]))
+        second = asyncio.create_task(kv.wait([b"/q"]))
+        assert await kv.get(b"/q") is None  # so that both have looked, too
+        await kv.push(b"/q", b"1", Stamp("a", 1))
+        await first
+        assert await kv.queue_length(b"/q") == 1
+        assert not second.done()
+        await kv.push(b"/q", b"2", Stamp("a", 2))
+        await second
+
+
+async def test_a_push_counts_for_those_that_wait_for_more_and_wakes_the_next() -> None:
+    async with sidecars(None) as (kv,), asyncio.timeout(5):
+        both = asyncio.create_task(kv.wait([b"/q", b"/x"]))
+        one = asyncio.create_task(kv.wait([b"/q"]))
+        assert await kv.get(b"/q") is None
+        await kv.push(b"/q", b"1", Stamp("a", 1))
+        await one
+        assert not both.done()
+        await put(kv, [(b"/x", b"1")])
+        await both
         assert len(kv._waiters) == 0
 
 
@@ -158,7 +206,7 @@ async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
 async def test_nothing_is_applied_twice_or_lost_when_answers_are(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.kv.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("launcher_shim.c10d.transactions.RETRY_PAUSE_S", 0.001)
     faults = [Unreliable(seed * 10 + n, 0.3) for n in range(3)]
     random = Random(seed)
     async with sidecars(*faults) as kvs:
@@ -200,13 +248,13 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
 async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_away() -> None:
     cut = Cut()
     async with sidecars(cut) as (kv,):
-        await kv.put([(b"/known", b"1")])
+        await put(kv, [(b"/known", b"1")])
         cut.cut()
         assert kv.cells.value(b"/known") == b"1"
         assert await kv.check([b"/known"])
         async with asyncio.timeout(1):
             await kv.wait([b"/known"])
-        writing = asyncio.create_task(kv.put([(b"/late", b"2")]))
+        writing = asyncio.ensure_future(put(kv, [(b"/late", b"2")]))
         done, _ = await asyncio.wait([writing], timeout=0.5)
         assert not done
         cut.mend()
@@ -217,7 +265,7 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
 
 async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
     async with sidecars(None, None) as (one, two):
-        await one.put([(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
+        await put(one, [(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
         await one.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
         await one.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
         await soon(two, b"/r.JOB.1/n", b"1")
@@ -229,8 +277,8 @@ async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
 
 async def test_a_store_that_was_emptied_is_believed() -> None:
     async with client(MemoryEngine()) as one:
-        kv = kv_of(one)
-        await kv.put([(b"/old", b"1")])
+        kv = await kv_of(one)
+        await put(kv, [(b"/old", b"1")])
         async with asyncio.timeout(5):
             await one.mirror.changed_after(one.mirror.sequence)
         one.mirror.replace([], 1)
@@ -241,4 +289,91 @@ async def test_a_store_that_was_emptied_is_believed() -> None:
 async def test_a_value_beyond_the_stores_limit_is_refused_with_the_number() -> None:
     async with sidecars(None) as (kv,):
         with pytest.raises(WireError, match=str(MAX_VALUE_BYTES)):
-            await kv.put([(b"/big", bytes(MAX_VALUE_BYTES + 1))])
+            await put(kv, [(b"/big", bytes(MAX_VALUE_BYTES + 1))])
+
+
+async def test_the_record_of_an_operation_outlives_the_lease_of_its_sidecar() -> None:
+    async with client(MemoryEngine()) as one:
+        kv = await kv_of(one)
+        await kv.append(b"/log", b"x", Stamp("a", 1))
+        records = (await one.store.range(RUN.operations, prefix=True)).kvs
+        assert [(record.value.partition(b" ")[0], record.lease) for record in records] == [
+            (b"1", 0)
+        ]
+        await kv.forget_author("a")
+        assert (await one.store.range(RUN.operations, prefix=True)).kvs == ()
+
+
+async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> None:
+    async with client(MemoryEngine()) as one:
+        kv = await kv_of(one)
+        direct, relayed = "w-0.0123456789ab.1", f"w-0.{'0' * 32}"
+        others = [f"{direct}:7", relayed, "w-00.0123456789ab.1", "w-1.0123456789ab.1"]
+        for author in (direct, *others):
+            await kv.append(b"/log", b"x", Stamp(author, 1))
+        last = (await one.store.status()).revision
+        async with asyncio.timeout(5):
+            await one.mirror.reached(last)
+        await kv.forget_records(kv.left_behind("w-0"))
+        left = (await one.store.range(RUN.operations, prefix=True)).kvs
+        assert {record.key for record in left} == {RUN.operation(each) for each in others[1:]}
+
+
+class Counted(Faults):
+    """Counts transactions."""
+
+    txns = 0
+
+    async def before(self, call: str) -> None:
+        self.txns += call == "txn"
+
+
+class SecondHeld(Counted):
+    """Keeps the second one back until ``passing`` is set."""
+
+    def __init__(self) -> None:
+        self.held, self.passing = asyncio.Event(), asyncio.Event()
+
+    async def before(self, call: str) -> None:
+        await super().before(call)
+        if self.txns == 2:
+            self.held.set()
+            await self.passing.wait()
+
+
+@pytest.mark.parametrize(("lease", "asked"), [(None, (0, 0)), (7, (1, 5))])
+async def test_what_waits_for_the_registration_does_not_press_the_store(
+    lease: int | None, asked: tuple[int, int]
+) -> None:
+    counted = Counted()
+    async with client(MemoryEngine(), counted) as one:
+        kv = Kv(RUN, one.mirror, one.store, Registered(HERE.member("w-0"), lambda: lease))
+        writing = asyncio.ensure_future(put(kv, [(b"/k", b"v")]))
+        done, _ = await asyncio.wait([writing], timeout=2.5 * RETRY_PAUSE_S)
+        assert not done
+        assert asked[0] <= counted.txns <= asked[1]
+        writing.cancel()
+
+
+async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_store() -> None:
+    """The record of an earlier batch has the number of the request, too."""
+    counted, lease, member_key = SecondHeld(), next(_leases), HERE.member("w-0")
+    async with client(MemoryEngine(), counted) as one:
+        store = MemoryStore(one.store.engine)
+        await store.lease_grant(lease, 600)
+        await store.txn([], [Put(member_key, b"{}", lease)])
+        kv = Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease))
+        many = [(b"/rank/%d" % n, b"v") for n in range(BATCH_MAX + 1)]
+        writing = asyncio.ensure_future(put(kv, many))
+        async with asyncio.timeout(5):
+            await counted.held.wait()
+        await store.lease_revoke(lease)
+        counted.passing.set()
+        done, _ = await asyncio.wait([writing], timeout=2.5 * RETRY_PAUSE_S)
+        assert not done
+        assert 3 <= counted.txns <= 7
+        await store.lease_grant(lease, 600)
+        await store.txn([], [Put(member_key, b"{}", lease)])
+        async with asyncio.timeout(5):
+            await writing
+        assert kv.cells.value(many[-1][0]) == b"v"

@@ -35,6 +35,8 @@ from tests.contract.test_endpoint_handlers import RUN_ID, handler_at
 
 HERE = KEYS.in_generation(1)
 MAX_RESTARTS = 3
+PATIENT_S = 30.0
+"""A last call so long that who comes late, because this machine is slow, is waited for."""
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +139,7 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
         leaving = await stack.enter_async_context(AsyncExitStack())
         for name in ("w-0", "w-1", "w-2"):
             where = leaving if name == "w-0" else stack
-            pods[name] = await where.enter_async_context(pod(engine, name))
+            pods[name] = await where.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
         torchruns = {
             name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=closes)
             for at, (name, one) in enumerate(pods.items())
@@ -172,7 +174,9 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
             assert isinstance(leaver.failure, SignalException)
             await leaving.aclose()
             await put(engine, Put(HERE.commit, replace(commit, round=1, refused=True).to_json()))
-            again = await stack.enter_async_context(pod(engine, "w-0", uid="uid-of-another"))
+            again = await stack.enter_async_context(
+                pod(engine, "w-0", uid="uid-of-another", last_call_s=PATIENT_S)
+            )
             torchruns["w-0 again"] = Torchrun(again.port, "127.0.0.1")
             there = [torchruns[n] for n in ("w-1", "w-2", "w-0 again")]
             await until(lambda: all(t.worlds and t.worlds[-1][0] == 3 for t in there))

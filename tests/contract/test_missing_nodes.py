@@ -10,6 +10,7 @@ from time import monotonic
 
 from launcher_shim.c10d.nodes import Node
 from launcher_shim.c10d.own_node import OwnNode
+from launcher_shim.c10d.registered import Registered
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
@@ -79,8 +80,8 @@ async def test_an_absence_that_the_store_confirms_is_one() -> None:
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         client, _ = await world(a, b)
         b.lease += 1000
-        await MemoryStore(engine).lease_revoke(b.lease - 1000)
         vanished_s = monotonic()
+        await MemoryStore(engine).lease_revoke(b.lease - 1000)
         await until(lambda: bool(client.get().wait_list))
         assert monotonic() - vanished_s >= CONFIRM_S
 
@@ -105,10 +106,9 @@ async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None
     await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
     own = OwnNode(
         key=RUN.node("a"),
-        member_key=GENERATION.member("a"),
         round_key=RUN.round,
         store=store,
-        lease=lambda: 1,
+        registered=Registered(GENERATION.member("a"), lambda: 1),
         random=Random(1),
     )
     running = asyncio.create_task(own.run(lambda: None))

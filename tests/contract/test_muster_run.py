@@ -7,10 +7,11 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -227,6 +228,22 @@ async def test_it_finds_its_run_directory_through_a_link(run_dir: Path, tmp_path
         assert run.out == [str(run_dir)]
 
 
+@pytest.mark.parametrize(("sidecars", "status"), [("0", 2), ("{port}", 7), (None, 7)])
+async def test_a_port_that_somebody_else_serves_is_said(
+    run_dir: Path, sidecars: str | None, status: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        lines = f"PET_RDZV_ENDPOINT=localhost:{port}\n"
+        if sidecars is not None:
+            lines += f"MUSTER_C10D_PORT={sidecars.format(port=port)}\n"
+        await asyncio.to_thread((run_dir / "env").write_text, lines)
+        async with started(run_dir, "muster-run", "--", "sh", "-c", "exit 7") as run:
+            assert await run.ended() == status
+    (line,) = run.err.splitlines()
+    assert f"port {port} " in line
+
+
 async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> None:
     env = run_dir / "env"
     content = await asyncio.to_thread(env.read_text)
@@ -242,27 +259,34 @@ async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> 
         assert run.out == ["a=b"]
 
 
-async def handles_sigterm(pid: int) -> bool:
+async def handles_signals(pid: int) -> bool:
     status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return all(caught >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGRTMAX))
 
 
-async def test_a_sigterm_before_the_command_was_started_ends_it(run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP], ids=lambda n: n.name
+)
+async def test_a_signal_before_the_command_was_started_ends_it(
+    run_dir: Path, number: signal.Signals
+) -> None:
     await asyncio.to_thread((run_dir / "env").unlink)
     async with started(run_dir, "muster-run", *telltale(0), MUSTER_RUN_DIR=str(run_dir)) as run:
-        await until(lambda: handles_sigterm(run.process.pid))
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.ended() == 143
+        await until(lambda: handles_signals(run.process.pid))
+        run.process.send_signal(number)
+        assert await run.ended() == 128 + number
         assert run.out == []
+        assert f"{number.name} came before the command was started" in run.err
 
 
 @asynccontextmanager
 async def held(
-    run_dir: Path, status: int = 0, grace_s: float = 30
+    run_dir: Path, status: int = 0, grace_s: float = 30, before: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Started, NoticeServer]]:
-    """A command whose SIGTERM is held by a sidecar."""
-    command = telltale(status)
+    """A command, after words ``before``, whose SIGTERM is held by a sidecar."""
+    dashes, *telling = telltale(status)
+    command = (dashes, *before, *telling)
     async with (
         notice_server(run_dir) as server,
         started(run_dir, "muster-run", *command, MUSTER_GRACE_S=f"{grace_s:g}") as run,
@@ -288,13 +312,30 @@ async def test_a_sigterm_is_held_until_the_drain_is_over(
     async with held(run_dir, status) as (run, server):
         (notice,) = server.notices
         assert notice["notice"] == "sigterm"
-        assert 29 < notice["seconds_left"] <= 30
+        assert 20 < notice["seconds_left"] <= 30
         server.say("draining", "all ranks save at step 7")
         assert await unheard(run)
         server.say("released", "every rank has saved", outcome=outcome)
         assert await run.ended() == shown
         assert run.out.count("got 15") == 1
         assert "all ranks save at step 7" in run.err
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> str:
+    """A program of that name, which runs what follows it."""
+    path = tmp_path / "torchrun"
+    path.write_text('#!/bin/sh\nexec "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+async def test_a_torchrun_that_aborts_on_its_way_out_was_drained_like_any_other(
+    run_dir: Path, torchrun: str
+) -> None:
+    async with held(run_dir, 134, before=[torchrun]) as (run, server):
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
 
 
 async def test_more_sigterms_change_nothing(run_dir: Path) -> None:
@@ -322,12 +363,12 @@ async def test_a_sidecar_that_dies_is_told_again_when_it_is_back(run_dir: Path) 
 async def test_the_deadline_minus_the_reserve_is_kept_whatever_the_sidecar_does(
     run_dir: Path, *, dies: bool
 ) -> None:
-    async with held(run_dir, grace_s=4) as (run, server):
+    async with held(run_dir, grace_s=6) as (run, server):
         began_s = time.monotonic()
         if dies:
             await server.die()
         await run.said("got 15")
-        assert 1.0 < time.monotonic() - began_s < 4  # the reserve is a third of 4 s
+        assert 2.0 < time.monotonic() - began_s < 6  # the reserve is a third of 6 s
         assert await run.ended() == 143
 
 
@@ -391,12 +432,12 @@ async def test_the_hold_ends_with_the_drain(run_dir: Path) -> None:
 async def test_the_hold_ends_before_the_grace_does(run_dir: Path) -> None:
     async with (
         notice_server(run_dir) as server,
-        started(run_dir, "muster-hold", MUSTER_GRACE_S="3") as hold,
+        started(run_dir, "muster-hold", MUSTER_GRACE_S="6") as hold,
     ):
         await server.came()
         began_s = time.monotonic()
         assert await hold.ended() == 0
-        assert time.monotonic() - began_s < 2.5
+        assert time.monotonic() - began_s < 6
 
 
 async def test_the_hold_holds_nothing_without_a_sidecar(bare: Path) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -12,13 +12,15 @@ from time import monotonic
 
 import pytest
 
-from rdzv.errors import Fenced, JobMismatch
+from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
 from rdzv.history import HISTORY_LENGTH
 from rdzv.model import Snapshot
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
+from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
-from tests.contract.job_harness import KEYS, Client, Unreliable, client
+from tests.contract.agent_harness import until as until_holds
+from tests.contract.job_harness import KEYS, Client, NoRoom, Unreliable, client
 
 TTL_S = 2.0
 
@@ -27,16 +29,24 @@ def identity(name: str, uid: str = "") -> Identity:
     return Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
 
 
-def registrar(one: Client, who: Identity, held: Held | None = None, seed: int = 0) -> Registrar:
+def registrar(
+    one: Client,
+    who: Identity,
+    held: Held | None = None,
+    seed: int = 0,
+    on_held: Callable[[Held], Awaitable[None]] | None = None,
+    lease_ttl_s: float = TTL_S,
+) -> Registrar:
     return Registrar(
         one.store,
         one.mirror,
         one.membership,
         who,
-        lease_ttl_s=TTL_S,
+        lease_ttl_s=lease_ttl_s,
         clock=monotonic,
         random=Random(f"{who.member}{who.pod_uid}{seed}"),
         held=held,
+        on_held=on_held,
     )
 
 
@@ -168,6 +178,67 @@ async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation
             assert member.held.incarnation > 70
 
 
+async def test_a_registration_that_took_the_last_room_counts() -> None:
+    engine = MemoryEngine()
+    async with client(engine, NoRoom(applied=True, times=1)) as one:
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            await registered(member)
+        assert member.held == Held(1, 1)
+        assert len(one.mirror.under(KEYS.history)) == 1
+
+
+async def test_who_leaves_a_store_without_room_is_gone_at_once() -> None:
+    engine = MemoryEngine()
+    no_room = NoRoom(applied=False, times=0)
+    async with client(engine, no_room) as one:
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            await registered(member)
+        no_room.times = 99
+        await member.leave(timeout_s=1)
+        key = KEYS.in_generation(1).member("w-0")
+        assert (await one.store.range(key)).kvs == ()
+        assert list(engine.leases) == []
+
+
+class LostAnswer(Faults):
+    """Loses the answer of one transaction, or the request of another."""
+
+    def __init__(self) -> None:
+        self.lose = ""
+
+    async def before(self, call: str) -> None:
+        await self._lose(call, "request")
+
+    async def after(self, call: str) -> None:
+        await self._lose(call, "answer")
+
+    async def _lose(self, call: str, what: str) -> None:
+        if call == "txn" and self.lose == what:
+            self.lose = ""
+            raise StoreAmbiguous(f"the {what} was lost")
+
+
+@pytest.mark.parametrize("what", ["request", "answer"])
+async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
+    engine = MemoryEngine()
+    lost = LostAnswer()
+    async with client(engine, lost) as one:
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            await registered(member)
+        lost.lose = what
+        await member.leave(timeout_s=5)
+        await one.mirror.reached(engine.revision)
+        assert lost.lose == ""
+        assert one.membership.snapshot().members == {}
+        job = one.membership.snapshot().job
+        assert job is not None
+        assert job.vacated
+        assert list(engine.leases) == []
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_registering_survives_lost_requests_and_lost_answers(seed: int) -> None:
     engine = MemoryEngine()
@@ -189,3 +260,23 @@ async def test_history_is_bounded() -> None:
             async with running(member):
                 await registered(member)
         assert len(one.mirror.under(KEYS.history)) <= HISTORY_LENGTH
+
+
+async def test_a_cut_of_two_thirds_of_a_lease_costs_no_lease() -> None:
+    engine = MemoryEngine()
+    cut = Cut()
+    async with client(engine, cut) as one:
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            await registered(member)
+            held, renewed_until_s = member.held, member.lease_valid_until_s
+
+            async def renewed() -> bool:
+                return member.lease_valid_until_s != renewed_until_s
+
+            await until_holds(renewed)  # the cut begins just after a renewal
+            cut.cut()
+            await asyncio.sleep(0.7 * TTL_S)
+            cut.mend()
+            await asyncio.sleep(0.75 * TTL_S)
+            assert member.held == held

@@ -15,12 +15,13 @@ import pytest
 
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.runs import Membership, Policy
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
-from rdzv.store import Put
+from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
@@ -47,7 +48,7 @@ class Pod:
     def __post_init__(self) -> None:
         self.rendezvous = Rendezvous(
             member=self.name,
-            member_key=GENERATION.member(self.name),
+            registered=Registered(GENERATION.member(self.name), lambda: self.lease),
             drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
@@ -55,7 +56,6 @@ class Pod:
             store=self.store,
             policy=lambda: self.policy,
             membership=lambda number: Membership(frozenset("abcd")),
-            lease=lambda: self.lease,
             clock=lambda: monotonic() + self.jumped_s,
             random=Random(self.name),
         )
@@ -161,6 +161,24 @@ async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: in
         assert {client.state.participants[client.me] for client in clients} == {0, 1}
         await clients[0].leave()
         await until(lambda: bool(clients[1].get().wait_list))
+
+
+async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer() -> None:
+    class SlowAnswers(Faults):
+        async def after(self, call: str) -> None:
+            await asyncio.sleep(0.2)
+
+    engine = MemoryEngine()
+    async with (
+        pod(engine, "a", SlowAnswers()) as a,
+        pod(engine, "b", SlowAnswers()) as b,
+    ):
+        for one in (a, b):
+            one.policy = replace(POLICY, max_nodes=2, hold_s=8.0)
+        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        async with asyncio.timeout(4):
+            states = await asyncio.gather(*(client.join() for client in clients))
+        assert all(state.complete for state in states)
 
 
 async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
@@ -368,3 +386,49 @@ async def test_i8_corrupt_records_stop_nobody() -> None:
         assert Round.from_kv(kv).complete
         assert all(map(complete, clients))
         assert not clients[0].state.wait_list
+
+
+async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() -> None:
+    mirror = Mirror(GENERATION.job.prefix, monotonic)
+    rendezvous = Pod("a", MemoryStore(MemoryEngine()), mirror, 1).rendezvous
+    rounds = [KeyValue(RUN.round, Round(n).to_json(), n, n, 1, 0) for n in (1, 2)]
+    mirror.apply([WatchEvent("put", rounds[0])], 1)
+    rendezvous.end()
+    mirror.apply([WatchEvent("put", rounds[1])], 2)
+    assert rendezvous.round.number == 1
+
+
+async def test_the_membership_is_not_looked_at_for_each_event() -> None:
+    looked = asyncio.Event()
+
+    def membership(number: int) -> Membership:
+        looked.set()
+        return Membership(frozenset("abcd"))
+
+    mirror = Mirror(GENERATION.job.prefix, monotonic)
+    rendezvous = Rendezvous(
+        member="a",
+        registered=Registered(GENERATION.member("a"), lambda: 1),
+        drains=GENERATION.drains,
+        keys=RUN,
+        run_id="digits",
+        mirror=mirror,
+        store=MemoryStore(MemoryEngine()),
+        policy=lambda: POLICY,
+        membership=membership,
+        clock=monotonic,
+        random=Random("a"),
+    )
+    looked.clear()
+    for revision in range(1, 100):
+        key = GENERATION.member(f"m{revision}")
+        kv = KeyValue(key, b"", revision, revision, 1, 0)
+        mirror.apply([WatchEvent("put", kv)], revision)
+    assert not looked.is_set()
+    running = asyncio.create_task(rendezvous.run())
+    try:
+        async with asyncio.timeout(5):
+            await looked.wait()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})

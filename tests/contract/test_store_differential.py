@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -88,7 +87,7 @@ class Script:
 
 def rebased(kv: KeyValue, base: int) -> KeyValue:
     create = kv.create_revision and kv.create_revision - base
-    return replace(kv, create_revision=create, mod_revision=kv.mod_revision - base)
+    return kv._replace(create_revision=create, mod_revision=kv.mod_revision - base)
 
 
 def answer(result: TxnResult, base: int) -> object:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from random import Random
 
 import pytest
 
@@ -18,11 +19,13 @@ from rdzv.errors import (
 )
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.endpoints import STATUS, AnswerLostError, Endpoint, NotSentError
 from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd_calls import ATTEMPT_S
-from tests.chaos.etcd_cluster import free_ports
+from rdzv.store.patience import ATTEMPT_S
+from tests.chaos.fault_link import Link
 from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.store_backend import Backend, following
+from tests.contract.store_backend import DRIVERS, Backend, following, real_etcd
+from tests.ports import free_ports
 
 
 class Broken:
@@ -38,14 +41,12 @@ async def broken(backend: Backend) -> AsyncIterator[Broken]:
         proxies = [
             await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in backend.endpoints
         ]
-        store = EtcdStore([proxy.endpoint for proxy in proxies])
+        store = backend.connect_by([proxy.endpoint for proxy in proxies])
         stack.push_async_callback(store.close)
         yield Broken(store, proxies, backend.connect(), backend.prefix)
 
 
-over_a_network = pytest.mark.parametrize(
-    "backing", ["embedded", pytest.param("etcd", marks=pytest.mark.etcd)], indirect=True
-)
+over_a_network = pytest.mark.parametrize("backing", ["embedded", *real_etcd], indirect=True)
 
 
 @over_a_network
@@ -94,9 +95,10 @@ async def test_a_connection_cut_under_a_write_leaves_it_ambiguous(broken: Broken
         await writing
 
 
-async def test_a_store_that_is_not_there_applied_nothing() -> None:
+@pytest.mark.parametrize("driver", DRIVERS.values())
+async def test_a_store_that_is_not_there_applied_nothing(driver: type[EtcdStore]) -> None:
     endpoints = [f"127.0.0.1:{port}" for port in await asyncio.to_thread(free_ports, 2)]
-    store = EtcdStore(endpoints)
+    store = driver(endpoints)
     started_s = time.monotonic()
     with pytest.raises(StoreUnavailable, match="refused"):
         await store.txn([], [Put("k", b"1")], timeout_s=0.5)
@@ -126,7 +128,7 @@ async def test_reads_and_renewals_find_an_endpoint_that_answers(
     broken: Broken, backend: Backend
 ) -> None:
     # The first endpoint will be frozen; of the embedded server there is only one.
-    fine = EtcdStore([broken.proxies[0].endpoint, *backend.endpoints[-1:]])
+    fine = backend.connect_by([broken.proxies[0].endpoint, *backend.endpoints[-1:]])
     lease = next(backend.lease_ids)
     await fine.lease_grant(lease, 10)
     broken.proxies[0].hold()
@@ -139,6 +141,26 @@ async def test_reads_and_renewals_find_an_endpoint_that_answers(
     assert time.monotonic() - started_s < 0.5
     await fine.lease_revoke(lease)
     await fine.close()
+
+
+@over_a_network
+async def test_a_late_answer_on_a_slow_line_is_waited_for(backend: Backend) -> None:
+    key = backend.prefix + "late"
+    async with AsyncExitStack() as stack:
+        links = [
+            await stack.enter_async_context(Link(endpoint, Random(0)))
+            for endpoint in backend.endpoints
+        ]
+        store = backend.connect_by([link.endpoint for link in links])
+        stack.push_async_callback(store.close)
+        for link in links:
+            link.slow(0.15, 0, 0)
+        await store.range(key)
+        await store.range(key)
+        for link in links:
+            link.slow(0.6, 0, 0)
+        # Given up after 1 s, it would be ambiguous, and the next one begin with a new connection.
+        assert (await store.txn([Compare(key, "create", "=", 0)], [Put(key, b"")])).succeeded
 
 
 @over_a_network
@@ -190,14 +212,52 @@ async def test_close_ends_calls_that_wait(broken: Broken) -> None:
 
 
 @over_a_network
-async def test_close_does_not_wait_for_connections_given_up(broken: Broken) -> None:
-    store = EtcdStore([broken.proxies[0].endpoint])
+async def test_close_does_not_wait_for_connections_given_up(
+    broken: Broken, backend: Backend
+) -> None:
+    store = backend.connect_by([broken.proxies[0].endpoint])
     await store.range(broken.prefix)
     broken.proxies[0].hold()
     with pytest.raises(StoreUnavailable):
         await store.range(broken.prefix, timeout_s=ATTEMPT_S + 0.05)
     async with asyncio.timeout(0.5):
         await store.close()
+
+
+@over_a_network
+async def test_a_call_on_a_retired_connection_is_ambiguous_and_cancels_nobody(
+    broken: Broken,
+) -> None:
+    key = broken.prefix + "k"
+    await broken.store.range(key)
+    assert isinstance(broken.store, EtcdStore)
+    endpoint = broken.store._calls.rotation.current
+    for proxy in broken.proxies:
+        proxy.hold()
+    asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=30))
+    await asyncio.sleep(0.2)
+    endpoint.reconnect(0.1)
+    async with asyncio.timeout(5):
+        with pytest.raises(AnswerLostError):
+            await asking
+    assert not asking.cancelled()
+
+
+async def test_a_call_that_waits_for_a_connection_waits_for_the_one_that_replaces_it() -> None:
+    async with EmbeddedServer() as server, TcpProxy(server.endpoint) as proxy:
+        endpoint = Endpoint(proxy.endpoint)
+        proxy.hold()
+        asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=2))
+        await asyncio.sleep(0.2)
+        # The old connection comes about after all, the new one does not.
+        first = (proxy._up, proxy._down)
+        proxy._up, proxy._down = asyncio.Event(), asyncio.Event()
+        endpoint.reconnect()
+        for flow in first:
+            flow.set()
+        with pytest.raises(NotSentError, match="no connection"):
+            await asking
+        await endpoint.close()
 
 
 @over_a_network
@@ -217,10 +277,11 @@ async def drain(batches: AsyncIterator[WatchBatch]) -> None:
         pass
 
 
-async def test_a_store_that_lost_its_memory_is_noticed() -> None:
+@pytest.mark.parametrize("driver", DRIVERS.values())
+async def test_a_store_that_lost_its_memory_is_noticed(driver: type[EtcdStore]) -> None:
     (port,) = await asyncio.to_thread(free_ports, 1)
     listen = f"127.0.0.1:{port}"
-    store = EtcdStore([listen])
+    store = driver([listen])
     async with EmbeddedServer(listen):
         for _ in range(10):
             last = await store.txn([], [Put("k", b"")])
@@ -240,7 +301,7 @@ async def test_a_store_that_lost_its_memory_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["", "host", "host:", "https://host:2379", "http://host:2379/path", "a:b:1", "::1:2379"],
+    ["", "host", "host:", "ftp://host:2379", "http://host:2379/path", "a:b:1", "::1:2379"],
 )
 async def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="MUSTER_ETCD_ENDPOINTS"):

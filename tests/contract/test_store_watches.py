@@ -61,13 +61,11 @@ async def test_an_idle_watch_shows_that_it_lives(store: Store, backend: Backend)
     revision = await put(store, backend.prefix + "k")
     async with following(store, backend.prefix, revision + 1) as follower:
         started_s = time.monotonic()
-        await follower.until(
-            lambda: len(follower.batches) >= 3, deadline_s=4 * (WATCH_PROGRESS_S + 0.5)
-        )
+        await follower.until(lambda: len(follower.batches) >= 3, deadline_s=6 * WATCH_PROGRESS_S)
         took_s = time.monotonic() - started_s
     assert follower.events == []
-    # The tests may share a small machine: the promised interval, with half a second to spare.
-    assert took_s < 3 * (WATCH_PROGRESS_S + 0.5)
+    # The tests may share a small machine: the promised interval, with three quarters to spare.
+    assert took_s < 3 * 1.75 * WATCH_PROGRESS_S
     assert took_s > WATCH_PROGRESS_S
     assert all(batch.revision >= revision for batch in follower.batches)
 
@@ -98,8 +96,7 @@ async def test_a_sign_of_life_never_overtakes_an_event(backend: Backend) -> None
     async with following(watcher, backend.prefix, start) as follower:
         writing = asyncio.create_task(write())
         try:
-            async with asyncio.timeout(10):
-                await follower.until(lambda: len(follower.events) >= 500, deadline_s=10)
+            await follower.until(lambda: len(follower.events) >= 500, deadline_s=45)
         finally:
             stop.set()
             await writing

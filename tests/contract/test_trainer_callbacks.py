@@ -21,7 +21,7 @@ from rdzv.gate import Gate
 from tests.unit.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
-STEPS = 60
+STEPS = 120
 MASTER = "10.0.0.7:40123"
 START_S = 100.0
 """For a library to be imported, on cores that are shared."""
@@ -92,6 +92,8 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         pod.show(replace(idle, epoch=1, phase="void"))
         # A second one succeeds, and SIGTERM ends a parked rank whatever handler it has.
         pod.until(lambda told: told.step > first)
+        pod.show(replace(idle, epoch=2, phase="hold"))
+        pod.until(lambda told: told.held)
         step = pod.told().step + 5
         pod.show(replace(idle, epoch=2, phase="commit", step=step))
         pod.until(lambda told: told.acked == (2, step))
@@ -101,7 +103,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         assert process.wait(10) == -signal.SIGTERM
     assert counted(log) == list(range(1, step + 1))
     # The next world goes on from there, also past what a save that was killed has left.
-    (checkpoints / "checkpoint-59").mkdir()
+    (checkpoints / "checkpoint-119").mkdir()
     (checkpoints / "late.ckpt").mkdir()
     pod.show(replace(idle, round=1, master="10.0.0.8:40999", epoch=2, last_commit=done.last_commit))
     with training(pod, script, checkpoints, log) as process:

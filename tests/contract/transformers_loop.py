@@ -37,7 +37,7 @@ class Log(TrainerCallback):
 def main() -> None:
     arguments = TrainingArguments(
         output_dir=sys.argv[1],
-        max_steps=60,
+        max_steps=120,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=2,
         learning_rate=1.0,

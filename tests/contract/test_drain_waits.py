@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wait for news of drains that fails is told, not taken for news: it would fail again at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.model import Snapshot
+from tests.contract.drain_harness import job
+
+
+async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(known: Snapshot) -> Snapshot:
+        raise ZeroDivisionError("planted")
+
+    async with job("a") as one:
+        pod = one.pods["a"]
+        own, sight = pod.drains.own, pod.drains.steward._sight
+        known = await sight.snapshot()
+        monkeypatch.setattr(pod.membership, "changed_from", fail)
+        with pytest.raises(ZeroDivisionError):
+            await own._change_from(known.membership, 5.0)
+        with pytest.raises(ZeroDivisionError):
+            await sight.changed_from(known, 5.0)
+        await pod.kill()

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What launchers store lands only under their sidecar's registration, by every driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import pytest
+
+from launcher_shim.c10d import endpoint, wire
+from launcher_shim.c10d.session import SHARED_RUN
+from rdzv.keys import JobKeys
+from rdzv.model import Job
+from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.chaos.history_pods import Pod, pod
+from tests.contract.agent_harness import until
+from tests.contract.raw_client import RawClient, connected
+from tests.contract.store_backend import Backend
+
+TTL_S = 5.0
+_jobs = count()
+
+WRITES: tuple[wire.Request, ...] = (
+    wire.Set(b"/set", b"late"),
+    wire.MultiSet(((b"/set", b"late"), (b"/other", b"late"))),
+    wire.CompareSet(b"/set", b"before", b"late"),
+    wire.Append(b"/set", b"late"),
+    wire.Add(b"/sum", 1),
+    wire.Barrier(b"/barrier", 1),
+    wire.DeleteKey(b"/set"),
+    wire.QueuePush(b"/queue", b"late"),
+    wire.QueuePop(b"/queue"),
+)
+"""Every request that changes something, given what ``before`` has stored."""
+
+
+class HeldBack:
+    """A store client whose launchers' writes are on their way until ``passing`` is set."""
+
+    def __init__(self, store: Store) -> None:
+        self.passing = asyncio.Event()
+        self.passing.set()
+        self._under_way = 0
+        self._send = store.txn
+        store.txn = self._txn  # type: ignore[method-assign]
+
+    async def _txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        **options: Any,
+    ) -> TxnResult:
+        if any(isinstance(one, Put) and "/ops/" in one.key for one in then):
+            self._under_way += 1
+            await self.passing.wait()
+            self._under_way -= 1
+        return await self._send(compares, then, otherwise, **options)
+
+    async def under_way(self, writes: int) -> None:
+        """Wait until so many are."""
+
+        async def are() -> bool:
+            return self._under_way == writes
+
+        await until(are)
+
+
+def job() -> JobKeys:
+    """One that no other test has, in a store that they share."""
+    return JobKeys("fenced", f"job-{next(_jobs)}")
+
+
+async def stored(one: Pod, keys: JobKeys) -> tuple[KeyValue, ...]:
+    return (await one.store.range(keys.in_generation(1).runs, prefix=True)).kvs
+
+
+async def before(client: RawClient) -> None:
+    await client.ask(wire.Set(b"/set", b"before"))
+    await client.ask(wire.QueuePush(b"/queue", b"before"))
+    assert await client.ask(wire.Add(b"/sum", 40)) == 40
+
+
+@asynccontextmanager
+async def writing(port: int) -> AsyncIterator[list[asyncio.Task[bytes]]]:
+    """A client for each request that writes: it has sent it, and waits for the answer."""
+    async with AsyncExitStack() as stack:
+        answers = []
+        for request in WRITES:
+            client = await stack.enter_async_context(connected(port))
+            client.send(request)
+            answers.append(asyncio.create_task(client.byte()))
+        try:
+            yield answers
+        finally:
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
+
+
+async def test_i6_nothing_is_stored_for_a_launcher_whose_sidecar_is_superseded(
+    backend: Backend,
+) -> None:
+    keys, store = job(), backend.connect()
+    held_back = HeldBack(store)
+    async with pod(store, keys, "w-0", TTL_S) as old, connected(old.port) as first:
+        await before(first)
+        held_back.passing.clear()
+        async with (
+            writing(old.port) as answers,
+            pod(backend.connect(), keys, "w-0", TTL_S, uid="of-the-next-pod") as new,
+        ):
+            await held_back.under_way(len(WRITES))
+
+            async def cleaned_up() -> bool:
+                return not any("/ops/" in kv.key for kv in await stored(new, keys))
+
+            await until(cleaned_up)
+            found = await stored(new, keys)
+            assert len(found) == 3
+            held_back.passing.set()
+
+            async def fenced() -> bool:
+                return not old.registrar.registered.is_set()
+
+            await until(fenced)
+            answered, _ = await asyncio.wait(answers, timeout=0.5)
+            assert await stored(new, keys) == found
+            assert not answered
+
+
+async def test_the_log_says_why_the_records_of_a_fenced_sidecars_clients_stay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(endpoint, "CLEAN_UP_S", 0.1)
+    caplog.set_level("INFO", logger=endpoint.__name__)
+    keys, engine = job(), MemoryEngine()
+    async with (
+        pod(MemoryStore(engine), keys, "w-0", TTL_S) as old,
+        pod(MemoryStore(engine), keys, "w-0", TTL_S, uid="of-the-next-pod"),
+    ):
+
+        async def fenced() -> bool:
+            return not old.registrar.registered.is_set()
+
+        async def said() -> bool:
+            return "on record: the member is not registered" in caplog.text
+
+        await until(fenced)
+        async with connected(old.port) as client:
+            client.send(wire.Add(b"/n", 1))
+            client.send(wire.Ping(7))
+        await until(said)
+        assert not old.endpoint.connections
+
+
+async def test_i5_what_a_launcher_writes_without_a_registration_is_stored_once_it_is_back(
+    backend: Backend,
+) -> None:
+    keys, store = job(), backend.connect()
+    held_back = HeldBack(store)
+    async with (
+        pod(store, keys, "w-0", TTL_S) as one,
+        connected(one.port) as first,
+        connected(one.port) as second,
+    ):
+        await before(first)
+        held_back.passing.clear()
+        first.send(wire.Add(b"/sum", 2))
+        second.send(wire.Append(b"/set", b" and after"))
+        await held_back.under_way(2)
+        lease = one.registrar.lease_id
+        assert lease is not None
+        await backend.connect().lease_revoke(lease)
+        held_back.passing.set()
+        async with asyncio.timeout(15):
+            assert await first.number() == 42
+        assert one.registrar.lease_id != lease
+        assert await second.ask(wire.Get(b"/set")) == b"before and after"
+
+
+@pytest.mark.parametrize("run_id", ["digits", None])
+async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_there(
+    run_id: str | None,
+) -> None:
+    keys, store = job(), MemoryStore()
+    held_back = HeldBack(store)
+    async with pod(store, keys, "w-0", TTL_S) as one, connected(one.port) as client:
+        if run_id is not None:
+            await client.open_rendezvous(run_id)
+        await before(client)
+        held_back.passing.clear()
+        client.send(wire.Add(b"/sum", 2))
+        await held_back.under_way(1)
+        now = Job.from_kv((await store.range(keys.job)).kvs[0])
+        await one.registrar.next_generation(now, "the run was closed by failure")
+        held_back.passing.set()
+        async with asyncio.timeout(15):
+            assert await client.number() == 2
+        assert await client.ask(wire.Get(b"/sum")) == b"2"
+        run = keys.in_generation(2).run(run_id or SHARED_RUN)
+        assert [kv.value for kv in (await store.range(run.sums, prefix=True)).kvs] == [b"2"]
+
+
+async def next_life(one: Pod, keys: JobKeys) -> None:
+    """Have the job begin its next life, and wait until this sidecar serves it."""
+    now = Job.from_kv((await one.store.range(keys.job)).kvs[0])
+    former = one.endpoint.shared
+    await one.registrar.next_generation(now, "the run was closed by failure")
+
+    async def moved() -> bool:
+        return one.endpoint.shared is not former
+
+    await until(moved)
+
+
+@asynccontextmanager
+async def two_clients(
+    run_id: str | None,
+) -> AsyncIterator[tuple[Pod, JobKeys, RawClient, RawClient]]:
+    """Two launchers of one sidecar, both in the rendezvous ``run_id`` if there is one."""
+    keys = job()
+    async with (
+        pod(MemoryStore(), keys, "w-0", TTL_S) as one,
+        connected(one.port) as first,
+        connected(one.port) as second,
+    ):
+        if run_id is not None:
+            await first.open_rendezvous(run_id)
+            await second.open_rendezvous(run_id)
+        yield one, keys, first, second
+
+
+@pytest.mark.parametrize("run_id", ["digits", None])
+async def test_i5_a_wait_under_way_when_the_job_begins_its_next_life_goes_on_there(
+    run_id: str | None,
+) -> None:
+    async with two_clients(run_id) as (one, keys, first, second):
+        first.send(wire.Wait((b"/k",)))
+        assert await first.ask(wire.Add(b"/n", 1)) == 1
+        await next_life(one, keys)
+        await second.ask(wire.Set(b"/k", b"v"))
+        async with asyncio.timeout(10):
+            assert await first.byte() == wire.STOP_WAITING
+
+
+@pytest.mark.parametrize("run_id", ["digits", None])
+async def test_i5_a_barrier_under_way_when_the_job_begins_its_next_life_counts_anew_there(
+    run_id: str | None,
+) -> None:
+    async with two_clients(run_id) as (one, keys, first, second):
+        first.send(wire.Barrier(b"/b", 2))
+
+        async def counted() -> bool:
+            return await second.ask(wire.Get(b"/b")) == b"1"
+
+        await until(counted)
+        await next_life(one, keys)
+        second.send(wire.Barrier(b"/b", 2))
+        async with asyncio.timeout(10):
+            assert await second.byte() == wire.STOP_WAITING
+            assert await first.byte() == wire.STOP_WAITING

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sidecar finds of its launcher gets into the store, and out of it again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.launch_report import read_launch
+from agent.launcher_watch import Policy
+from agent.lookout import Lookout
+from agent.pod_programs import program
+from launcher_shim.c10d.state import SENTINEL
+from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
+from rdzv.bypass import Bypass
+from rdzv.model import Member
+from rdzv.store import KeyValue, Put
+from rdzv.store.memory import MemoryEngine
+from tests.contract.agent_harness import until
+from tests.contract.job_harness import KEYS
+from tests.contract.raw_client import connected
+from tests.contract.test_endpoint import Pod, pod
+
+HERE = KEYS.in_generation(1)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / "progress").mkdir()
+    return tmp_path
+
+
+async def tell(run_dir: Path, launch: Launch) -> None:
+    """What ``muster-run`` does."""
+    place = run_dir / DIRECTORY / NAME
+    nascent = place.with_suffix(".new")
+    await asyncio.to_thread(nascent.write_bytes, launch.to_json("a"))
+    await asyncio.to_thread(nascent.replace, place)
+
+
+ELSEWHERE = Launch("torchrun", 7, {"rdzv-endpoint": "localhost:1", "rdzv-backend": "c10d"})
+RIGHT = Launch("torchrun", 8, {"rdzv-endpoint": "localhost:29400", "rdzv-backend": "c10d"})
+
+
+@asynccontextmanager
+async def looking(one: Pod, run_dir: Path, clock: Callable[[], float]) -> AsyncIterator[Lookout]:
+    lookout = Lookout(
+        run_dir,
+        one.client.store,
+        one.client.mirror,
+        one.client.membership,
+        one.registrar,
+        one.endpoint,
+        Policy("digits", 1, 4, 29400),
+        ready=lambda: True,
+        clock=clock,
+        look_s=0.02,
+    )
+    task = asyncio.create_task(lookout.run())
+    try:
+        yield lookout
+    finally:
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), ended
+
+
+def says(one: Pod, kind: str) -> bool:
+    """Whether the store says so of the launcher; ``""``: nothing."""
+    kv = one.client.mirror.kvs.get(HERE.bypass("w-0"))
+    return (Bypass.from_kv(kv).kind if kv else "") == kind
+
+
+async def said(one: Pod, kind: str) -> KeyValue | None:
+    """Wait until the store says so."""
+
+    async def is_said() -> bool:
+        return says(one, kind)
+
+    await until(is_said)
+    return one.client.mirror.kvs.get(HERE.bypass("w-0"))
+
+
+async def test_it_is_said_while_it_is_so_and_on_the_members_lease(run_dir: Path) -> None:
+    await tell(run_dir, ELSEWHERE)
+    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, Clock()) as lookout:
+        kv = await said(one, "elsewhere")
+        assert kv is not None
+        assert kv.lease == one.registrar.lease_id
+        assert lookout.by_kind()["elsewhere"] == 1.0
+        snapshot = one.client.membership.snapshot()
+        await tell(run_dir, RIGHT)
+        await said(one, "")
+        assert one.client.membership.snapshot() is snapshot, "it wakes nobody"
+
+
+async def test_nothing_is_written_while_nothing_changes(run_dir: Path) -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "w-0") as one, looking(one, run_dir, Clock()):
+        before = engine.revision
+        await asyncio.sleep(0.2)
+        assert engine.revision == before
+        await tell(run_dir, ELSEWHERE)
+        await said(one, "elsewhere")
+        await asyncio.sleep(0.2)
+        assert engine.revision <= before + 2  # a second look may come before the watch
+
+
+async def test_a_member_that_lost_its_lease_says_it_again(run_dir: Path) -> None:
+    await tell(run_dir, ELSEWHERE)
+    engine = MemoryEngine()
+    async with pod(engine, "w-0") as one, looking(one, run_dir, Clock()):
+        first = await said(one, "elsewhere")
+        assert first is not None
+        engine.revoke(first.lease)
+
+        async def again() -> bool:
+            kv = one.client.mirror.kvs.get(HERE.bypass("w-0"))
+            return kv is not None and kv.lease not in (0, first.lease)
+
+        await until(again, 10)
+
+
+async def test_a_torchrun_that_connects_ends_its_minute(run_dir: Path) -> None:
+    await tell(run_dir, RIGHT)
+    clock = Clock()
+    async with pod(MemoryEngine(), "w-0") as one, looking(one, run_dir, clock):
+
+        async def is_absent() -> bool:
+            # Again and again: its minute begins with the first look, whenever that is over.
+            clock.now += 60
+            return says(one, "absent")
+
+        await until(is_absent)
+        async with connected(one.port) as client:
+            assert await client.open_rendezvous("digits") == SENTINEL
+            # It has opened the rendezvous, and has not said yet who it is.
+            await asyncio.sleep(0.1)
+            await said(one, "absent")
+
+
+async def test_the_workers_of_a_horovod_job_are_left_alone(run_dir: Path) -> None:
+    clock = Clock()
+    launcher = Member("l", "uid-l", 1, "10.0.0.9", "", "launcher", 0, 1, 4)
+    async with pod(MemoryEngine(), "w-0") as one:
+        await one.client.store.txn([], [Put(HERE.member("l"), launcher.to_json())])
+        await until(lambda: _has(one, "l"), 5)
+        async with looking(one, run_dir, clock) as lookout:
+            await asyncio.sleep(0.1)
+            clock.now += 600
+            await asyncio.sleep(0.1)
+            assert lookout.found.kind == ""
+
+
+async def _has(one: Pod, name: str) -> bool:
+    return name in one.client.membership.snapshot().members
+
+
+@pytest.fixture
+def wrapper(run_dir: Path) -> Path:
+    """``muster-run`` as it is delivered, and a torchrun beside it that only waits."""
+    (run_dir / "env").write_text("PET_RDZV_ENDPOINT=localhost:29400\nPET_NNODES=2:4\n")
+    (run_dir / "bin").mkdir()
+    wrapper, torchrun = run_dir / "bin" / "muster-run", run_dir / "torchrun"
+    wrapper.write_bytes(program("muster-run"))
+    torchrun.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    for path in (wrapper, torchrun):
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return wrapper
+
+
+async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wrapper: Path) -> None:
+    line = f"{run_dir / 'torchrun'} --nnodes 1:2 --rdzv-id=x train.py --token hunter2"
+    process = await asyncio.create_subprocess_exec(
+        *(str(wrapper), "--", "sh", "-c", f"echo begins; {line}; true"),
+        env={**os.environ, "MUSTER_RUN_DIR": str(run_dir)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+
+        async def told() -> bool:
+            launch = await asyncio.to_thread(read_launch, run_dir)
+            return launch is not None and launch.launcher == "torchrun"
+
+        await until(told, 15)
+        launch = await asyncio.to_thread(read_launch, run_dir)
+        content = await asyncio.to_thread((run_dir / DIRECTORY / NAME).read_bytes)
+    finally:
+        process.send_signal(signal.SIGINT)
+        await process.wait()
+    assert launch is not None
+    assert launch.nnodes == "1:2"
+    assert launch.rdzv_endpoint == "localhost:29400"
+    assert b"hunter2" not in content
+    # The command has ended: a sidecar that starts now must not believe that it runs.
+    assert not await asyncio.to_thread((run_dir / DIRECTORY / NAME).exists)
+
+
+async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        async with connected(one.port) as client:
+            await client.open_rendezvous("digits")
+            assert [run_id for run_id, _ in one.endpoint.launchers()] == ["digits"]
+
+        async def gone() -> bool:
+            return one.endpoint.launchers() == []
+
+        # Else the next life of the job would take it for a torchrun that goes on.
+        await until(gone, 5)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registering where much happens at once: a mirror that is behind, many that leave together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from time import monotonic
+
+from rdzv.membership import REST_PER_MEMBER_S, Membership
+from rdzv.model import Job
+from rdzv.registrar import RENEWALS_PER_TTL
+from rdzv.store import KeyValue, WatchEvent
+from rdzv.store.faults import Faults
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.watching import Mirror, Watching
+from tests.contract.job_harness import KEYS, Client
+from tests.contract.test_registrar import identity, registered, registrar, running
+
+LEAVERS = 40
+MEMBERS = 100
+CHANGES = 200
+
+
+class Watched(Faults):
+    """Counts calls; the watch delivers nothing while ``behind``."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.called = asyncio.Event()
+        self._level = asyncio.Event()
+        self._level.set()
+
+    def fall_behind(self) -> None:
+        self._level.clear()
+
+    def catch_up(self) -> None:
+        self._level.set()
+
+    async def before(self, call: str) -> None:
+        self.calls[call] += 1
+        self.called.set()
+
+    async def delivering(self) -> None:
+        await self._level.wait()
+
+    async def until(self, call: str, count: int) -> None:
+        async with asyncio.timeout(20):
+            while self.calls[call] < count:
+                self.called.clear()
+                await self.called.wait()
+
+
+@asynccontextmanager
+async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator[Client]:
+    store = MemoryStore(engine, faults=faults)
+    mirror = Mirror(KEYS.prefix, monotonic)
+    watching = asyncio.create_task(Watching(store, mirror).run())
+    try:
+        async with asyncio.timeout(5):
+            await mirror.changed_after(0)
+        yield Client(store, mirror, Membership(KEYS, mirror))
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await store.close()
+
+
+async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
+    faults = Watched()
+    async with watched_client(MemoryEngine(), faults) as one:
+        faults.fall_behind()
+        member = registrar(one, identity("w-0"))
+        async with running(member):
+            # For three times as long as the lease lives by itself.
+            await faults.until("lease_keep_alive", 3 * RENEWALS_PER_TTL)
+            assert not member.registered.is_set()
+            assert faults.calls["txn"] == 1
+            faults.catch_up()
+            await registered(member)
+            assert faults.calls["txn"] == 1
+
+
+async def test_many_that_leave_at_once_cost_few_reads() -> None:
+    faults = Watched()
+    async with watched_client(MemoryEngine(), faults) as one:
+        members = [registrar(one, identity(f"w-{n:02}")) for n in range(LEAVERS)]
+        async with AsyncExitStack() as stack:
+            for member in members:
+                await stack.enter_async_context(running(member))
+            await registered(*members)
+        before = faults.calls["range"]
+        await asyncio.gather(*(member.leave(timeout_s=10) for member in members))
+        # Were they all to compare with the same one, each departure would fail all others.
+        assert faults.calls["range"] - before < 5 * LEAVERS
+        await one.mirror.reached((await one.store.range(KEYS.job)).revision)
+        snapshot = one.membership.snapshot()
+        assert not snapshot.members
+        assert snapshot.job is not None
+        assert snapshot.job.vacated
+
+
+async def membership_of(members: int) -> tuple[Mirror, Membership]:
+    """A membership of that many, and nothing that follows a store."""
+    faults = Watched()
+    async with watched_client(MemoryEngine(), faults) as one:
+        async with AsyncExitStack() as stack:
+            joined = [registrar(one, identity(f"w-{n:03}")) for n in range(members)]
+            for member in joined:
+                await stack.enter_async_context(running(member))
+            await registered(*joined)
+        return one.mirror, one.membership
+
+
+def change(mirror: Mirror) -> None:
+    revision = mirror.revision + 1
+    record = Job(1, 4).to_json()
+    kv = KeyValue(KEYS.job, record, 1, revision, 2, 0)
+    mirror.apply([WatchEvent("put", kv)], revision)
+
+
+async def test_a_change_after_a_calm_is_told_at_once() -> None:
+    mirror, membership = await membership_of(MEMBERS)
+    rest_s = REST_PER_MEMBER_S * MEMBERS
+    woken = asyncio.create_task(membership.changed_from(membership.snapshot()))
+    await asyncio.sleep(rest_s)
+    change(mirror)
+    rest = asyncio.create_task(asyncio.sleep(rest_s))
+    await asyncio.wait({woken, rest}, return_when=asyncio.FIRST_COMPLETED)
+    assert woken.done()
+    await rest
+
+
+async def test_the_changes_of_a_storm_are_told_together() -> None:
+    mirror, membership = await membership_of(MEMBERS)
+    looks = 0
+    last = mirror.revision + CHANGES
+    seen_last = asyncio.Event()
+
+    async def look() -> None:
+        nonlocal looks
+        while not seen_last.is_set():
+            snapshot = membership.snapshot()
+            looks += 1
+            if snapshot.revision == last:
+                seen_last.set()
+            await membership.changed_from(snapshot)
+
+    looking = asyncio.create_task(look())
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    for _ in range(CHANGES):
+        change(mirror)
+        await asyncio.sleep(0.001)
+    took_s = loop.time() - began_s
+    async with asyncio.timeout(5):
+        await seen_last.wait()
+    looking.cancel()
+    assert looks <= 2 + took_s / (REST_PER_MEMBER_S * MEMBERS)

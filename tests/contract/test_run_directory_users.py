@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The run directory between two users: a sidecar and a training container that share no user."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rdzv.store.embedded import EmbeddedServer
+from tests.contract.agent_harness import ROOT, Sidecar, sidecar, until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users")
+
+SIDECAR, TRAINER, FS_GROUP = 65532, 1000, 2000
+
+
+@dataclass(frozen=True)
+class Pod:
+    """``owner``, ``group`` and ``mode`` of the directory; ``groups`` are more of both users'."""
+
+    owner: int = 0
+    group: int = 0
+    mode: int = 0o777
+    groups: str = ""
+    umask: str = "022"
+
+
+EMPTY_DIR = Pod()
+PODS = {
+    "no common group": EMPTY_DIR,
+    "no common group, umask 077": Pod(umask="077"),
+    "fsGroup": Pod(group=FS_GROUP, mode=0o2777, groups=f"{FS_GROUP}"),
+    "fsGroup, umask 077": Pod(group=FS_GROUP, mode=0o2777, groups=f"{FS_GROUP}", umask="077"),
+    "the sidecar's own, umask 077": Pod(owner=SIDECAR, group=SIDECAR, mode=0o755, umask="077"),
+}
+"""The first four are what a kubelet makes of an emptyDir."""
+CASES = [
+    pytest.param(pod, id=name, marks=() if "umask" in name else pytest.mark.long)
+    for name, pod in PODS.items()
+]
+
+
+def user(pod: Pod, uid: int, *command: str) -> tuple[str, ...]:
+    """The arguments of Python that run a module as one of the users."""
+    return ("-m", "tests.contract.as_user", f"{uid}", f"{uid}", pod.groups, pod.umask, *command)
+
+
+async def visit(pod: Pod, uid: int, role: str, run_dir: Path) -> dict[str, object]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *user(pod, uid, "tests.contract.rundir_visitor", role, str(run_dir)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    told: dict[str, object] = json.loads(out)
+    return told
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as running:
+        yield running
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A mounted directory that every user can reach; those of pytest are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="muster-users-") as folder:
+        Path(folder).chmod(0o755)
+        path = Path(folder) / "run"
+        path.mkdir()
+        yield path
+
+
+@asynccontextmanager
+async def running(pod: Pod, server: EmbeddedServer, run_dir: Path) -> AsyncIterator[Sidecar]:
+    """A sidecar that has delivered, under its user."""
+    os.chown(run_dir, pod.owner, pod.group)
+    await asyncio.to_thread(run_dir.chmod, pod.mode)
+    as_sidecar = user(pod, SIDECAR, "console.main")
+    async with sidecar(server.endpoint, run_dir, "node-0", as_sidecar) as started:
+        await started.until_ready()
+
+        async def gate_is_shown() -> bool:
+            return await asyncio.to_thread((run_dir / "gate.json").exists)
+
+        await until(gate_is_shown)
+        yield started
+
+
+@pytest.mark.parametrize("pod", CASES)
+async def test_each_user_reads_what_the_other_writes(
+    pod: Pod, server: EmbeddedServer, run_dir: Path
+) -> None:
+    async with running(pod, server, run_dir):
+        told = await visit(pod, TRAINER, "train", run_dir)
+        replaceable = told.pop("replaceable")
+        assert told == {
+            "variables": True,
+            "hosts": 0,
+            "program": True,
+            "library": True,
+            "gate": True,
+            "connected": [True, True],
+        }
+        # Whoever may write to a directory that is not sticky may replace what lies in it.
+        assert bool(replaceable) == bool(pod.mode & stat.S_IWOTH)
+        seen = await visit(pod, SIDECAR, "watch", run_dir)
+        assert seen == {"steps": [8], "launch": True}
+        second = await visit(pod, TRAINER + 1, "meddle", run_dir)
+        assert second == {"progress": [], "launch": []}
+    async with running(pod, server, run_dir) as again:
+        assert (await again.until_logged("start"))["fresh"] is False
+
+
+@pytest.mark.parametrize("there", ["a link", "a pipe", "a directory", "too much"])
+async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
+    there: str, server: EmbeddedServer, run_dir: Path
+) -> None:
+    async with running(EMPTY_DIR, server, run_dir) as before:
+        await before.end()
+
+    def put() -> None:
+        for name in ("state.json", "hosts", "gate.json", "commit.json", "drain.json"):
+            path = run_dir / name
+            path.unlink(missing_ok=True)
+            if there == "a link":
+                path.symlink_to("/proc/self/environ")
+            elif there == "a pipe":
+                os.mkfifo(path)
+            elif there == "a directory":
+                path.mkdir()
+            else:
+                path.write_bytes(b"[" * 2_000_000)
+
+    await asyncio.to_thread(put)
+    async with sidecar(
+        server.endpoint, run_dir, "node-0", user(EMPTY_DIR, SIDECAR, "console.main")
+    ) as again:
+        if there == "a directory":
+            async with asyncio.timeout(20):
+                assert await again.process.wait() == 2
+        else:
+            await again.until_ready()
+        text = json.dumps(again.lines)
+        assert "Traceback" not in text
+        assert "PATH=" not in text
+
+
+async def test_a_directory_that_is_a_link_is_refused_in_one_sentence(
+    server: EmbeddedServer, run_dir: Path
+) -> None:
+    elsewhere = run_dir.parent / "elsewhere"
+    await asyncio.to_thread(elsewhere.mkdir)
+    await asyncio.to_thread((run_dir / "python").symlink_to, elsewhere)
+    async with sidecar(server.endpoint, run_dir) as started:
+        async with asyncio.timeout(20):
+            assert await started.process.wait() == 2
+        (line,) = started.lines
+        assert "python is a link" in line["message"]
+        assert "MUSTER_RUN_DIR" in line["message"]
+    assert await asyncio.to_thread(os.listdir, elsewhere) == []

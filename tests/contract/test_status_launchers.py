@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster status`` names launchers that go past Muster, and a store that lets everybody in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from console import status
+from rdzv.bypass import Bypass
+from rdzv.errors import StoreUnavailable
+from rdzv.keys import JobKeys
+from rdzv.model import Drain, Job, Member, dump_record
+from rdzv.store import Put
+from rdzv.store.access import Access
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryStore
+from tests.chaos.tcp_proxy import TcpProxy
+from tests.contract.agent_harness import muster
+
+KEYS = JobKeys("default", "digits")
+HERE = KEYS.in_generation(1)
+FORGED = dump_record({"kind": "elsewhere", "sentence": "it was given \x1b[2J:1"})
+
+
+def member(number: int, name: str) -> Member:
+    return Member(name, f"uid-{name}", number, "10.0.0.1", "", "worker", 1, 1, 4)
+
+
+async def test_the_sentence_stands_beside_the_member() -> None:
+    async with EmbeddedServer() as server:
+        await MemoryStore(server.engine).txn(
+            [],
+            [
+                Put(KEYS.job, Job(1, 4).to_json()),
+                *(Put(HERE.member(n), member(i, n).to_json()) for i, n in enumerate("abc", 1)),
+                Put(HERE.drain("uid-c"), Drain("uid-c", "c", "spot", "hand").to_json()),
+                Put(HERE.bypass("b"), FORGED),
+                Put(HERE.bypass("c"), Bypass("nnodes", "its torchrun has 1:2").to_json()),
+                Put(HERE.bypass("a"), b"no record"),
+                Put(HERE.bypass("gone"), FORGED),
+            ],
+        )
+        environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
+        plain = await muster("status", **environ)
+        state = json.loads((await muster("status", "--json", **environ)).out)
+    rows = {row.split()[0]: row for row in plain.out.splitlines() if row.strip()}
+    assert rows["b"].split()[1] == "listed"
+    assert rows["b"].rstrip().endswith("it was given ?[2J:1")
+    assert "spot" in rows["c"]
+    assert rows["c"].rstrip().endswith("; its torchrun has 1:2")
+    assert "torchrun" not in rows["a"]
+    assert "\x1b" not in plain.out
+    assert [m["launcher"] for m in state["members"]] == ["", "elsewhere", "nnodes"]
+    assert state["store_authenticated"] is False
+    assert "the store has no authentication: whoever reaches it can change the job" in plain.out
+
+
+async def test_a_dead_first_endpoint_hides_no_warning() -> None:
+    async with EmbeddedServer() as server, TcpProxy(server.endpoint) as dead:
+        await MemoryStore(server.engine).txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+        dead.hold()
+        environ = {"MUSTER_JOB": "digits"}
+        environ["MUSTER_ETCD_ENDPOINTS"] = f"{dead.endpoint},{server.endpoint}"
+        state = await muster("status", "--json", **environ)
+    assert json.loads(state.out)["store_authenticated"] is False
+
+
+async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(access: Access, *, timeout_s: float) -> bool:
+        raise StoreUnavailable("no answer")
+
+    monkeypatch.setattr(status, "auth_enabled", silent)
+    store = status.Authentication()
+    await store.ask(Access(("a:1",)))
+    assert store.enabled is None
+    (warning,) = store.warnings()
+    assert warning.title == "whether the store has authentication is not known: no answer"

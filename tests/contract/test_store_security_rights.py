@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user of one job may do in a real etcd, and what of another job it may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from random import Random
+from time import monotonic
+
+import pytest
+
+from rdzv.errors import LeaseLost, StoreRefused
+from rdzv.keys import ROOT, JobKeys
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.registration import Identity
+from rdzv.store import Compare, Delete, Put, Range, Store
+from rdzv.store.rights import JobRole, Rights
+from rdzv.watching import Mirror, Watching
+from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.secure_store import job_access, opened, root_access, secure_cluster
+
+__all__ = ["secure_cluster"]
+
+pytestmark = pytest.mark.etcd
+
+MINE = JobKeys("team", "train")
+OTHERS = (
+    JobKeys("team", "train-2"),
+    JobKeys("team", "train2"),
+    JobKeys("team", "trai"),
+    JobKeys("team-2", "train"),
+    JobKeys("tea", "m"),
+)
+"""Jobs whose names begin alike, in this namespace and in others."""
+
+LEASE = 77
+
+
+@pytest.fixture
+async def mine(secure_cluster: EtcdCluster) -> AsyncIterator[Store]:
+    async with opened(await job_access(secure_cluster, MINE)) as store:
+        yield store
+
+
+@pytest.fixture
+async def root(secure_cluster: EtcdCluster) -> AsyncIterator[Store]:
+    """Everybody has written something, one of them on a lease."""
+    async with opened(await asyncio.to_thread(root_access, secure_cluster)) as store:
+        await store.txn([], [Put(keys.job, b"theirs") for keys in OTHERS])
+        await store.lease_grant(LEASE, 60)
+        await store.txn([], [Put(OTHERS[0].last_commit, b"leased", LEASE)])
+        yield store
+
+
+async def test_a_job_may_do_all_it_needs_under_its_own_prefix(mine: Store) -> None:
+    lease_id = Random().getrandbits(62) + 1
+    await mine.lease_grant(lease_id, 60)
+    key = MINE.in_generation(1).member("node-0")
+    done = await mine.txn(
+        [Compare(key, "create", "=", 0), Compare(MINE.prefix, "lease", "=", 0, prefix=True)],
+        [Put(key, b"1", lease_id), Range(MINE.prefix, prefix=True)],
+        [Delete(MINE.in_generation(1).prefix, prefix=True)],
+    )
+    assert done.succeeded
+    assert await mine.lease_keep_alive(lease_id) > 0
+    async with aclosing(mine.watch(MINE.prefix, done.revision)) as batches:
+        batch = await anext(batches)
+    assert [event.kv.key for event in batch.events] == [key]
+    await mine.lease_revoke(lease_id)
+    assert (await mine.range(MINE.prefix, prefix=True)).kvs == ()
+    assert (await mine.status()).version
+
+
+def touching(keys: JobKeys) -> dict[str, Callable[[Store], Awaitable[object]]]:
+    """Every way to read or write another job."""
+    return {
+        "range of a key": lambda store: store.range(keys.job),
+        "range of all": lambda store: store.range(keys.prefix, prefix=True),
+        "put": lambda store: store.txn([], [Put(keys.job, b"mine")]),
+        "put in the other branch": lambda store: store.txn(
+            [Compare(MINE.job, "create", "=", 0)], [], [Put(keys.job, b"mine")]
+        ),
+        "delete": lambda store: store.txn([], [Delete(keys.job)]),
+        "delete of all": lambda store: store.txn([], [Delete(keys.prefix, prefix=True)]),
+        "compare": lambda store: store.txn([Compare(keys.job, "version", ">", 0)], []),
+        "compare of all": lambda store: store.txn(
+            [Compare(keys.prefix, "version", ">", 0, prefix=True)], []
+        ),
+        "range in a transaction": lambda store: store.txn([], [Range(keys.prefix, prefix=True)]),
+        "watch": lambda store: anext(store.watch(keys.prefix, 1)),
+    }
+
+
+@pytest.mark.parametrize("keys", OTHERS, ids=lambda keys: keys.prefix)
+async def test_a_job_can_neither_read_nor_write_another(
+    mine: Store, root: Store, keys: JobKeys
+) -> None:
+    before = await root.range(keys.prefix, prefix=True)
+    for touch in touching(keys).values():
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await asyncio.wait_for(touch(mine), 10)
+    assert (await root.range(keys.prefix, prefix=True)).kvs == before.kvs
+
+
+@pytest.mark.parametrize("prefix", [ROOT, f"{ROOT}team/", MINE.prefix[:-1], "/", "a"])
+async def test_a_job_can_neither_list_nor_watch_what_lies_above_it(
+    mine: Store, root: Store, prefix: str
+) -> None:
+    with pytest.raises(StoreRefused, match="permission denied"):
+        await mine.range(prefix, prefix=True)
+    with pytest.raises(StoreRefused, match="permission denied"):
+        await asyncio.wait_for(anext(mine.watch(prefix, 1)), 10)
+    with pytest.raises(StoreRefused, match="permission denied"):
+        await mine.txn([], [Delete(prefix, prefix=True)])
+
+
+async def test_another_jobs_lease_is_neither_ended_nor_renewed_nor_used(
+    mine: Store, root: Store
+) -> None:
+    for touch in (
+        mine.lease_revoke(LEASE),
+        mine.lease_keep_alive(LEASE),
+        mine.txn([], [Put(MINE.job, b"1", LEASE)]),
+    ):
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await touch
+    assert await root.lease_keep_alive(LEASE) > 0
+    assert (await root.range(OTHERS[0].last_commit)).kvs[0].lease == LEASE
+
+
+async def test_the_history_is_not_a_jobs_to_forget(mine: Store, root: Store) -> None:
+    revision = (await root.range(ROOT)).revision
+    with pytest.raises(StoreRefused, match="permission denied"):
+        await mine.compact(revision)
+
+
+async def test_a_lease_without_keys_is_anybodys(mine: Store, root: Store) -> None:
+    """What etcd does not keep apart, and the page on security tells."""
+    await root.lease_grant(LEASE + 1, 60)
+    await mine.lease_revoke(LEASE + 1)
+    with pytest.raises(LeaseLost):
+        await root.lease_keep_alive(LEASE + 1)
+
+
+async def test_who_may_have_a_password_is_not_taken_for_one_without(
+    secure_cluster: EtcdCluster, etcd_cluster: EtcdCluster
+) -> None:
+    """Where nobody needs a password the store does not tell who has one."""
+    role, certified = JobRole(MINE), JobRole(MINE, "certified")
+    job = await job_access(secure_cluster, MINE)
+    rights = Rights(await asyncio.to_thread(root_access, secure_cluster))
+    asks_nobody = Rights(etcd_cluster.access())
+    try:
+        refused = "is there already, perhaps with a password: etcdctl user delete "
+        with pytest.raises(StoreRefused, match=f"{role.user_name} {refused}{role.user_name}"):
+            await rights.make(role, None)
+        async with opened(job) as store:
+            await store.range(MINE.job)
+        await rights.make(certified, None)
+        await rights.make(certified, None)
+        await asks_nobody.make(certified, None)
+        with pytest.raises(StoreRefused, match=refused):
+            await asks_nobody.make(certified, None)
+    finally:
+        await rights.close()
+        await asks_nobody.close()
+
+
+async def test_a_member_registers_and_leaves_with_the_rights_of_its_job(mine: Store) -> None:
+    mirror = Mirror(MINE.prefix, monotonic)
+    membership = Membership(MINE, mirror)
+    identity = Identity(
+        member="node-0",
+        pod_uid="uid",
+        address="10.0.0.1",
+        node="",
+        role="worker",
+        slots=1,
+        min_workers=1,
+        max_workers=2,
+        job_uid="",
+    )
+    registrar = Registrar(
+        mine,
+        mirror,
+        membership,
+        identity,
+        lease_ttl_s=10,
+        clock=monotonic,
+        random=Random(1),
+    )
+    tasks = [
+        asyncio.create_task(Watching(mine, mirror).run()),
+        asyncio.create_task(registrar.run()),
+    ]
+    async with asyncio.timeout(20):
+        await registrar.registered.wait()
+        assert list(membership.snapshot().members) == ["node-0"]
+        tasks[1].cancel()
+        await registrar.leave(5)
+    tasks[0].cancel()
+    await asyncio.wait(tasks)
+    members = await mine.range(MINE.in_generation(1).members, prefix=True)
+    assert members.kvs == ()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sweep of what gone pods have left: who does it, and what it spares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agent.sweeper import Sweeper
+from rdzv.leftovers import KEPT_MIN
+from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.store import Compare, Operation, Put, TxnResult
+from rdzv.store.faults import Cut
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.contract.agent_harness import until
+from tests.contract.job_harness import KEYS, Client, client
+
+HERE = KEYS.in_generation(1)
+
+
+def member(name: str, incarnation: int) -> Member:
+    return Member(name, f"uid-{name}", incarnation, "10.0.0.1", "", "worker", 1, 1, 4)
+
+
+async def fill(one: Client, gone: int) -> None:
+    """A job of two, and the names of ``gone`` pods."""
+    await one.store.txn(
+        [],
+        [
+            Put(KEYS.job, Job(1, 4).to_json()),
+            *(Put(HERE.member(n), member(n, i).to_json()) for i, n in enumerate("ab", 1)),
+            *(Put(KEYS.incarnation(n), Incarnation(n, 1, f"uid-{n}").to_json()) for n in "ab"),
+        ],
+    )
+    for number in range(gone):
+        name = f"gone-{number:04}"
+        record = Incarnation(name, 1, f"uid-{name}").to_json()
+        written = await one.store.txn([], [Put(KEYS.incarnation(name), record)])
+    await one.mirror.reached(written.revision)
+
+
+@asynccontextmanager
+async def sweeping(
+    one: Client, me: str, store: MemoryStore | None = None, *, pod_uid: str | None = None
+) -> AsyncIterator[None]:
+    sweeper = Sweeper(
+        *(store or one.store, one.mirror, one.membership, me, pod_uid or f"uid-{me}"),
+        pause_s=0.02,
+    )
+    task = asyncio.create_task(sweeper.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def names(one: Client, wanted: int) -> set[str]:
+    """The names in the store, once there are so many."""
+    async with asyncio.timeout(5):
+        while len(found := one.mirror.under(KEYS.incarnations)) != wanted:
+            await one.mirror.changed_after(one.mirror.sequence)
+    return {kv.key for kv in found}
+
+
+async def test_the_oldest_listed_member_drops_the_oldest_names() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        await fill(one, KEPT_MIN + 120)
+        async with sweeping(one, "a"):
+            left = await names(one, KEPT_MIN + 2)
+    assert {KEYS.incarnation("a"), KEYS.incarnation("b")} <= left
+    assert KEYS.incarnation("gone-0119") not in left
+    assert KEYS.incarnation("gone-0120") in left
+
+
+async def test_the_oldest_drains_of_gone_pods_go_with_them() -> None:
+    async with client(MemoryEngine()) as one:
+        await fill(one, 1)
+        for number in range(KEPT_MIN + 3):
+            drain = Drain(f"uid-{number:04}", "gone", "test", "prestop", outcome="expired")
+            written = await one.store.txn([], [Put(HERE.drain(drain.pod_uid), drain.to_json())])
+        await one.mirror.reached(written.revision)
+        async with sweeping(one, "a"), asyncio.timeout(5):
+            while len(left := one.membership.snapshot().drains) != KEPT_MIN:
+                await one.mirror.changed_after(one.mirror.sequence)
+        assert "uid-0002" not in left
+        assert "uid-0003" in left
+
+
+@pytest.mark.parametrize(("me", "pod_uid"), [("b", "uid-b"), ("a", "uid-of-a-fenced-pod")])
+async def test_nobody_else_does(me: str, pod_uid: str) -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        await fill(one, KEPT_MIN + 1)
+        before = engine.revision
+        async with sweeping(one, me, pod_uid=pod_uid):
+            for number in range(3):
+                await one.store.txn([], [Put(HERE.drain(f"uid-{number}"), b"{}")])
+                await asyncio.sleep(0.05)
+        assert engine.revision == before + 3
+
+
+class Raced(MemoryStore):
+    """Somebody takes the oldest name again, just before it is dropped."""
+
+    raced = False
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = 2.0,
+    ) -> TxnResult:
+        if not self.raced:
+            self.raced = True
+            back = Incarnation("gone-0000", 9, "uid-new").to_json()
+            await super().txn([], [Put(KEYS.incarnation("gone-0000"), back)])
+        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+
+
+async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        await fill(one, KEPT_MIN + 1)
+        async with sweeping(one, "a", Raced(engine)):
+            left = await names(one, KEPT_MIN + 2)
+    assert KEYS.incarnation("gone-0000") in left
+    assert [n for n in range(201) if KEYS.incarnation(f"gone-{n:04}") not in left] == [1]
+
+
+async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def said() -> bool:
+        return "stays a while longer" in caplog.text
+
+    engine, cut = MemoryEngine(), Cut()
+    async with client(engine) as one:
+        await fill(one, KEPT_MIN + 1)
+        cut.cut()
+        with caplog.at_level("INFO"):
+            async with sweeping(one, "a", MemoryStore(engine, faults=cut)):
+                await until(said)
+                cut.mend()
+                await one.store.txn([], [Put(HERE.drain("uid-x"), b"{}")])
+                await names(one, KEPT_MIN + 2)
