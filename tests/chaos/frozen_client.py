@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client with a lease of 2 s and a watch; the test stops the whole process for longer."""
+"""A client with a lease of 4 s and a watch; the test stops the whole process for longer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def follow(store: EtcdStore, start: int) -> list[WatchEvent]:
 
 async def main() -> None:
     store = EtcdStore(sys.argv[1:])
-    await store.lease_grant(LEASE, 2)
+    await store.lease_grant(LEASE, 4)
     start = (await store.txn([], [Put("/frozen-lease", b"", LEASE)])).revision + 1
     following = asyncio.create_task(follow(store, start))
     renewing = asyncio.create_task(renew(store))

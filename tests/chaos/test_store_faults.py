@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd driver against three real members that are killed, frozen, and cut off.
+"""The etcd drivers against three real members that are killed, frozen, and cut off.
 
 The bar: no event lost, doubled or out of order in any case, and a client that adds next to
 nothing to what an election costs.
@@ -21,6 +21,7 @@ import pytest
 from rdzv.errors import Compacted, StoreError
 from rdzv.store import Put, WatchBatch
 from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd3_driver import Etcd3Store
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.chaos.store_load import StoreLoad, gap_s
 from tests.chaos.tcp_proxy import TcpProxy
@@ -31,19 +32,34 @@ CLIENT_DELAY_S = 1.5
 """What the client may add to the writer's own gap, which is the election's."""
 
 ONE_ENDPOINT_S = 2.0
-"""What one dead endpoint may cost: an attempt of 1 s and what leads up to it, which is less than
-what a watch needs to find out by itself."""
+"""What one dead endpoint may add to the gap of a writer that does not use it: an attempt of 1 s and
+what leads up to it, which is less than what a watch needs to find out by itself."""
 
 _numbers = itertools.count(1)
+
+Driver = type[EtcdStore]
+
+both_drivers = pytest.mark.parametrize("driver", [EtcdStore, Etcd3Store])
+each_driver = pytest.mark.parametrize(
+    "driver", [EtcdStore, pytest.param(Etcd3Store, marks=pytest.mark.long)]
+)
+"""The default one every day, the other one in the full proof."""
 
 
 @asynccontextmanager
 async def load(
-    cluster: EtcdCluster, *, ttl_s: int = 10, leases: int = 4, endpoints: Sequence[str] = ()
+    cluster: EtcdCluster,
+    driver: Driver,
+    *,
+    ttl_s: int = 10,
+    leases: int = 4,
+    endpoints: Sequence[str] = (),
+    writes_to: int = 0,
 ) -> AsyncIterator[StoreLoad]:
+    """Run the load, whose writer uses the member ``writes_to``."""
     number = next(_numbers)
-    writer = EtcdStore(cluster.endpoints)
-    client = EtcdStore(endpoints or cluster.endpoints)
+    writer = EtcdStore(cluster.endpoints, first=writes_to)
+    client = driver(endpoints or cluster.endpoints)
     lease_ids = [(number << 40) + index + 1 for index in range(leases)]
     running = StoreLoad(writer, client, f"/chaos/{number}/", lease_ids=lease_ids, ttl_s=ttl_s)
     try:
@@ -79,9 +95,10 @@ async def pass_time(load: StoreLoad, fault_s: float) -> None:
         assert not load.leases_lost
 
 
-async def test_leader_killed(cluster: EtcdCluster) -> None:
+@both_drivers
+async def test_leader_killed(cluster: EtcdCluster, driver: Driver) -> None:
     leader = await leader_of(cluster)
-    async with load(cluster) as job:
+    async with load(cluster, driver) as job:
         cluster.kill(leader)
         await pass_time(job, 4)
         await asyncio.to_thread(cluster.start, leader)
@@ -94,11 +111,12 @@ async def test_leader_killed(cluster: EtcdCluster) -> None:
 @pytest.mark.parametrize(
     ("frozen_s", "ttl_s"), [(8, 6), pytest.param(14, 8, marks=pytest.mark.long)]
 )
+@each_driver
 async def test_leader_frozen_for_longer_than_a_lease(
-    cluster: EtcdCluster, frozen_s: float, ttl_s: int
+    cluster: EtcdCluster, driver: Driver, frozen_s: float, ttl_s: int
 ) -> None:
     leader = await leader_of(cluster)
-    async with load(cluster, ttl_s=ttl_s, leases=10) as job:
+    async with load(cluster, driver, ttl_s=ttl_s, leases=10) as job:
         cluster.freeze(leader)
         # Until it wakes up; then etcd itself (3.6.16) may revoke what others have renewed.
         await pass_time(job, frozen_s)
@@ -107,21 +125,24 @@ async def test_leader_frozen_for_longer_than_a_lease(
     assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
 
 
-async def test_follower_frozen_under_the_client(cluster: EtcdCluster) -> None:
-    follower = (await leader_of(cluster) + 1) % len(cluster)
+@each_driver
+async def test_follower_frozen_under_the_client(cluster: EtcdCluster, driver: Driver) -> None:
+    leader = await leader_of(cluster)
+    follower = (leader + 1) % len(cluster)
     endpoints = cluster.endpoints[follower:] + cluster.endpoints[:follower]
-    async with load(cluster, endpoints=endpoints) as job:
+    async with load(cluster, driver, endpoints=endpoints, writes_to=leader) as job:
         cluster.freeze(follower)
         await pass_time(job, 5)
         cluster.resume(follower)
     job.assert_exact()
     assert job.leases_lost == []
-    assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
-    assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
+    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+    assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
-async def test_every_member_killed_and_back(cluster: EtcdCluster) -> None:
-    async with load(cluster) as job:
+@each_driver
+async def test_every_member_killed_and_back(cluster: EtcdCluster, driver: Driver) -> None:
+    async with load(cluster, driver) as job:
         started_s = time.monotonic()
         for member in range(len(cluster)):
             cluster.kill(member)
@@ -134,10 +155,11 @@ async def test_every_member_killed_and_back(cluster: EtcdCluster) -> None:
     assert gap_s(job.swapped_at_s) < outage_s + 2
 
 
-async def test_quorum_lost(cluster: EtcdCluster) -> None:
+@each_driver
+async def test_quorum_lost(cluster: EtcdCluster, driver: Driver) -> None:
     leader = await leader_of(cluster)
     others = [member for member in range(len(cluster)) if member != leader]
-    async with load(cluster) as job:
+    async with load(cluster, driver) as job:
         for member in others:
             cluster.freeze(member)
         await pass_time(job, 6)
@@ -149,36 +171,41 @@ async def test_quorum_lost(cluster: EtcdCluster) -> None:
     assert job.leases_lost == []
 
 
-async def test_black_hole_to_one_endpoint(cluster: EtcdCluster) -> None:
+@both_drivers
+async def test_black_hole_to_one_endpoint(cluster: EtcdCluster, driver: Driver) -> None:
     async with TcpProxy(cluster.endpoints[0]) as proxy:
         endpoints = [proxy.endpoint, *cluster.endpoints[1:]]
-        async with load(cluster, endpoints=endpoints) as job:
+        async with load(cluster, driver, endpoints=endpoints) as job:
             proxy.hold()
             await pass_time(job, 5)
             proxy.mend()
         job.assert_exact()
         assert job.leases_lost == []
-        assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
-        assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
+        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
-async def test_one_name_for_all_members_when_one_of_them_freezes(cluster: EtcdCluster) -> None:
+@each_driver
+async def test_one_name_for_all_members_when_one_of_them_freezes(
+    cluster: EtcdCluster, driver: Driver
+) -> None:
     async with TcpProxy(cluster.endpoints[0]) as service:
-        async with load(cluster, endpoints=[service.endpoint]) as job:
+        async with load(cluster, driver, endpoints=[service.endpoint]) as job:
             service.strand(cluster.endpoints[1])
             await pass_time(job, 3)
         job.assert_exact()
         assert job.leases_lost == []
-        assert gap_s(job.events_at_s) < ONE_ENDPOINT_S
-        assert gap_s(job.swapped_at_s) < ONE_ENDPOINT_S
+        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
-async def test_black_hole_to_every_endpoint(cluster: EtcdCluster) -> None:
+@each_driver
+async def test_black_hole_to_every_endpoint(cluster: EtcdCluster, driver: Driver) -> None:
     async with AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
         ]
-        async with load(cluster, endpoints=[proxy.endpoint for proxy in proxies]) as job:
+        async with load(cluster, driver, endpoints=[proxy.endpoint for proxy in proxies]) as job:
             for proxy in proxies:
                 proxy.hold()
             await pass_time(job, 5)
@@ -187,18 +214,20 @@ async def test_black_hole_to_every_endpoint(cluster: EtcdCluster) -> None:
             mended_s = time.monotonic()
             await job.settle()
             first_s = min(moment for moment in job.events_at_s if moment > mended_s)
-            assert first_s - mended_s < 2
+            written_at_s = [moment for moment in job.written_at_s if moment > mended_s]
+            assert first_s - mended_s < gap_s([mended_s, *written_at_s]) + 2
         job.assert_exact()
         assert job.leases_lost == []
 
 
-async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster) -> None:
+@each_driver
+async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster, driver: Driver) -> None:
     async with AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
         ]
         writer = EtcdStore(cluster.endpoints)
-        client = EtcdStore([proxy.endpoint for proxy in proxies])
+        client = driver([proxy.endpoint for proxy in proxies])
         stack.push_async_callback(writer.close)
         stack.push_async_callback(client.close)
         start = (await writer.range("/cut")).revision + 1
@@ -228,8 +257,9 @@ def member() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-async def test_a_store_that_was_emptied_is_noticed(member: EtcdCluster) -> None:
-    store = EtcdStore(member.endpoints)
+@each_driver
+async def test_a_store_that_was_emptied_is_noticed(member: EtcdCluster, driver: Driver) -> None:
+    store = driver(member.endpoints)
     for _ in range(20):
         last = await store.txn([], [Put("/emptied", b"")])
     batches = store.watch("/emptied", last.revision + 1)
@@ -251,12 +281,13 @@ async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster) -> 
     assert client.stdout is not None
     writer = EtcdStore(cluster.endpoints)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             assert await client.stdout.readline() == b"ready\n"
+            # Before it is stopped: on a busy machine its lease ends amid the writes.
+            start = (await writer.range("/frozen-lease")).revision + 1
             client.send_signal(signal.SIGSTOP)
             for number in range(20):
                 await writer.txn([], [Put(f"/frozen/{number}", b"")])
-            start = (await writer.range("/frozen/", prefix=True)).revision + 1
             async for batch in writer.watch("/frozen-lease", start):
                 if batch.events:
                     break

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays one seed: ``scripts/simulate SEED [--planted NAME] [--plot NAME]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.chaos.simulation.planted import PLANTS
+from tests.chaos.simulation.simulation import simulate
+from tests.chaos.simulation.story import ASKED
+
+
+def main() -> int:
+    """Exit status 0 where everything held, 1 where something was broken."""
+    parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--planted", choices=sorted(PLANTS), default="", metavar="NAME")
+    plots = [plot.name for plot in ASKED]
+    parser.add_argument("--plot", choices=plots, default="", metavar="NAME")
+    asked = parser.parse_args()
+    outcome = simulate(asked.seed, asked.planted, asked.plot)
+    sys.stdout.write(outcome.report() + "\n")
+    return 0 if outcome.failure is None else 1
+
+
+sys.exit(main())

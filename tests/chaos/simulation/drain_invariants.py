@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of drains: all save the same step, it is on record, and only then may one go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from rdzv.draining import is_enough
+from rdzv.listing import decide
+from rdzv.model import Drain, Snapshot
+from tests.chaos.simulation.pods import Pod, SimulatedJob
+from tests.chaos.simulation.ranks import Rank
+from tests.chaos.simulation.round_invariants import RoundInvariants
+from tests.chaos.simulation.torchrun import FIRST_PORT
+
+CLOCK_SLACK_S = 0.05
+
+
+class DrainInvariants:
+    """I3, I7 and I10."""
+
+    def __init__(
+        self, job: SimulatedJob, rounds: RoundInvariants, break_: Callable[[str], None]
+    ) -> None:
+        self._job = job
+        self._rounds = rounds
+        self._break = break_
+        self._done: set[int] = set()
+        self._ended_at: dict[int, int] = {}
+        self._due_s: dict[str, float] = {}
+
+    def committed(self, before: Snapshot, after: Snapshot) -> None:
+        """Look at one revision."""
+        if after.last_commit is not None and after.last_commit != before.last_commit:
+            self._check_done(before, after)
+        if after.drains is not before.drains:
+            self._note_deadlines(after)
+        for uid, drain in after.drains.items():
+            former = before.drains.get(uid)
+            if drain.outcome and (former is None or not former.outcome):
+                self._check_outcome(before, drain)
+        commit = after.commit
+        if commit is None:
+            return
+        had = before.commit.granted if before.commit is not None else ()
+        for uid in set(commit.granted) - set(had):
+            self._check_may_grant(before, uid)
+        if (commit.granted or commit.admitted) and commit.step is not None:
+            self._ended_at.setdefault(commit.round, commit.step)
+
+    def _check_done(self, before: Snapshot, after: Snapshot) -> None:
+        last, commit = after.last_commit, before.commit
+        assert last is not None
+        self._done.add(last.step)
+        if commit is None or (commit.phase, commit.epoch) != ("commit", last.epoch):
+            self._break(f"I3: step {last.step} is done, but the commit is {commit}")
+        number = last.round
+        world = self._job.worlds.get((number, f"127.0.0.1:{FIRST_PORT + number}"))
+        for seat in self._rounds.frozen.get(number, ()):
+            saved = world.saved.get(seat.member, set()) if world else set()
+            trained = world.trained.get(seat.member, 0) if world else 0
+            if last.step not in saved:
+                self._break(f"I3: step {last.step} is done, {seat.member} saved {sorted(saved)}")
+            if trained > last.step:
+                self._break(f"I3: step {last.step} is done, {seat.member} is at {trained}")
+
+    def _note_deadlines(self, after: Snapshot) -> None:
+        now = self._job.loop.time()
+        for uid, drain in after.drains.items():
+            if drain.seconds_left is not None:
+                due_s = now + drain.seconds_left - drain.reserve_s
+                self._due_s[uid] = min(self._due_s.get(uid, math.inf), due_s)
+
+    def _check_outcome(self, before: Snapshot, drain: Drain) -> None:
+        if drain.outcome == "expired":
+            self._check_due(drain.pod_uid, drain.member)
+            return
+        self._check_may_grant(before, drain.pod_uid)
+        if drain.outcome == "committed" and drain.step not in self._done:
+            self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
+
+    def _check_may_grant(self, before: Snapshot, uid: str) -> None:
+        if self._job.shape.below_min == "commit" or self._is_due(uid):
+            return
+        if not is_enough(before, decide(before)):
+            listed = [member.name for member in decide(before).listed]
+            self._break(f"I10: {uid} is let go while only {listed} are listed")
+
+    def _is_due(self, uid: str) -> bool:
+        # Its own pod knows it from the notice, the others from when the record was written.
+        told_s = [pod.due_s for pod in self._job.pods.values() if pod.pod_uid == uid]
+        due_s = min([self._due_s.get(uid, math.inf), *told_s])
+        return self._job.loop.time() >= due_s - CLOCK_SLACK_S
+
+    def _check_due(self, uid: str, member: str) -> None:
+        if not self._is_due(uid):
+            self._break(f"I10: {member} expires at {self._due_s.get(uid)}")
+
+    # -- outside the store
+
+    def let_go(self, pod: Pod, snapshot: Snapshot, outcome: str, due_s: float) -> None:
+        """SIGTERM passes to the pod's torchrun; its own time is over at ``due_s``."""
+        drain = snapshot.drains.get(pod.pod_uid)
+        late = self._job.loop.time() >= due_s - CLOCK_SLACK_S
+        if outcome == "expired":
+            if not late:
+                self._break(f"I10: {pod.name} is let go without a save before its time")
+        elif not late and (drain is None or drain.outcome != outcome):
+            self._break(f"I7: {pod.name} is let go ({outcome}) before that is on record: {drain}")
+        elif outcome == "committed" and drain is not None and drain.step not in (None, *self._done):
+            self._break(f"I7: {pod.name} is let go after step {drain.step}, which is not done")
+
+    def starts(self, rank: Rank, step: int) -> None:
+        """A rank was told from which step to go on."""
+        if step != rank.world.start:
+            self._break(
+                f"I3: {rank.pod.name} starts round {rank.number} from step {step},"
+                f" and {rank.world.start} is done"
+            )
+
+    def trained(self, rank: Rank, step: int) -> None:
+        """A rank has finished a step."""
+        ended_at = self._ended_at.get(rank.number)
+        if ended_at is not None and step > ended_at:
+            self._break(
+                f"I3: {rank.pod.name} trains step {step} of round {rank.number},"
+                f" from which somebody was let go after {ended_at}"
+            )

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold whatever happens, looked at after every revision and every turn of a process.
+
+The truth is a mirror that is fed by the store itself, without a network between. I8 (untrusted
+bytes) and I9 (what listens where) are no matter of order and time: they have tests elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher_shim.horovod.hosts import SETTLE_S, token_of
+from rdzv.keys import last_name
+from rdzv.listing import decide
+from rdzv.membership import Membership
+from rdzv.model import Drain, Incarnation, Member, Snapshot
+from rdzv.store import WatchEvent
+from rdzv.watching import Mirror
+from tests.chaos.simulation.drain_invariants import DrainInvariants
+from tests.chaos.simulation.network import Sender
+from tests.chaos.simulation.nodes import KEYS
+from tests.chaos.simulation.pods import Pod, SimulatedJob
+from tests.chaos.simulation.ranks import Rank
+from tests.chaos.simulation.round_invariants import RoundInvariants
+from tests.chaos.simulation.torchrun import Torchrun
+
+DELIVERY_S = 1.0
+"""Longest that a host list may lag behind its own sidecar's mirror, which is a turn or two."""
+
+
+class Broken(AssertionError):
+    """An invariant does not hold."""
+
+
+class Invariants:
+    """Holds one simulation to what must always be so."""
+
+    def __init__(self, job: SimulatedJob) -> None:
+        self.checks = 0
+        self._job = job
+        self._broken: Broken | None = None
+        self.truth = Mirror(KEYS.prefix, job.loop.time)
+        self.membership = Membership(KEYS, self.truth)
+        self._hosts: dict[str, bytes] = {}
+        self._hosts_since_s: dict[str, dict[str, float]] = {}
+        self._drains_seen_s: dict[str, dict[str, float]] = {}
+        self._unlisted: set[str] = set()
+        self._went: set[str] = set()
+        self._ever_listed: set[str] = set()
+        self.rounds = RoundInvariants(job, self.truth, self.break_)
+        self.drains = DrainInvariants(job, self.rounds, self.break_)
+        job.invariants = self
+        job.engine.on_commit = self._committed
+        job.loop.after_turn = self._after_turn
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The store's word at this moment."""
+        return self.membership.snapshot()
+
+    def break_(self, sentence: str) -> None:
+        """Say that something does not hold; the simulation ends with this turn."""
+        self._job.timeline.add("BROKEN", sentence)
+        if self._broken is None:
+            self._broken = Broken(sentence)
+
+    # -- what torchruns and ranks do
+
+    def formed(self, torchrun: Torchrun, number: int, rank: int, size: int) -> None:
+        """A torchrun was handed a world."""
+        self.rounds.formed(torchrun, number, rank, size)
+
+    def gave_up(self, torchrun: Torchrun, why: str) -> None:
+        """A torchrun ended by itself."""
+        self.rounds.gave_up(torchrun, why)
+
+    def starts(self, rank: Rank, step: int) -> None:
+        """A rank was told from which step to go on."""
+        self.drains.starts(rank, step)
+
+    def trained(self, rank: Rank, step: int) -> None:
+        """A rank has finished a step."""
+        self.drains.trained(rank, step)
+
+    def let_go(self, pod: Pod, outcome: str, due_s: float) -> None:
+        """SIGTERM passes to the pod's torchrun."""
+        self.drains.let_go(pod, self.snapshot, outcome, due_s)
+
+    # -- each revision
+
+    def _committed(
+        self, revision: int, events: Sequence[WatchEvent], sender: Sender | None
+    ) -> None:
+        self.checks += 1
+        before = self.snapshot
+        self._job.timeline.add(
+            sender.member if sender else "store", f"{revision}: {_outline(events)}"
+        )
+        self._check_sender(before, events, sender)
+        self.rounds.committed(before, events)
+        self.truth.apply(events, revision)
+        after = self.snapshot
+        if after is not before:
+            self._note_listed(before, after, sender)
+            self.drains.committed(before, after)
+
+    def _check_sender(
+        self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None
+    ) -> None:
+        """I6: what a stale incarnation sends changes nothing."""
+        if sender is None:
+            return
+        generation = before.job.generation if before.job else 1
+        here = KEYS.in_generation(generation)
+        for event in events:
+            key = event.kv.key
+            if event.kind == "put" and key.startswith(KEYS.incarnations):
+                new = Incarnation.from_kv(event.kv)
+                old = before.incarnations.get(new.member)
+                if old is not None and new.number <= old.number:
+                    self.break_(
+                        f"I6: incarnation {new.number} of {new.member} overwrites {old.number}"
+                    )
+            elif event.kind == "put" and key.startswith(here.members):
+                member = Member.from_kv(event.kv)
+                old_member = before.members.get(member.name)
+                if old_member is not None and member.incarnation <= old_member.incarnation:
+                    self.break_(
+                        f"I6: the record of incarnation {member.incarnation} of {member.name}"
+                        f" overwrites that of {old_member.incarnation}"
+                    )
+            elif key.startswith((here.commit, here.drains, here.runs)):
+                member_now = before.members.get(sender.member)
+                if member_now is None or member_now.lease != sender.lease_id:
+                    self.break_(
+                        f"I6: {sender.member} writes {last_name(key)} under a registration that"
+                        " is not in force"
+                    )
+
+    def _note_listed(self, before: Snapshot, after: Snapshot, sender: Sender | None) -> None:
+        listed = {member.pod_uid for member in decide(after).listed}
+        self._unlisted |= self._ever_listed - listed
+        self._ever_listed |= listed
+        self._went |= after.drains.keys()
+        if sender is not None:
+            gone = before.members.keys() - after.members.keys()
+            self._went |= {before.members[name].pod_uid for name in gone}
+
+    # -- each turn
+
+    def _after_turn(self) -> None:
+        error = self._broken or self._job.failure or self._job.loop.failure
+        if error is not None:
+            raise error
+
+    def delivered(self, pod: Pod, content: bytes) -> None:
+        """A sidecar has renamed a host list into place."""
+        if content != self._hosts.get(pod.pod_uid):
+            self._check_hosts(pod, content)
+
+    def look(self) -> None:
+        """Look at what must not stand for long; to be called every second or so."""
+        now = self._job.loop.time()
+        for pod in self._job.present():
+            content = self._hosts.get(pod.pod_uid)
+            if content is None or pod.sidecar is None or pod.sidecar.process.frozen:
+                continue
+            if pod.sidecar.stopping:
+                continue
+            self._check_no_drained_host(pod, _hosts(content), now - DELIVERY_S)
+
+    def saw(self, pod: Pod, drains: Mapping[str, Drain]) -> None:
+        """The mirror of a sidecar shows these drains."""
+        now = self._job.loop.time()
+        seen = self._drains_seen_s.setdefault(pod.pod_uid, {})
+        for uid in drains:
+            seen.setdefault(uid, now)
+        for uid in [uid for uid in seen if uid not in drains]:
+            del seen[uid]
+
+    def _check_hosts(self, pod: Pod, content: bytes) -> None:
+        """I4: a list is neither empty nor partial by accident."""
+        self.checks += 1
+        now = self._job.loop.time()
+        former = _hosts(self._hosts.get(pod.pod_uid, b""))
+        hosts = _hosts(content)
+        self._job.timeline.add(pod.name, f"hosts: {' '.join(sorted(hosts))}")
+        self._hosts[pod.pod_uid] = content
+        since_s = self._hosts_since_s.get(pod.pod_uid, {})
+        self._hosts_since_s[pod.pod_uid] = {host: since_s.get(host, now) for host in hosts}
+        steady = {self._token(uid) for uid in self._ever_listed - self._unlisted}
+        if missing := (former - hosts) & steady:
+            self.break_(f"I4: {pod.name} drops {sorted(missing)}, listed without a break")
+        on_purpose = {self._token(uid) for uid in self._went}
+        if former and not hosts and (lost := former - on_purpose):
+            self.break_(
+                f"I4: the list of {pod.name} becomes empty, though {sorted(lost)} may return"
+            )
+        self._check_no_drained_host(pod, hosts, now - DELIVERY_S)
+
+    def _check_no_drained_host(self, pod: Pod, hosts: set[str], seen_by_s: float) -> None:
+        """I2: but for one that is kept until another has been there for long enough."""
+        seen = self._drains_seen_s.get(pod.pod_uid, {})
+        drained = {self._token(uid) for uid, at_s in seen.items() if at_s <= seen_by_s} & hosts
+        if not drained:
+            return
+        since_s = self._hosts_since_s[pod.pod_uid]
+        now = self._job.loop.time()
+        settled = [h for h in hosts - drained if now - since_s[h] > SETTLE_S + DELIVERY_S]
+        if len(drained) > 1 or settled:
+            self.break_(f"I2: {sorted(drained)} drain and stay on the list of {pod.name}")
+
+    def _token(self, uid: str) -> str:
+        return token_of(uid.removeprefix("uid-").rstrip("0123456789"), uid)
+
+
+def _hosts(content: bytes) -> set[str]:
+    lines = content.decode().splitlines()[:-1]
+    return {line.rpartition(":")[0] for line in lines}
+
+
+def _outline(events: Sequence[WatchEvent]) -> str:
+    signs = {"put": "+", "delete": "-"}
+    return " ".join(
+        f"{signs[event.kind]}{event.kv.key.removeprefix(KEYS.prefix)}" for event in events
+    )

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One store, and between it and every client a network that loses, delays and cuts.
+
+A request lands when the network says so, whatever has become of its sender: also after the sender
+has given up, or was killed. What the client then knows is what a real driver would tell it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+from rdzv.errors import Compacted, StoreAmbiguous, StoreError, StoreUnavailable
+from rdzv.store import (
+    WATCH_PROGRESS_S,
+    Compare,
+    Operation,
+    RangeResult,
+    StoreStatus,
+    TxnResult,
+    WatchBatch,
+)
+from rdzv.store.engine import MemoryEngine
+from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
+from rdzv.store.intervals import Interval
+from rdzv.store.leases import Lease
+from rdzv.store.memory import transact
+from tests.chaos.simulation.loop import Process, SimulatedLoop
+from tests.chaos.simulation.timeline import Timeline
+
+T = TypeVar("T")
+
+LATE_S = (0.1, 6.0)
+"""How long after its sender has given up a request may still land."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sent a request, as it was when it was sent; ``lease_id`` is that of its registration."""
+
+    member: str
+    pod_uid: str
+    lease_id: int
+
+
+class SimulatedEngine(MemoryEngine):
+    """The store. ``on_commit`` sees each revision as it comes, with who made it; None: a lease."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__(clock)
+        self.sender: Sender | None = None
+        self.on_commit: Callable[[int, Sequence[WatchEvent], Sender | None], None] = lambda *_: None
+
+    def _commit(self, changes: list[Any]) -> None:
+        super()._commit(changes)
+        if changes:
+            self.on_commit(self.revision, [change[1] for change in changes], self.sender)
+
+    def _end(self, lease: Lease) -> None:
+        sender, self.sender = self.sender, None
+        super()._end(lease)
+        self.sender = sender
+
+
+@dataclass(slots=True)
+class Weather:
+    """How the network is. Shares are of all calls; ``delay_s`` is the longest way, one direction.
+
+    ``refused``: certainly not sent. ``lost``: never lands. ``unanswered``: lands, and the answer is
+    lost. ``late``: lands after its sender has given up.
+    """
+
+    delay_s: float = 0.02
+    refused: float = 0.0
+    lost: float = 0.0
+    unanswered: float = 0.0
+    late: float = 0.0
+
+
+FAIR = Weather()
+
+
+class Link:
+    """One client's ``Store``: everything that it says goes through the network."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: SimulatedLoop,
+        engine: SimulatedEngine,
+        network: Process,
+        random: Random,
+        timeline: Timeline,
+    ) -> None:
+        self.name = name
+        self.sender: Callable[[], Sender | None] = lambda: None
+        self.weather = FAIR
+        self.whole = True
+        self.refuses = False
+        self._loop = loop
+        self._engine = engine
+        self._network = network
+        self._random = random
+        self._timeline = timeline
+        self._wires = 0
+        self._waiting: asyncio.Future[bool] | None = None
+        self._stalled_until_s = 0.0
+        self._dawdles_until_s = 0.0
+
+    # -- what goes wrong
+
+    def cut(self, *, refuses: bool) -> None:
+        """Let nothing through; ``refuses``: calls fail at once, instead of after their time."""
+        self.whole, self.refuses = False, refuses
+        self.tear()
+
+    def mend(self) -> None:
+        """Let everything through again."""
+        self.whole = True
+        self.tear()
+
+    def tear(self) -> None:
+        """Lose the connection, and with it what is on its way; the next one works."""
+        self._wires += 1
+        self._wake()
+
+    def stall(self, seconds: float) -> None:
+        """Hold the watch back, without a sign that it is."""
+        self._stalled_until_s = self._loop.time() + seconds
+
+    def dawdle(self, seconds: float) -> None:
+        """Let transactions that are sent from now on land late."""
+        self._dawdles_until_s = self._loop.time() + seconds
+
+    # -- the Store
+
+    async def range(
+        self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> RangeResult:
+        """Read linearizably."""
+        interval = Interval.of(key, prefix=prefix)
+
+        def act() -> RangeResult:
+            kvs = self._engine.read(interval)
+            return RangeResult(self._engine.revision, kvs)
+
+        return await self._ask("range", act, timeout_s, write=False)
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> TxnResult:
+        """Apply ``then`` if every compare holds, else ``otherwise``; atomically."""
+        return await self._ask(
+            "txn",
+            lambda: transact(self._engine, compares, then, otherwise),
+            timeout_s,
+            write=True,
+        )
+
+    async def lease_grant(
+        self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Grant a lease."""
+        await self._ask("grant", lambda: self._engine.grant(lease_id, ttl_s), timeout_s, write=True)
+
+    async def lease_keep_alive(
+        self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> float:
+        """Renew a lease."""
+        return await self._ask(
+            "renew", lambda: self._engine.keep_alive(lease_id), timeout_s, write=True
+        )
+
+    async def lease_revoke(self, lease_id: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """End a lease."""
+
+        def act() -> None:
+            if lease_id in self._engine.leases:
+                self._engine.revoke(lease_id)
+
+        await self._ask("revoke", act, timeout_s, write=True)
+
+    async def compact(self, revision: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Nobody of those that are simulated compacts."""
+        raise NotImplementedError
+
+    async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
+        """Nobody of those that are simulated asks."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+    async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Follow every key under ``prefix``; a torn connection is resumed without a gap."""
+        engine = self._engine
+        if start_revision > engine.revision + 1:
+            raise Compacted("that revision was never reached here", engine.compact_revision)
+        interval, following = Interval.of(prefix, prefix=True), start_revision
+        while True:
+            while not self.whole:
+                await self._woken(None)
+            wire = self._wires
+            watcher = engine.watch(interval, following, self._wake)
+            try:
+                while wire == self._wires:
+                    revision, events = watcher.take()
+                    if not events and await self._woken(WATCH_PROGRESS_S):
+                        continue
+                    if await self._arrives(wire):
+                        yield WatchBatch(revision, events)
+                        following = revision + 1
+            finally:
+                watcher.close()
+
+    # -- how
+
+    async def _woken(self, timeout_s: float | None) -> bool:
+        """Let the watch wait for news, or for the connection to change; False if neither comes."""
+        self._waiting = waiting = self._loop.create_future()
+        timer = (
+            None if timeout_s is None else self._loop.call_later(timeout_s, _settle, waiting, False)
+        )
+        try:
+            return bool(await waiting)
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            _settle(self._waiting, True)
+
+    async def _arrives(self, wire: int) -> bool:
+        """Let a batch be on its way; False if the connection is torn meanwhile."""
+        way_s = self._random.random() * self.weather.delay_s
+        until_s = max(self._loop.time() + way_s, self._stalled_until_s)
+        while wire == self._wires and (left_s := until_s - self._loop.time()) > 0:
+            await self._woken(left_s)
+        return wire == self._wires
+
+    async def _ask(self, call: str, act: Callable[[], T], timeout_s: float, *, write: bool) -> T:
+        weather, loop = self.weather, self._loop
+        chance = self._random.random()
+        if (not self.whole and self.refuses) or chance < weather.refused:
+            await asyncio.sleep(self._random.random() * weather.delay_s)
+            raise StoreUnavailable(f"{call}: the connection is refused")
+        chance -= weather.refused
+        answer: asyncio.Future[T] = loop.create_future()
+        way_s = self._random.random() * weather.delay_s
+        if not self.whole or chance < weather.lost:
+            self._note(call, "is lost")
+        elif (chance := chance - weather.lost) < weather.unanswered:
+            self._note(call, "is not answered")
+            self._post(way_s, act, None)
+        elif write and ((chance := chance - weather.unanswered) < weather.late or self._late(call)):
+            late_s = timeout_s + self._random.uniform(*LATE_S)
+            self._note(call, f"lands {late_s:.3f} s late")
+            self._post(late_s, act, None)
+        else:
+            self._post(way_s, act, answer)
+        timer = loop.call_later(timeout_s, _give_up, answer, call, write)
+        try:
+            return await answer
+        finally:
+            timer.cancel()
+
+    def _late(self, call: str) -> bool:
+        return call == "txn" and self._loop.time() < self._dawdles_until_s
+
+    def _note(self, call: str, what: str) -> None:
+        self._timeline.add(self.name, f"its {call} {what}")
+
+    def _post(self, way_s: float, act: Callable[[], T], answer: asyncio.Future[T] | None) -> None:
+        self._loop.call_later(
+            way_s,
+            *(self._land, self._wires, self.sender(), act, answer),
+            context=self._network.context,
+        )
+
+    def _land(
+        self,
+        wire: int,
+        sender: Sender | None,
+        act: Callable[[], T],
+        answer: asyncio.Future[T] | None,
+    ) -> None:
+        if answer is not None and wire != self._wires:
+            return  # torn on the way
+        self._engine.sender = sender
+        result: T | StoreError
+        try:
+            result = act()
+        except StoreError as error:
+            result = error
+        finally:
+            self._engine.sender = None
+        if answer is not None:
+            way_s = self._random.random() * self.weather.delay_s
+            self._loop.call_later(way_s, self._answered, wire, answer, result)
+
+    def _answered(self, wire: int, answer: asyncio.Future[T], result: T | StoreError) -> None:
+        if wire != self._wires or answer.done():
+            return
+        if isinstance(result, StoreError):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+
+
+def _give_up(answer: asyncio.Future[T], call: str, write: bool) -> None:
+    if not answer.done():
+        kind = StoreAmbiguous if write else StoreUnavailable
+        answer.set_exception(kind(f"{call}: no answer in time"))
+
+
+def _settle(waiting: asyncio.Future[bool], value: bool) -> None:
+    if not waiting.done():
+        waiting.set_result(value)

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bugs that are planted on purpose, to see that the simulation finds them.
+
+Each takes one rule away from the production code, by name, for as long as one simulation runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import rdzv.draining
+import rdzv.gate
+import rdzv.listing
+from agent.draining.own_drain import OwnDrain
+from agent.draining.writing import Writing
+from agent.notices.socket import Phase
+from launcher_shim.c10d.registered import Registered
+from launcher_shim.c10d.round_key import RoundKey
+from launcher_shim.c10d.runs import Policy
+from rdzv.errors import StoreError
+from rdzv.registrar import RENEWALS_PER_TTL, Registrar
+from rdzv.store import Compare, Put
+from rdzv.watching import Watching
+from tests.chaos.simulation.ranks import Rank
+
+Patch = AbstractContextManager[Any]
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant one bug for as long as the block runs; none for an empty name."""
+    with ExitStack() as stack:
+        for one in PLANTS[name]() if name else ():
+            stack.enter_context(one)
+        yield
+
+
+# --- members ---
+
+
+def lease_loss_ignored() -> list[Patch]:
+    """A sidecar whose lease is lost renews it all the same, for ever."""
+    original = Registrar._superseded
+
+    async def renew(self: Registrar) -> NoReturn:
+        interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
+        while True:
+            await asyncio.sleep(interval_s)
+            assert self.lease_id is not None
+            try:
+                await self._store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
+            except StoreError:
+                continue
+
+    def superseded(self: Registrar, snapshot: Any) -> Any:
+        gone = self.identity.member not in snapshot.members
+        return None if gone else original(self, snapshot)
+
+    return [
+        patch.object(Registrar, "_renew", renew),
+        patch.object(Registrar, "_superseded", superseded),
+    ]
+
+
+def watch_resumes_late() -> list[Patch]:
+    """A watch begins one revision after the one that it should begin with."""
+
+    async def follow(self: Watching) -> None:
+        async for batch in self._store.watch(self._mirror.prefix, self._mirror.revision + 2):
+            self._mirror.apply(batch.events, batch.revision)
+
+    return [patch.object(Watching, "_follow", follow)]
+
+
+def name_not_compared() -> list[Patch]:
+    """A registration does not compare who holds the name by then."""
+    original = Registrar._transaction
+
+    def transaction(self: Registrar, decision: Any, lease_id: int) -> Any:
+        compares, operations = original(self, decision, lease_id)
+        return compares[:1], operations
+
+    return [patch.object(Registrar, "_transaction", transaction)]
+
+
+def drained_member_listed() -> list[Patch]:
+    """Whoever drains stays listed."""
+    original = rdzv.listing._reason_against
+
+    def against(member: Any, snapshot: Any) -> str | None:
+        return original(member, replace(snapshot, drains={}))
+
+    return [patch("rdzv.listing._reason_against", against)]
+
+
+def lost_hosts_dropped_at_once() -> list[Patch]:
+    """A host whose record vanishes is off the list at once, be it the last one."""
+    return [patch("launcher_shim.horovod.hosts.CONFIRM_S", -1e9)]
+
+
+# --- rounds ---
+
+
+def round_completed_twice() -> list[Patch]:
+    """A decision about the round does not compare what it rests on."""
+
+    async def decide(self: RoundKey, wanted: Any, word: Any) -> int | None:
+        try:
+            put = Put(self._keys.round, wanted.to_json())
+            result = await self._store.txn([self._registered.holds()], [put])
+        except StoreError:
+            await self._pause()
+            return None
+        return result.revision
+
+    return [patch.object(RoundKey, "decide", decide)]
+
+
+def launchers_not_fenced() -> list[Patch]:
+    """What a launcher stores does not compare the registration of its sidecar."""
+
+    def holds(self: Registered) -> Compare:
+        return Compare(self.member_key, "version", ">", -1)
+
+    return [patch.object(Registered, "holds", holds)]
+
+
+def cut_taken_for_death() -> list[Patch]:
+    """Nobody is given time to return from a cut."""
+    return [
+        patch("launcher_shim.c10d.observations._return_until", lambda *_, **__: float("-inf")),
+        patch("launcher_shim.c10d.endpoint.Policy", _hasty_policy),
+    ]
+
+
+def _hasty_policy(*args: Any, **changes: Any) -> Policy:
+    return replace(Policy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
+
+
+# --- drains ---
+
+
+def done_before_all_have_saved() -> list[Patch]:
+    """One acknowledgement is enough."""
+    original = rdzv.draining._save
+
+    def save(scene: Any, round: Any) -> Any:
+        votes = rdzv.draining._votes(scene, round)
+        if saved := [member for member in votes if votes[member].acked is not None]:
+            return original(scene, replace(round, members=tuple(saved)))
+        return original(scene, round)
+
+    return [patch("rdzv.draining._save", save)]
+
+
+def vote_not_one_more() -> list[Patch]:
+    """A vote is the highest boundary, where it has to be the one after it."""
+    original = rdzv.gate._vote
+
+    def vote(here: Any, commit: Any, round: Any) -> Any:
+        return original(
+            replace(here, ranks=tuple(replace(rank, held=True) for rank in here.ranks)),
+            commit,
+            round,
+        )
+
+    return [patch("rdzv.gate._vote", vote)]
+
+
+def stale_gate() -> list[Patch]:
+    """A rank looks at the gate that it read at the boundary before."""
+    original = Rank._gate
+
+    def gate(self: Rank) -> Any:
+        step, seen = getattr(self, "_seen", (None, None))
+        now = original(self)
+        if step != self._told.step:
+            self._seen = (self._told.step, now)  # type: ignore[attr-defined]
+            return seen
+        return now
+
+    return [patch.object(Rank, "_gate", gate)]
+
+
+def released_before_done() -> list[Patch]:
+    """The pod is told to go while its ranks still save."""
+    original = OwnDrain._phase_now
+
+    def phase(self: OwnDrain, snapshot: Any, drain: Any) -> Any:
+        now = original(self, snapshot, drain)
+        if now is not None and now.name == "saving":
+            return Phase("released", "planted", "committed")
+        return now
+
+    return [patch.object(OwnDrain, "_phase_now", phase)]
+
+
+def drains_not_fenced() -> list[Patch]:
+    """What is written of drains compares no registration."""
+    return [patch.object(Writing, "_registered", lambda self: [])]
+
+
+def min_not_compared() -> list[Patch]:
+    """Whoever drains is let go below min."""
+    return [
+        patch("rdzv.draining.is_enough", lambda membership, listing: True),
+    ]
+
+
+PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
+    plant.__name__.replace("_", "-"): plant
+    for plant in (
+        lease_loss_ignored,
+        watch_resumes_late,
+        name_not_compared,
+        drained_member_listed,
+        lost_hosts_dropped_at_once,
+        round_completed_twice,
+        launchers_not_fenced,
+        cut_taken_for_death,
+        done_before_all_have_saved,
+        vote_not_one_more,
+        stale_gate,
+        released_before_done,
+        drains_not_fenced,
+        min_not_compared,
+    )
+}

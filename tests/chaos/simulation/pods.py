@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods: a run directory that lives as long as the pod, and the sidecars that come and go in it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING
+
+from agent.notices.notice import Notice, Source
+from agent.notices.socket import Phase
+from agent.sidecar import LEAVE_TIMEOUT_S
+from launcher_shim.pod.grace import reserve_s
+from rdzv.store import WatchEvent
+from tests.chaos.simulation.loop import SimulatedLoop
+from tests.chaos.simulation.network import Link, SimulatedEngine, Weather
+from tests.chaos.simulation.nodes import JobShape, Sidecar
+from tests.chaos.simulation.ranks import World
+from tests.chaos.simulation.run_dir import MemoryRunDir
+from tests.chaos.simulation.timeline import Timeline
+from tests.chaos.simulation.torchrun import Torchrun
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.invariants import Invariants
+
+RESTART_S = 2.0
+"""Until a kubelet starts a container anew."""
+
+
+class Pod:
+    """One pod. ``sidecar`` is None while none runs.
+
+    ``due_s``: when its SIGTERM passes at the latest, in virtual time.
+    """
+
+    def __init__(self, job: SimulatedJob, name: str, pod_uid: str) -> None:
+        self.name = name
+        self.pod_uid = pod_uid
+        self.run_dir = MemoryRunDir()
+        self.sidecar: Sidecar | None = None
+        self.gone = False
+        self.torchrun: Torchrun | None = None
+        self.terminating = False
+        self.due_s = math.inf
+        self._job = job
+        self._lives = 0
+        self.run_dir.on_hosts = lambda content: job.invariants.delivered(self, content)
+        self._wrapper = job.loop.process(f"muster-run {name}")
+        self._skew_s = job.random.random() * 1000
+
+    @property
+    def link(self) -> Link | None:
+        """Its cable to the store, while a sidecar runs."""
+        return self.sidecar.link if self.sidecar else None
+
+    def start(self) -> None:
+        """Start a sidecar; its cable is as bad as the weather is."""
+        job = self._job
+        self._lives += 1
+        job.timeline.add(self.name, f"its sidecar starts, life {self._lives}")
+        job.invariants.saw(self, {})
+        link = Link(
+            self.name, job.loop, job.engine, job.network, Random(job.random.random()), job.timeline
+        )
+        link.weather = job.weather
+        if not job.whole:
+            link.cut(refuses=job.refuses)
+        self.sidecar = Sidecar(
+            job.loop,
+            link,
+            self.name,
+            self.pod_uid,
+            self.run_dir,
+            job.shape,
+            Random(job.random.random()),
+            self._skew_s,
+        )
+        self.sidecar.task.add_done_callback(job.ended)
+        self.sidecar.mirror.subscribe(self._saw)
+        if self.torchrun is not None:
+            self.torchrun.meet()
+
+    def _saw(self, events: Sequence[WatchEvent]) -> None:
+        if self.sidecar is not None and any("/drains/" in event.kv.key for event in events):
+            snapshot = self.sidecar.membership.snapshot()
+            self._job.invariants.saw(self, snapshot.drains)
+
+    def crash(self) -> None:
+        """End the sidecar at once; requests that it has sent may still land."""
+        if self.sidecar is not None:
+            self._job.timeline.add(self.name, "its sidecar crashes")
+            self._job.loop.kill(self.sidecar.process)
+            self.sidecar = None
+
+    def die(self) -> None:
+        """The whole pod is gone, its run directory too."""
+        self._job.timeline.add(self.name, "the pod dies")
+        self.crash()
+        self.end_container()
+        self.gone = True
+
+    # -- the training container
+
+    def start_container(self) -> None:
+        """Start a torchrun, unless one runs or none is to."""
+        if self.torchrun is None and not self.gone and not self.terminating:
+            self._job.timeline.add(self.name, "torchrun starts")
+            self.torchrun = Torchrun(self._job, self, self._job.next_number())
+
+    def end_container(self) -> None:
+        """Kill the torchrun."""
+        torchrun, self.torchrun = self.torchrun, None
+        if torchrun is not None:
+            torchrun.kill()
+
+    def container_ended(self, torchrun: Torchrun) -> None:
+        """Start another torchrun, as a kubelet does, for one that ended by itself."""
+        if self.torchrun is torchrun:
+            self.torchrun = None
+            context = self._job.director.context
+            self._job.loop.call_later(RESTART_S, self.start_container, context=context)
+
+    # -- its end
+
+    def terminate(self, left_s: float, source: Source) -> None:
+        """Give notice that the pod ends in ``left_s`` seconds, and see it through."""
+        self.terminating = True
+        self.due_s = self._job.loop.time() + left_s - reserve_s(left_s)
+        self._job.timeline.add(self.name, f"notice ({source}), {left_s:.1f} s left")
+        self._job.loop.spawn(self._wrapper, self._terminate(left_s, source), f"end of {self.name}")
+
+    async def _terminate(self, left_s: float, source: Source) -> None:
+        """What ``muster-run`` does with a SIGTERM, and the kubelet after that."""
+        loop = self._job.loop
+        ends_s = loop.time() + left_s
+        phase = None
+        try:
+            async with asyncio.timeout_at(ends_s - reserve_s(left_s)):
+                phase = await self._last_phase(ends_s, source)
+        except TimeoutError:
+            phase = Phase("released", "nobody said anything in time", "expired")
+        if phase.name == "cancelled":
+            self._job.timeline.add(self.name, "the drain is cancelled")
+            self.terminating, self.due_s = False, math.inf
+            self.start_container()
+            return
+        self._job.timeline.add(self.name, f"SIGTERM passes ({phase.outcome}): {phase.sentence}")
+        self._job.invariants.let_go(self, phase.outcome, ends_s - reserve_s(left_s))
+        self.end_container()
+        await asyncio.sleep(0.2)
+        if self.sidecar is not None:
+            self.sidecar.stop()
+            await asyncio.wait([self.sidecar.task], timeout=LEAVE_TIMEOUT_S + 1)
+        self.die()
+
+    async def _last_phase(self, ends_s: float, source: Source) -> Phase:
+        loop = self._job.loop
+        while True:
+            sidecar = self.sidecar
+            if sidecar is None:
+                await asyncio.sleep(0.2)
+                continue
+            told: asyncio.Future[Phase] = loop.create_future()
+            notice = Notice(source, "test", max(0.0, ends_s - loop.time()))
+            loop.spawn(sidecar.process, _converse(sidecar, notice, told), "notice")
+            while self.sidecar is sidecar and not told.done():
+                await asyncio.wait([told], timeout=0.5)
+            if told.done():
+                return told.result()
+
+
+async def _converse(sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase]) -> None:
+    """Serve a client of the notice socket."""
+    sidecar.own.notify(notice)
+    phase = await sidecar.own.phase_after(None)
+    while not phase.last:
+        phase = await sidecar.own.phase_after(phase)
+    if not told.done():
+        told.set_result(phase)
+
+
+class SimulatedJob:
+    """All pods of the job, past and present, and the store."""
+
+    def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
+        self.loop = loop
+        self.shape = shape
+        self.random = random
+        self.timeline = Timeline(loop.time)
+        self.engine = SimulatedEngine(loop.time)
+        self.network = loop.process("network")
+        self.weather = Weather()
+        self.whole = True
+        self.refuses = False
+        self.pods: dict[str, Pod] = {}
+        self.failure: BaseException | None = None
+        self.director = loop.process("kubelet")
+        self.step_s = random.choice((0.5, 1.5))
+        self.worlds: dict[tuple[int, str], World] = {}
+        self.invariants: Invariants
+        self._uids = 0
+        self._numbers = 0
+
+    def add(self, name: str) -> Pod:
+        """Start a pod under a name that nobody living has."""
+        self._uids += 1
+        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}")
+        pod.start()
+        return pod
+
+    def next_number(self) -> int:
+        """Number a process of the training containers."""
+        self._numbers += 1
+        return self._numbers
+
+    def world(self, number: int, master: str, size: int) -> World:
+        """The world of round ``number`` whose ranks meet at ``master``."""
+        key = (number, master)
+        if key not in self.worlds:
+            last = self.invariants.snapshot.last_commit
+            self.worlds[key] = World(number, size, last.step if last else 0)
+        return self.worlds[key]
+
+    def present(self) -> list[Pod]:
+        """Pods that are not gone."""
+        return [pod for pod in self.pods.values() if not pod.gone]
+
+    def set_weather(self, weather: Weather) -> None:
+        """Let the network be like this for everybody from now on."""
+        self.weather = weather
+        for pod in self.present():
+            if pod.link is not None:
+                pod.link.weather = weather
+
+    def cut_all(self, *, refuses: bool) -> None:
+        """Take the store away from everybody."""
+        self.whole, self.refuses = False, refuses
+        for pod in self.present():
+            if pod.link is not None:
+                pod.link.cut(refuses=refuses)
+
+    def mend_all(self) -> None:
+        """Give it back to everybody."""
+        self.whole = True
+        for pod in self.present():
+            if pod.link is not None and not pod.link.whole:
+                pod.link.mend()
+
+    def ended(self, task: object) -> None:
+        """Take note of how a sidecar ended that was not ended from outside."""
+        error = task.exception() if not task.cancelled() else None  # type: ignore[attr-defined]
+        if error is not None and self.failure is None:
+            self.failure = error

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that train in step: nobody finishes a step before all of the world have begun it.
+
+At each boundary a rank does what ``muster.boundary`` says, as ``muster.drain()`` would; between
+what it publishes and the gate that it then reads, others have their turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from random import Random
+from typing import TYPE_CHECKING
+
+from agent.draining.gatekeeper import GATE_NAME
+from launcher_shim.c10d.fillers import NOWHERE_PORT
+from muster import boundary
+from muster.draining import ENTERED_STEP
+from rdzv.gate import Gate, RankProgress
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.pods import Pod, SimulatedJob
+
+OWN_ROUND_WAIT_S = 5.0
+SAVE_S = (0.02, 0.4)
+FAILED_SAVES = 0.05
+LOOK_S = 0.5
+
+
+class World:
+    """One world that trains: what its ranks have done, by member."""
+
+    def __init__(self, number: int, size: int, start: int) -> None:
+        self.number = number
+        self.size = size
+        self.start = start
+        self.ranks: dict[str, Rank] = {}
+        self.began: dict[str, int] = {}
+        self.trained: dict[str, int] = {}
+        self.saved: dict[str, set[int]] = {}
+        self._arrivals = 0
+        self._all_here = asyncio.Event()
+
+    async def begin(self, step: int) -> None:
+        """Meet the others in the collective of a step."""
+        self._arrivals += 1
+        if self._arrivals == self.size:
+            self._arrivals = 0
+            met, self._all_here = self._all_here, asyncio.Event()
+            met.set()
+        else:
+            await self._all_here.wait()
+
+
+class Rank:
+    """One worker process."""
+
+    def __init__(
+        self,
+        job: SimulatedJob,
+        pod: Pod,
+        number: int,
+        master: str,
+        size: int,
+        random: Random,
+    ) -> None:
+        self.pod = pod
+        self.master = master
+        self.number = number
+        self.ended = False
+        self._job = job
+        self._random = random
+        nowhere = master.endswith(f":{NOWHERE_PORT.decode()}")
+        self.world = job.world(number, master, 1_000_000 if nowhere else size)
+        self._told = boundary.Rank(master)
+        self._task: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """Its agent kills it; what it has told stays where it is."""
+        self.ended = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Train until it is ended."""
+        self._task = asyncio.current_task()
+        step = await self._start()
+        world, name = self.world, self.pod.name
+        world.ranks[name] = self
+        while True:
+            step += 1
+            world.began[name] = step
+            await world.begin(step)
+            await asyncio.sleep(self._job.step_s * self._random.uniform(0.5, 1.5))
+            world.trained[name] = step
+            self._job.invariants.trained(self, step)
+            self._told = boundary.arrive(self._told, step)
+            await self._publish()
+            due = await self._follow()
+            while due:
+                due = await self._save(step)
+
+    async def _start(self) -> int:
+        deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S
+        while (gate := self._gate()) is None or gate.master != self.master:
+            if self._job.loop.time() >= deadline_s:
+                break
+            await self._pod_gate_changed(0.2)
+        matched = gate is not None and gate.master == self.master
+        if gate is not None and matched:
+            last = gate.last_commit
+            self._job.invariants.starts(self, last.step if last is not None else 0)
+        self._told = self._told._replace(step=ENTERED_STEP, matched=matched)
+        await self._publish()
+        # Whoever was told too late loads what the others of its world do.
+        return self.world.start
+
+    async def _save(self, step: int) -> bool:
+        """Save, and say so; return whether the very same step is to be saved again."""
+        await asyncio.sleep(self._random.uniform(*SAVE_S))
+        if self._random.random() < FAILED_SAVES:
+            self._say(f"could not save step {step}")
+            self._told = boundary.fail(self._told, "the disk is full")
+        else:
+            self._say(f"saves step {step}")
+            self.world.saved.setdefault(self.pod.name, set()).add(step)
+            self._told = boundary.acknowledge(self._told)
+        await self._publish()
+        return await self._follow()
+
+    async def _follow(self) -> bool:
+        """Do as the gate says until it says to go on, or to save (True)."""
+        while True:
+            gate = self._gate()
+            read = None
+            if gate is not None:
+                read = boundary.Gate(gate.epoch, gate.master, gate.phase, gate.step)
+            verdict, self._told = boundary.decide(self._told, read)
+            if verdict == boundary.PUBLISH:
+                await self._publish()
+            elif verdict == boundary.WAIT:
+                await self._pod_gate_changed(LOOK_S)
+            else:
+                return verdict == boundary.SAVE
+
+    async def _publish(self) -> None:
+        told = self._told
+        self.pod.run_dir.ranks[0] = RankProgress(
+            local_rank=0,
+            local_world_size=1,
+            master=told.master,
+            step=told.step,
+            drain=True,
+            held=told.held,
+            acked=told.acked,
+            failed=told.failed,
+        )
+        await asyncio.sleep(0)
+
+    async def _pod_gate_changed(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.pod.run_dir.written.wait()
+        except TimeoutError:
+            return
+
+    def _gate(self) -> Gate | None:
+        content = self.pod.run_dir.files.get(GATE_NAME)
+        return None if content is None else _gate(content)
+
+    def _say(self, what: str) -> None:
+        self._job.timeline.add(self.pod.name, what)
+
+
+@lru_cache(maxsize=256)
+def _gate(content: bytes) -> Gate:
+    return Gate.from_json(GATE_NAME, content)

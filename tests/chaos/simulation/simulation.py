@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One simulation: a seed in, a timeline and a verdict out, the same ones each time."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from unittest.mock import patch
+
+from tests.chaos.simulation.invariants import Invariants
+from tests.chaos.simulation.loop import SimulatedLoop
+from tests.chaos.simulation.nodes import JobShape
+from tests.chaos.simulation.planted import planted
+from tests.chaos.simulation.pods import SimulatedJob
+from tests.chaos.simulation.run_dir import read_ranks
+from tests.chaos.simulation.story import ASKED, PLOTS, SHARES, Plot, Story
+from tests.chaos.simulation.timeline import Timeline
+
+POLL_S = (0.25, 0.25)
+"""A sidecar looks at ranks that save a few times less often than in earnest: it costs most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``failure`` is None where everything held."""
+
+    seed: int
+    mutation: str
+    plot: str
+    timeline: Timeline
+    failure: BaseException | None
+    turns: int
+    checks: int
+    virtual_s: float
+
+    def report(self) -> str:
+        """The timeline, what failed, and how to see it again."""
+        command = f"scripts/simulate {self.seed}"
+        if self.plot:
+            command += f" --plot {self.plot}"
+        if self.mutation:
+            command += f" --planted {self.mutation}"
+        verdict = "everything held"
+        if self.failure is not None:
+            verdict = f"{type(self.failure).__name__}: {self.failure}"
+        return (
+            f"{self.timeline.text()}\n\n"
+            f"seed {self.seed}: {verdict}\n"
+            f"{self.virtual_s:.1f} s of virtual time, {self.turns} turns, {self.checks} checks;"
+            f" timeline {self.timeline.digest()[:16]}\n"
+            f"replay it with: {command}"
+        )
+
+
+def simulate(seed: int, mutation: str = "", plot: str = "") -> Outcome:
+    """Run one simulation. ``mutation`` names a bug to be planted first.
+
+    ``plot``: one of ``ASKED`` instead of that which the seed draws.
+    """
+    with _alone(), planted(mutation):
+        return _simulate(seed, mutation, plot)
+
+
+def plot_of(seed: int) -> str:
+    """Which plot the story of a seed has."""
+    return _plot(Random(seed)).name
+
+
+def _plot(random: Random) -> Plot:
+    return random.choices(PLOTS, SHARES)[0]
+
+
+def _simulate(seed: int, mutation: str, asked: str) -> Outcome:
+    random = Random(seed)
+    plot = _plot(random)
+    plot = next((one for one in ASKED if one.name == asked), plot)
+    loop = SimulatedLoop(Random(random.random()))
+    pods = random.choice(plot.pods)
+    shape = JobShape(least=random.randint(1, pods - 1), most=random.randint(pods, pods + 1))
+    job = SimulatedJob(loop, shape, Random(random.random()))
+    job.timeline.add("story", f"seed {seed}: {pods} pods, {shape}")
+    invariants = Invariants(job)
+    job.timeline.add("story", f"plot: {plot.name}")
+    story = Story(job, invariants, Random(random.random()), plot)
+    failure: BaseException | None = None
+    try:
+        loop.run_until_complete(story.run(pods, events=random.randint(3, 6)))
+    except (Exception, ExceptionGroup) as error:
+        failure = error
+    outcome = Outcome(
+        *(seed, mutation, asked, job.timeline, failure, loop.turns, invariants.checks, loop.time())
+    )
+    loop.end()
+    return outcome
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Let nothing of this process reach the simulation, nor of the simulation this process."""
+    collecting, silence = gc.isenabled(), logging.root.manager.disable
+    # What is collected runs code, at a moment that no seed decides.
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            patch("agent.draining.gatekeeper.read_ranks", read_ranks),
+            patch("agent.draining.gatekeeper.POLL_S", POLL_S),
+        ):
+            yield
+    finally:
+        logging.disable(silence)
+        if collecting:
+            gc.enable()

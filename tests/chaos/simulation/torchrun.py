@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torchrun, as far as a rendezvous and a drain see it: torch's join loop over the wire's values.
+
+What it does with a state is what ``dynamic_rendezvous`` of torch 2.15 does; its processes are the
+rank of ``ranks.py``. It lives in the training container, which outlives any sidecar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from random import Random
+from typing import TYPE_CHECKING
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from tests.chaos.simulation.ranks import Rank
+from tests.chaos.simulation.relay import Connection
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.pods import Pod, SimulatedJob
+
+RUN = "digits"
+STATE_KEY = b"/torch.rendezvous." + RUN.encode()
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+"""Of the times in a state only their kind is looked at."""
+
+MONITOR_S = 1.5
+JOIN_S = 600.0
+FIRST_PORT = 20_000
+
+
+class Ended(Exception):
+    """The torchrun's process ends by itself."""
+
+
+class Torchrun:
+    """One life of one training container."""
+
+    def __init__(self, job: SimulatedJob, pod: Pod, number: int) -> None:
+        self.pod = pod
+        self.round: int | None = None
+        self.joins = 0
+        self.process = job.loop.process(f"torchrun {pod.name}")
+        self._job = job
+        self._random = Random(job.random.random())
+        self._me = NodeDesc(f"10.0.0.{pod.name}", number, 0)
+        self._connection = Connection(job.loop, number)
+        self._state = TorchState()
+        self._token = b""
+        self._orders: list[str] = []
+        self._rank: Rank | None = None
+        if pod.sidecar is not None:
+            self._connection.meet(pod.sidecar)
+        self.task = job.loop.spawn(self.process, self._run(), f"torchrun of {pod.name}")
+
+    @property
+    def rank(self) -> Rank | None:
+        """Its rank, while one trains."""
+        return self._rank
+
+    def meet(self) -> None:
+        """Go on with a new sidecar."""
+        assert self.pod.sidecar is not None
+        self._connection.meet(self.pod.sidecar)
+
+    def order(self, what: str) -> None:
+        """Let its workers fail: ``rejoin`` with restarts left, ``fail`` without."""
+        self._orders.append(what)
+
+    def kill(self) -> None:
+        """End it at once; the kernel closes its connection."""
+        self._say("torchrun ends")
+        self._job.loop.kill(self.process)
+        self.round = None
+        self._end_rank()
+        self._connection.close()
+
+    # -- its agent
+
+    async def _run(self) -> None:
+        try:
+            await self._agent()
+        except Ended as ended:
+            self._say(f"torchrun gives up: {ended}")
+            self._job.invariants.gave_up(self, str(ended))
+            self._end_rank()
+            self.round = None
+            self._connection.close()
+            self.pod.container_ended(self)
+
+    async def _agent(self) -> None:
+        await self._sync_answer(wire.CompareSet(STATE_KEY, b"", SENTINEL))
+        await self._form()
+        while True:
+            await asyncio.sleep(MONITOR_S * self._random.uniform(0.8, 1.2))
+            if self._orders:
+                await self._obey(self._orders.pop(0))
+            await self._sync_answer(wire.Get(STATE_KEY))
+            if self._state.wait_list:
+                self._say("sees a waiter: leaves the round")
+                await self._form()
+
+    async def _obey(self, order: str) -> None:
+        self._say(f"its workers fail: {order}")
+        self._end_rank()
+        if order == "rejoin":
+            await self._form()
+            return
+        await self._set(replace(self._state, closed=True))
+        raise Ended("no restarts are left")
+
+    async def _form(self) -> None:
+        """``next_rendezvous``: leave the round, if in one, and join the next."""
+        self._end_rank()
+        self.round = None
+        self.joins += 1
+        await self._sync_answer(wire.Get(STATE_KEY))
+        while self._me in self._state.participants:
+            participants = {k: v for k, v in self._state.participants.items() if k != self._me}
+            await self._set(replace(self._state, participants=participants))
+        await self._join()
+        number, world = self._state.round, self._state.participants
+        self._say(f"is in round {number}, {world[self._me]} of {len(world)}")
+        self._job.invariants.formed(self, number, world[self._me], len(world))
+        self.round = number
+        prefix = STATE_KEY + b".%d/" % number
+        address, port = prefix + b"MASTER_ADDR", prefix + b"MASTER_PORT"
+        if world[self._me] == 0:
+            await self._connection.ask(wire.Set(address, b"127.0.0.1"))
+            await self._connection.ask(wire.Set(port, b"%d" % (FIRST_PORT + number)))
+        master = []
+        for key in (address, port):
+            await self._connection.ask(wire.Wait((key,)))
+            master.append(_vec(await self._connection.ask(wire.Get(key))).decode())
+        self._rank = Rank(self._job, self.pod, number, ":".join(master), len(world), self._random)
+        self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
+
+    async def _join(self) -> None:
+        """torch's join operation."""
+        deadline_s = self._job.loop.time() + JOIN_S
+        shape, me = self._job.shape, self._me
+        while True:
+            state = self._state
+            if state.closed:
+                raise Ended("the rendezvous is closed")
+            full = len(state.participants) >= shape.most
+            if me in state.redundancy_list:
+                if full:
+                    await self._look_again()
+                else:
+                    deadline_s = self._job.loop.time() + JOIN_S
+                    rest = state.redundancy_list - {me}
+                    await self._set(replace(state, redundancy_list=rest))
+            elif me in state.participants and state.complete:
+                return
+            elif self._job.loop.time() > deadline_s:
+                raise Ended("its join has timed out")
+            elif state.complete and not full and me not in state.wait_list:
+                await self._set(replace(state, wait_list=state.wait_list | {me}))
+            elif state.complete and full and me not in state.wait_list:
+                await self._set(replace(state, redundancy_list=state.redundancy_list | {me}))
+            elif not state.complete and me not in state.participants:
+                participants = {**state.participants, me: 0}
+                await self._set(
+                    replace(
+                        state,
+                        participants=participants,
+                        wait_list=state.wait_list - {me},
+                        deadline=NOW if len(participants) == shape.least else state.deadline,
+                        complete=len(participants) == shape.most,
+                    )
+                )
+            else:
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(1.0)
+        await self._sync_answer(wire.Get(STATE_KEY))
+
+    async def _set(self, state: TorchState) -> None:
+        desired = encode(
+            replace(state, last_heartbeats={**state.last_heartbeats, self._me: NOW}), AWARE
+        )
+        await self._sync_answer(wire.CompareSet(STATE_KEY, self._token or SENTINEL, desired))
+
+    async def _sync_answer(self, request: wire.Request) -> None:
+        blob = _vec(await self._connection.ask(request))
+        if blob != SENTINEL:
+            self._state, self._token = _decoded(blob), blob
+
+    # -- small things
+
+    def _end_rank(self) -> None:
+        rank, self._rank = self._rank, None
+        if rank is not None:
+            rank.end()
+
+    def _say(self, what: str) -> None:
+        self._job.timeline.add(self.pod.name, what)
+
+
+AWARE = Flavour(aware=True)
+
+
+@lru_cache(maxsize=1024)
+def _decoded(blob: bytes) -> TorchState:
+    return decode(blob)[0]
+
+
+def _vec(answer: bytes) -> bytes:
+    return answer[8:]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fault matrix on three real members of etcd: nothing lost, doubled or out of order.
+
+One fault of each family every day, all of them in the full proof, for each driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the job is torch's")
+
+from rdzv.errors import StoreError
+from rdzv.store.access import Access
+from tests.chaos.etcd_cluster import EtcdCluster
+from tests.chaos.fault_agents import agents
+from tests.chaos.fault_job import TrainingJob, training_job
+from tests.chaos.fault_report import DOCUMENT, draw_into, keep
+from tests.chaos.fault_rig import DRIVERS, RUN_ID, Effect, FaultRig, fault_rig
+from tests.chaos.fault_rows import (
+    ENDPOINT_S,
+    EVERYDAY,
+    FOLLOWER_FROZEN,
+    LEASES_S,
+    LONG,
+    QUOTA_BYTES,
+    SECURED,
+    SECURED_LEASE_S,
+    TOKEN_TTL_S,
+    TWICE,
+    Row,
+)
+from tests.chaos.history import porcupine
+from tests.chaos.history_pods import NODES
+
+__all__ = ["porcupine"]
+
+pytestmark = [pytest.mark.etcd, pytest.mark.torch, pytest.mark.timeout(240)]
+
+each_driver = pytest.mark.parametrize(
+    "driver", ["etcd", pytest.param("etcd3", marks=pytest.mark.long)]
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _table() -> Iterator[None]:
+    """Draw the table of what was kept, if anything was to be."""
+    yield
+    draw_into(DOCUMENT)
+
+
+@contextmanager
+def small_cluster(**settings: object) -> Iterator[EtcdCluster]:
+    arguments = [
+        f"--quota-backend-bytes={QUOTA_BYTES}",
+        f"--auth-token-ttl={TOKEN_TTL_S}",
+        # Ten clients log in at once, again and again, on the cores that the job trains on.
+        "--bcrypt-cost=4",
+    ]
+    with EtcdCluster(arguments=arguments, **settings) as cluster:  # type: ignore[arg-type]
+        yield cluster
+
+
+@pytest.fixture
+def plain() -> Iterator[EtcdCluster]:
+    with small_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def secured() -> Iterator[EtcdCluster]:
+    with small_cluster(tls=True) as cluster:
+        cluster.enable_auth("root-password")
+        yield cluster
+
+
+def check(row: Row, effect: Effect, rig: FaultRig) -> None:
+    """Hold what was seen against the row's bars; a failure tells the timeline."""
+    story = rig.story(f"{row.name}: {effect}")
+    assert (effect.lost, effect.doubled, effect.out_of_order) == (0, 0, 0), story
+    assert effect.wrong == (), story
+    most_s = effect.store_gap_s + effect.cut_s + row.extra_s
+    assert effect.watch_gap_s < most_s, story
+    assert effect.write_outage_s < most_s, story
+    if row.keeps_leases is not None:
+        assert (effect.registered_again == 0) == row.keeps_leases, story
+    if row.new_worlds is not None:
+        assert effect.worlds == row.new_worlds, story
+
+
+async def endure(rig: FaultRig, rows: tuple[Row, ...], porcupine: Path) -> None:
+    """Go through some faults with a stand-in for the job."""
+    ports = [one.port for one in rig.pods]
+    async with agents(ports, RUN_ID, NODES) as rig.agents:
+        for row in rows:
+            rig.tell(f"-- {row.name}")
+            check(row, await rig.endure(row.fault, porcupine), rig)
+
+
+@each_driver
+async def test_one_fault_of_each_family(plain: EtcdCluster, driver: str, porcupine: Path) -> None:
+    async with fault_rig(plain, driver, lease_ttl_s=6) as rig:
+        await endure(rig, EVERYDAY, porcupine)
+
+
+async def test_a_member_freezes_under_the_other_driver(plain: EtcdCluster, porcupine: Path) -> None:
+    async with fault_rig(plain, "etcd3", lease_ttl_s=6) as rig:
+        await endure(rig, (FOLLOWER_FROZEN,), porcupine)
+
+
+async def with_password(secured: EtcdCluster, folder: Path) -> Access:
+    """How to reach a cluster that asks for a user."""
+    password = folder / "password"
+    await asyncio.to_thread(password.write_text, "root-password")
+    return secured.access(user="root", password_file=str(password))
+
+
+async def test_tokens_expire_and_certificates_are_rotated(
+    secured: EtcdCluster, porcupine: Path, tmp_path: Path
+) -> None:
+    access = await with_password(secured, tmp_path)
+    async with fault_rig(secured, "etcd", lease_ttl_s=SECURED_LEASE_S, access=access) as rig:
+        await endure(rig, SECURED, porcupine)
+
+
+async def test_a_member_is_started_twice(plain: EtcdCluster, porcupine: Path) -> None:
+    async with fault_rig(plain, "etcd", lease_ttl_s=6) as rig:
+        await endure(rig, (TWICE,), porcupine)
+
+
+async def endure_training(
+    rig: FaultRig, training: TrainingJob, row: Row, porcupine: Path, number: int, driver: str
+) -> None:
+    """Go through one fault with the real job."""
+    rig.tell(f"-- {row.name}")
+    training.job.tell(f"-- {row.name}")
+    await training.together()
+    effect = await rig.endure(row.fault, porcupine)
+    befell = await training.effect()
+    await asyncio.to_thread(keep, number, row.name, driver, effect, str(befell))
+    check(row, effect, rig)
+    assert befell.ended == 0, training.job.timeline()
+    if row.new_worlds is not None:
+        assert befell.new_worlds == row.new_worlds, training.job.timeline()
+
+
+NUMBERS = {row.name: number for number, row in enumerate(chain(*LONG.values()))} | {
+    row.name: number for number, row in enumerate(SECURED, 40)
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", LONG)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_every_fault_under_a_torchrun_job(
+    plain: EtcdCluster, driver: str, group: str, porcupine: Path, tmp_path: Path
+) -> None:
+    async with (
+        fault_rig(plain, driver, lease_ttl_s=LEASES_S[group]) as rig,
+        training_job(tmp_path, plain.access(), driver) as training,
+    ):
+        await endure_all(rig, training, LONG[group], porcupine, driver)
+
+
+async def endure_all(
+    rig: FaultRig, training: TrainingJob, rows: tuple[Row, ...], porcupine: Path, driver: str
+) -> None:
+    """Go through some faults with the real job, all of them whatever one of them shows."""
+    rig.job = training.job
+    wrong = []
+    for row in rows:
+        try:
+            await endure_training(rig, training, row, porcupine, NUMBERS[row.name], driver)
+        except (AssertionError, ExceptionGroup, StoreError) as failure:
+            wrong.append(f"{row.name}: {failure!r}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_tokens_and_certificates_under_a_torchrun_job(
+    secured: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+) -> None:
+    access = await with_password(secured, tmp_path)
+    async with (
+        fault_rig(secured, driver, lease_ttl_s=SECURED_LEASE_S, access=access) as rig,
+        training_job(tmp_path, access, driver, SECURED_LEASE_S) as training,
+    ):
+        await endure_all(rig, training, SECURED, porcupine, driver)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_member_is_started_twice_under_a_torchrun_job(
+    plain: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+) -> None:
+    async with (
+        fault_rig(plain, driver, lease_ttl_s=10) as rig,
+        training_job(tmp_path, plain.access(), driver) as training,
+    ):
+
+        async def twice(rig: FaultRig) -> None:
+            await training.start_twin()
+            await TWICE.fault(rig)
+
+        row = replace(TWICE, fault=twice)
+        await endure_training(rig, training, row, porcupine, 50, driver)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_sidecar_is_frozen_under_a_torchrun_job(
+    plain: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+) -> None:
+    async with (
+        fault_rig(plain, driver, lease_ttl_s=10) as rig,
+        training_job(tmp_path, plain.access(), driver) as training,
+    ):
+
+        async def frozen(rig: FaultRig) -> None:
+            await training.freeze_sidecar(15)
+
+        # Its node counts as dead 4 s after its lease: the others may go on without it meanwhile.
+        row = Row("sidecar frozen, 15 s", frozen, extra_s=ENDPOINT_S, new_worlds=None)
+        await endure_training(rig, training, row, porcupine, 30, driver)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However long a job lives, its store stays as large as it was: pods, rounds and renewals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rdzv.history import HISTORY_LENGTH
+from rdzv.leftovers import KEPT_MIN
+from rdzv.store import Store
+from rdzv.store.etcd import EtcdStore
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.chaos.bounds_load import (
+    Job,
+    Sample,
+    change_membership,
+    form_rounds,
+    job_on,
+    renew,
+)
+from tests.chaos.bounds_report import write_report
+from tests.chaos.etcd_cluster import EtcdCluster
+
+SETTLED_KEYS = HISTORY_LENGTH + KEPT_MIN + 20
+"""The present members, the job, and what else does not come with each change."""
+ROUND_KEYS = 20
+"""What two torchruns have stored for two rounds."""
+IN_USE_BYTES, ON_DISK_BYTES = 1_000_000, 6_000_000
+"""Of the database: compacted, and between two compactions. Names and history of 10,000 changes
+alone would be more than the former."""
+IN_MOTION_KEYS = 300
+"""What pods have left that went since the last sweep, on a machine that is busy."""
+
+
+class Backing:
+    """Makes clients of one store."""
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        self._engine = MemoryEngine()
+        self._endpoints = endpoints
+
+    def connect(self) -> Store:
+        if self._endpoints:
+            return EtcdStore(self._endpoints)
+        return MemoryStore(self._engine)
+
+
+@pytest.fixture(params=["memory", pytest.param("etcd", marks=pytest.mark.etcd)])
+def backing(request: pytest.FixtureRequest) -> Iterator[Backing]:
+    if request.param == "memory":
+        yield Backing([])
+        return
+    with EtcdCluster(1) as cluster:
+        yield Backing(cluster.endpoints)
+
+
+async def test_pods_that_come_and_go_leave_a_bounded_number_of_keys(backing: Backing) -> None:
+    store = backing.connect()
+    try:
+        async with job_on(store) as job:
+            await change_membership(job, 700, 7, SETTLED_KEYS)
+            assert job.samples[-1].keys <= SETTLED_KEYS, job.samples
+            assert job.samples[-1].revision > 700
+    finally:
+        await store.close()
+
+
+@pytest.mark.timeout(180)
+async def test_rounds_that_form_and_end_leave_the_keys_of_two(backing: Backing) -> None:
+    store = backing.connect()
+    try:
+        async with job_on(store) as job:
+            # Each round is one entry of the history, until that is full.
+            most = 24 + 4
+            await form_rounds(
+                job, backing.connect, 24, samples=6, per_connection=8, growth_keys=most
+            )
+            growth = [sample.keys - job.samples[1].keys for sample in job.samples[1:]]
+            assert max(growth) <= most, job.samples
+    finally:
+        await store.close()
+
+
+async def test_renewals_leave_nothing(backing: Backing) -> None:
+    store = backing.connect()
+    try:
+        async with job_on(store) as job:
+            await renew(job, 640, samples=4)
+            assert len({(one.keys, one.revision) for one in job.samples}) == 1, job.samples
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def compacting() -> Iterator[EtcdCluster]:
+    """Compacted as docs/operations.md says, but every 5 s: a long life passes within minutes."""
+    compaction = ("--auto-compaction-mode=periodic", "--auto-compaction-retention=5s")
+    with EtcdCluster(1, arguments=compaction) as cluster:
+        yield cluster
+
+
+@pytest.mark.etcd
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+async def test_a_long_life_leaves_the_store_flat(tmp_path: Path, compacting: EtcdCluster) -> None:
+    def connect() -> Store:
+        return EtcdStore(compacting.endpoints)
+
+    curves: dict[str, list[Sample]] = {}
+    rest: dict[str, Sample] = {}
+    loads: dict[str, Callable[[Job], Awaitable[None]]] = {
+        "membership changes": lambda job: change_membership(job, 10_000, 50, SETTLED_KEYS),
+        "rounds": lambda job: form_rounds(
+            job, connect, 1_000, samples=50, per_connection=20, growth_keys=IN_MOTION_KEYS
+        ),
+        "lease renewals": lambda job: renew(job, 100_000, samples=25),
+    }
+    store = connect()
+    try:
+        for name, load in loads.items():
+            async with job_on(store) as job:
+                await load(job)
+                curves[name] = job.samples
+                rest[name] = await job.compacted(job.samples[-1].done, IN_USE_BYTES)
+    finally:
+        await store.close()
+    directory = Path(os.environ.get("MUSTER_TEST_REPORT", str(tmp_path)))
+    await asyncio.to_thread(write_report, directory, curves, rest)
+    for name, samples in curves.items():
+        assert rest[name].keys <= SETTLED_KEYS + ROUND_KEYS, (name, rest[name])
+        assert rest[name].in_use <= IN_USE_BYTES, (name, rest[name])
+        assert max(one.keys for one in samples) <= SETTLED_KEYS + IN_MOTION_KEYS, (name, samples)
+        assert max(one.on_disk for one in samples) <= ON_DISK_BYTES, (name, samples)
