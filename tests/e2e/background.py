@@ -35,6 +35,10 @@ class Background:
         """Run ``work`` there and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
+    def later(self, function: Callable[[], object]) -> None:
+        """Call ``function`` there soon."""
+        self._loop.call_soon_threadsafe(function)
+
     def call(self, function: Callable[[], None]) -> None:
         """Call ``function`` there and wait for it."""
 

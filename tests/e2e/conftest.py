@@ -12,6 +12,8 @@ import pytest
 from rdzv.store.embedded import EmbeddedServer
 from tests.e2e.background import Background
 from tests.e2e.job import Job
+from tests.e2e.kubelab_fixtures import kubelab as kubelab
+from tests.e2e.kubelab_fixtures import sidecar_in_lab as sidecar_in_lab
 
 _jobs: list[Job] = []
 _ended: list[tuple[str, str]] = []

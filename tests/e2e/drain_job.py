@@ -104,8 +104,8 @@ def terminate(job: Job, node: Node) -> None:
     assert node.launcher is not None
     job.tell(f"{node.name}: the pod is deleted")
     prestop = [sys.executable, "-m", "console.main", "notice", "--run-dir", str(node.run_dir)]
-    subprocess.Popen(prestop, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait(
-        20
+    subprocess.run(
+        prestop, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
     )
     node.launcher.send_signal(signal.SIGTERM)
 
@@ -144,7 +144,7 @@ def hold(job: Job, node: Node) -> subprocess.Popen[bytes]:
 # -- what must follow
 
 
-def gone(job: Job, node: Node, timeout_s: float = 30.0) -> int:
+def gone(job: Job, node: Node, timeout_s: float = 60.0) -> int:
     """Wait until the container has ended; end the rest of the pod; return its status."""
     assert node.launcher is not None
     job.until(lambda: node.launcher and node.launcher.poll() is not None, timeout_s, "it ends")
@@ -153,12 +153,12 @@ def gone(job: Job, node: Node, timeout_s: float = 30.0) -> int:
     left = marked(job.token, node.name) - {node.sidecar.pid}
     assert not left, f"{node.name} has ended, its processes {left} have not"
     node.sidecar.terminate()
-    assert node.sidecar.wait(10) == 0
+    assert node.sidecar.wait(30) == 0
     del job.nodes[node.name]
     return int(status)
 
 
-def released(job: Job, node: Node, timeout_s: float = 30.0) -> Drain:
+def released(job: Job, node: Node, timeout_s: float = 60.0) -> Drain:
     """Wait until the drain of ``node`` has an outcome."""
     job.until(
         lambda: (drain := drain_of(job, node)) is not None and drain.outcome,

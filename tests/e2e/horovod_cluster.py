@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,15 +23,18 @@ from pathlib import Path
 
 from console.local.horovod_line import read_horovod_line
 from console.local.payload import Agent, Horovodrun, Payload
-from console.local.ports import free_ports
 from console.local.processes import children, end_all, marked, send, send_to_all
 from console.local.settings import LAUNCHER, Pod, Settings, sidecar_command, sidecar_environment
 from launcher_shim.horovod.hosts import token_of
+from rdzv.store.access import Access
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "e2e" / "horovod_steps.py"
-FORM_TIMEOUT_S = 90.0
+FORM_TIMEOUT_S = 180.0
 """For a world to form: each of its processes imports torch, on cores that are shared."""
+READY_TIMEOUT_S = 120.0
+"""For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
 
 _SWEEPER = """
 import sys, time
@@ -99,7 +101,7 @@ class HorovodCluster:
         least: int,
         most: int,
         slots: int = 1,
-        gloo_timeout_s: int = 20,
+        gloo_timeout_s: int = 60,
         lease_s: float = 4.0,
         name: str = "",
         command: Sequence[str] = ("python", str(SCRIPT)),
@@ -131,11 +133,10 @@ class HorovodCluster:
             restarts=0,
             lease_ttl_s=lease_s,
             checkpoints=directory / "checkpoints",
-            endpoints=self._endpoints,
+            access=Access(tuple(endpoints)),
             native=False,
         )
         self._lives = itertools.count()
-        self._random = random.Random(self.run)
         self._sweeper = subprocess.Popen(
             [sys.executable, "-c", _SWEEPER, self.run],
             cwd=ROOT,
@@ -175,7 +176,7 @@ class HorovodCluster:
             payload = Horovodrun(self.settings, self._line, workers)
         else:
             payload = Agent(self.settings, workers)
-        c10d_port, http_port = free_ports(2, self._random)
+        c10d_port, http_port = free_ports(2)
         run_dir = self.directory / "run" / str(life)
         run_dir.mkdir()
         pod = Pod(name, f"{self.run}-{life}", payload.role, run_dir, c10d_port, http_port)
@@ -188,10 +189,14 @@ class HorovodCluster:
     def finish(self, *names: str) -> None:
         """Start agents, or horovodrun, once the sidecars of all are ready."""
         nodes = [self.nodes[name] for name in names]
-        for node in nodes:
-            self.until(node.ready, 30, f"the sidecar of {node.name} is ready")
+        self.until_ready(*nodes)
         for node in nodes:
             self.start_main(node)
+
+    def until_ready(self, *nodes: Node) -> None:
+        """Wait until the sidecars of nodes say that they are ready."""
+        for node in nodes:
+            self.until(node.ready, READY_TIMEOUT_S, f"the sidecar of {node.name} is ready")
 
     def start_sidecar(self, node: Node) -> None:
         """Start the sidecar, or start it again."""
@@ -388,7 +393,7 @@ class HorovodCluster:
         """The newest step that anybody has applied."""
         return max((step.number for step in self.steps()), default=0)
 
-    def goes_on(self, steps: int = 20, timeout_s: float = 15.0) -> None:
+    def goes_on(self, steps: int = 20, timeout_s: float = 30.0) -> None:
         """Wait until so many more steps are made."""
         goal = self.newest + steps
         self.until(lambda: self.newest >= goal, timeout_s, f"{steps} more steps are made")

@@ -28,7 +28,7 @@ from tests.e2e.job import JOB_MARK, ROOT, end_all
 
 SCRIPT = ROOT / "tests" / "e2e" / "horovod_steps.py"
 LOOK = ROOT / "launcher_shim" / "pod" / "discover_hosts.sh"
-FORM_TIMEOUT_S = 60.0
+FORM_TIMEOUT_S = 150.0
 """For a world to form: each of its processes imports torch, on cores that are shared."""
 
 _SSH = """#!/bin/sh
@@ -121,6 +121,7 @@ class HorovodJob:
                 [
                     *("horovodrun", "-np", str(len(first)), "--min-np", str(least)),
                     *("--max-np", str(most), "--network-interface", "lo"),
+                    *("--gloo-timeout-seconds", "120"),
                     *("--host-discovery-script", "./look.sh"),
                     *("python", str(SCRIPT)),
                 ],

@@ -7,8 +7,8 @@ a whole and nothing is left behind: a sweeper ends what a test run that was kill
 
 from __future__ import annotations
 
+import math
 import os
-import random
 import secrets
 import shlex
 import signal
@@ -22,19 +22,24 @@ from itertools import pairwise
 from pathlib import Path
 
 import console
-from console.local.ports import free_ports
 from launcher_shim.c10d.nodes import Round
 from rdzv.keys import JobKeys
+from rdzv.store.access import Access
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.e2e.background import Background
 from tests.e2e.step_log import StepLog, World
 from tests.e2e.witness import Witness
+from tests.ports import free_ports
 
 ROOT = Path(console.__file__).parent.parent
 STEP_LOOP = ROOT / "tests" / "e2e" / "step_loop.py"
 JOB_MARK, NODE_MARK = "STEP_LOOP_JOB", "STEP_LOOP_NODE"
-FORM_TIMEOUT_S = 60.0
+FORM_TIMEOUT_S = 150.0
 """For a world to form: each of its processes imports torch, on cores that are shared."""
+PAUSE_MAX_S = 10.0
+"""Between two steps of a world that nobody disturbs, on cores that are shared."""
+READY_TIMEOUT_S = 120.0
+"""For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
 
 _SWEEPER = """
 import sys
@@ -86,7 +91,7 @@ class Node:
         self.name = name
         self.address = address
         self.run_dir = job.directory / name
-        self.c10d_port, self.http_port = free_ports(2, random.Random(secrets.randbits(64)))
+        self.c10d_port, self.http_port = free_ports(2)
         self.sidecar: subprocess.Popen[bytes] | None = None
         self.launcher: subprocess.Popen[bytes] | None = None
         self.proxies: list[TcpProxy] = []
@@ -99,7 +104,7 @@ class Node:
         """GET something from the sidecar; status 0 while nobody answers."""
         try:
             with urllib.request.urlopen(
-                f"http://{self.address}:{self.http_port}/{path}", timeout=2
+                f"http://{self.address}:{self.http_port}/{path}", timeout=20
             ) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
@@ -109,8 +114,11 @@ class Node:
             return 0, str(error)
 
     def metric(self, name: str) -> float:
-        """One value of the sidecar's metrics."""
-        for line in self.ask("metrics")[1].splitlines():
+        """One value of the sidecar's metrics; not a number while nobody answers."""
+        status, text = self.ask("metrics")
+        if status == 0:
+            return math.nan
+        for line in text.splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[1])
         raise AssertionError(f"{self.name} has no metric {name}")
@@ -140,7 +148,7 @@ class Job:
         self,
         directory: Path,
         background: Background,
-        endpoints: Sequence[str],
+        endpoints: Access | Sequence[str],
         *,
         slots: int = 1,
         least: int = 2,
@@ -159,7 +167,7 @@ class Job:
         self.name = name or f"job-{self.token}"
         self.directory = directory / self.token
         self.background = background
-        self.endpoints = list(endpoints)
+        self.endpoints = list(endpoints.endpoints if isinstance(endpoints, Access) else endpoints)
         self.slots, self.least, self.most, self.lease_s = slots, least, most, lease_s
         self.python = python
         self.max_restarts = max_restarts
@@ -198,12 +206,16 @@ class Job:
             if self._proxied:
                 nodes[-1].proxies = [self._proxy(endpoint) for endpoint in self.endpoints]
             self.start_sidecar(nodes[-1], uid=uid)
-        for node in nodes:
-            self.until(node.ready, 20, f"the sidecar of {node.name} is ready")
+        self.until_ready(*nodes)
         if launch:
             for node in nodes:
                 self.start_launcher(node)
         return nodes
+
+    def until_ready(self, *nodes: Node) -> None:
+        """Wait until the sidecars of nodes say that they are ready."""
+        for node in nodes:
+            self.until(node.ready, READY_TIMEOUT_S, f"the sidecar of {node.name} is ready")
 
     def start_sidecar(self, node: Node, *, uid: str = "") -> None:
         """Start the sidecar, or start it again."""
@@ -242,11 +254,16 @@ class Job:
         return self.background.run(proxy.__aenter__())
 
     def start_launcher(
-        self, node: Node, *, max_restarts: int | None = None, shell: str = ""
+        self,
+        node: Node,
+        *,
+        max_restarts: int | None = None,
+        shell: str = "",
+        options: Sequence[str] = (),
     ) -> None:
         """Start torchrun with what the sidecar has delivered, or start it again.
 
-        ``shell``: the text that ``sh -c`` runs, with {} for the command.
+        ``shell``: the text that ``sh -c`` runs, with {} for the command. ``options``: of torchrun.
         """
         restarts = self.max_restarts if max_restarts is None else max_restarts
         self.tell(f"{node.name}: torchrun starts")
@@ -260,7 +277,7 @@ class Job:
             delivered = dict(line.split("=", 1) for line in lines)
         command = [
             *(self.python, "-m", "torch.distributed.run"),
-            *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}"),
+            *(f"--nproc-per-node={self.slots}", f"--max-restarts={restarts}", *options),
             str(self._script),
         ]
         if shell:
@@ -338,7 +355,7 @@ class Job:
         node.launcher.terminate()
         status = node.launcher.wait(40)
         node.sidecar.terminate()
-        assert node.sidecar.wait(10) == 0
+        assert node.sidecar.wait(30) == 0
         del self.nodes[node.name]
         return status
 
@@ -379,7 +396,7 @@ class Job:
         assert node.sidecar is not None
         self.tell(f"{node.name}: sidecar stopped")
         node.sidecar.terminate()
-        assert node.sidecar.wait(10) == 0
+        assert node.sidecar.wait(30) == 0
 
     def freeze(self, node: Node) -> None:
         """SIGSTOP everything of the node."""
@@ -437,7 +454,10 @@ class Job:
         names = {node.name for node in nodes}
         size = self.slots * len(names)
 
+        world: World | None = None
+
         def formed() -> bool:
+            nonlocal world
             world = self.world()
             return (
                 world is not None
@@ -447,12 +467,11 @@ class Job:
             )
 
         self.until(formed, timeout_s, f"{', '.join(sorted(names))} step in one world of {size}")
-        world = self.world()
         assert world is not None
         self.tell(f"world of {world.size} steps since {time.monotonic() - world.began_s:.1f} s")
         return world
 
-    def goes_on(self, world: World, steps: int = 20, timeout_s: float = 10.0) -> None:
+    def goes_on(self, world: World, steps: int = 20, timeout_s: float = 30.0) -> None:
         """Wait until ``world`` has made so many more steps."""
         goal = len(world.steps_s) + steps
         self.until(
@@ -461,13 +480,13 @@ class Job:
             f"the world makes {steps} more steps",
         )
 
-    def undisturbed(self, world: World, since_s: float, pause_s: float = 3.0) -> None:
+    def undisturbed(self, world: World, since_s: float) -> None:
         """Assert that ``world`` has stepped all the time since then, with the same processes."""
         worlds = self.steps.worlds()
         assert worlds[-1] is world, f"another world of {worlds[-1].size} has formed"
         assert len(world.pids) == world.size
         longest_s = world.longest_pause_s(since_s, time.monotonic())
-        assert longest_s < pause_s, f"no step for {longest_s:.1f} s"
+        assert longest_s < PAUSE_MAX_S, f"no step for {longest_s:.1f} s"
 
     def in_agreement(self) -> bool:
         """Whether store, host lists and metrics of all nodes tell the same membership."""

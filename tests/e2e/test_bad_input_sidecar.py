@@ -26,7 +26,7 @@ from tests.e2e.background import Background
 from tests.e2e.job import Job, Node
 from tests.e2e.step_log import World
 
-pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(600)]
 
 HANDSHAKE = b"\x00\xce\xf7\x85\x3c"
 SET, COMPARE_SET, GET, ADD, CHECK, WAIT, MULTI_SET, PING = 1, 2, 3, 4, 5, 6, 11, 13
@@ -36,9 +36,14 @@ NO_STATE = b"Y2FuaW1hZGFt"
 """What torch's first compare-and-set makes of a rendezvous without a state."""
 
 _JUMPING_CLOCK = """
-import itertools, time
+import itertools, sys, time
 _real, _jumps = time.time, itertools.cycle([0.0, 4e8, -1.2e9, 3600.0, -86400.0])
-time.time = lambda: _real() + next(_jumps)
+def _jumping():
+    # grpc hands its deadlines to its core as times of this clock, which there has not jumped.
+    if sys._getframe(1).f_globals["__name__"].startswith("grpc"):
+        return _real()
+    return _real() + next(_jumps)
+time.time = _jumping
 """
 
 
@@ -125,7 +130,7 @@ def world(job: Job) -> Iterator[World]:
     world = job.world_of(job.nodes.values())
     since_s, before = time.monotonic(), job.round
     yield world
-    job.until(job.in_agreement, 20, "everybody agrees")
+    job.until(job.in_agreement, 60, "everybody agrees")
     job.goes_on(world)
     job.undisturbed(world, since_s)
     assert job.round.number == before.number
@@ -190,7 +195,7 @@ def test_i8_a_hostile_request_ends_its_own_connection(
     with Client(node) as client:
         client.send(content)
         assert client.is_closed()
-    job.until(lambda: logs_one_line_that_says(node, words), 5, f"the log says {words!r}")
+    job.until(lambda: logs_one_line_that_says(node, words), 20, f"the log says {words!r}")
 
 
 def test_i8_keys_and_values_at_the_limits(job: Job, node: Node) -> None:
@@ -202,7 +207,7 @@ def test_i8_keys_and_values_at_the_limits(job: Job, node: Node) -> None:
         client.send(request(SET, b"/large", b"v" * VALUE_MAX))
         assert client.is_closed()
     words = f"the store takes at most {STORE_VALUE_MAX}"
-    job.until(lambda: logs_one_line_that_says(node, words), 5, "the log says why")
+    job.until(lambda: logs_one_line_that_says(node, words), 20, "the log says why")
 
 
 def test_many_keys_in_one_request(node: Node) -> None:
@@ -234,7 +239,7 @@ def test_i8_a_pickle_that_names_another_type(job: Job, node: Node, tmp_path: Pat
             client.send(request(COMPARE_SET, key, expected, bomb))
             assert client.value() == NO_STATE
     assert not target.exists()
-    job.until(lambda: logs_one_line_that_says(node, "is ignored"), 5, "the log says so")
+    job.until(lambda: logs_one_line_that_says(node, "is ignored"), 20, "the log says so")
 
 
 GARBAGE = [
@@ -276,4 +281,4 @@ def test_i8_corrupt_records_in_the_store(
 def test_a_node_joins_after_all_that(job: Job) -> None:
     job.add()
     job.world_of(job.nodes.values())
-    job.until(job.in_agreement, 20, "everybody agrees")
+    job.until(job.in_agreement, 60, "everybody agrees")

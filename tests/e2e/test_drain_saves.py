@@ -12,7 +12,7 @@ from tests.e2e import drain_job as drills
 from tests.e2e.drain_job import DRAINED_STATUS, draining_job, gone, nothing_lost, released
 from tests.e2e.job import Job
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 

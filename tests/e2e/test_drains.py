@@ -13,11 +13,13 @@ from tests.e2e.drain_job import DRAINED_STATUS, draining_job, gone, nothing_lost
 from tests.e2e.job import Job, Node
 from tests.e2e.step_log import World
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
 STEPS_BETWEEN = 10
+LASTING = {"DRAIN_LOOP_SAVE_S": "1"}
+"""A save that lasts, so that two drains at once are both told while it is made."""
 
 
 def drain_and_replace(
@@ -60,7 +62,7 @@ def drain_and_replace(
 def operator(job: Job, node: Node) -> None:
     """``muster drain --wait``, to its end."""
     process = drills.by_hand(job, node, "--wait")
-    said, _ = process.communicate(timeout=40)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert said.splitlines()[-1].startswith("released"), said
 
@@ -98,7 +100,7 @@ def test_drains_in_a_row_lose_no_step_and_repeat_none(run_job: RunJob, embedded:
 def test_two_drains_at_once_share_one_commit_and_one_round(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with draining_job(run_job, embedded, least=2, most=4) as job:
+    with draining_job(run_job, embedded, least=2, most=4, script_environ=LASTING) as job:
         job.add(4)
         world = job.world_of(job.nodes.values())
         job.goes_on(world, STEPS_BETWEEN)
@@ -113,6 +115,8 @@ def test_two_drains_at_once_share_one_commit_and_one_round(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_thirty_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int) -> None:
-    with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
+    with draining_job(
+        run_job, embedded, slots=slots, least=2, most=4, script_environ=LASTING
+    ) as job:
         job.add(3)
         a_row_of_drains(job, 30)

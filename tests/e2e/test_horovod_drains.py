@@ -35,7 +35,7 @@ def start(tmp_path: Path, folder: str, embedded: list[str], background: Backgrou
     return start
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_i2_rank_0_is_drained_and_its_name_comes_back(start: Start) -> None:
     with start(nodes=2, least=1, most=2) as drains:
         job = drains.job
@@ -99,7 +99,7 @@ def test_i2_ten_drains_of_one_job(start: Start, slots: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start: Start) -> None:
     with start(nodes=2, least=2, most=2, grace_s=24.0) as drains:
         job = drains.job
@@ -130,7 +130,7 @@ def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_newcomer_that_is_drained_at_once_stops_nobody(start: Start) -> None:
     with start(nodes=2, least=1, most=3) as drains:
         job = drains.job
@@ -148,7 +148,7 @@ def test_a_newcomer_that_is_drained_at_once_stops_nobody(start: Start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_all_drained_at_once_hand_the_state_over(start: Start) -> None:
     with start(nodes=2, least=1, most=4, grace_s=60.0) as drains:
         job = drains.job
@@ -167,7 +167,7 @@ def test_all_drained_at_once_hand_the_state_over(start: Start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_the_only_node_trains_on_until_another_has_its_state(start: Start) -> None:
     with start(nodes=1, least=1, most=2, grace_s=60.0) as drains:
         job = drains.job

@@ -76,7 +76,7 @@ class Roster:
         self.settle(len(names))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_join_a_leave_of_rank_0_and_a_loss(start_job: StartJob, slots: int) -> None:
     with start_job(nodes=2, least=1, most=3, slots=slots) as job:
@@ -177,11 +177,11 @@ def test_i4_while_the_store_is_away_for_60_s_and_the_launchers_sidecar_restarts(
                 job.start_sidecar(job.launcher)
                 job.until(lambda: time.monotonic() > began_s + 60, 60, "60 s are over")
                 background.call(proxy.mend)
-                job.until(job.launcher.ready, 30, "the launcher's sidecar is ready again")
+                job.until_ready(job.launcher)
                 for name in ("launcher", "node-1"):
                     job.stop_sidecar(name, signal.SIGTERM if name == "launcher" else signal.SIGKILL)
                     job.start_sidecar(job.nodes[name])
-                    job.until(job.nodes[name].ready, 30, f"the sidecar of {name} is ready again")
+                    job.until_ready(job.nodes[name])
                 job.goes_on(100)
             assert seen == {frozenset(("node-0", "node-1"))}
             assert job.longest_pause_s(began_s) < 5.0
@@ -212,7 +212,7 @@ def watched_hosts(job: HorovodCluster) -> Iterator[set[frozenset[str]]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_all_hosts_replaced_at_once_hand_the_state_over(start_job: StartJob) -> None:
     with start_job(nodes=2, least=1, most=4) as job:
         job.until_world("node-0", "node-1")
@@ -230,7 +230,7 @@ def test_all_hosts_replaced_at_once_hand_the_state_over(start_job: StartJob) -> 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(500)
 def test_a_node_that_freezes_is_left_behind_and_its_worker_ends_when_it_wakes(
     start_job: StartJob,
 ) -> None:
@@ -247,7 +247,7 @@ def test_a_node_that_freezes_is_left_behind_and_its_worker_ends_when_it_wakes(
         job.assert_nothing_lost_or_doubled()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_launcher_that_is_killed_leaves_no_worker(start_job: StartJob) -> None:
     with start_job(nodes=2, least=1, most=2, slots=2) as job:
         job.until_world("node-0", "node-1")
@@ -273,7 +273,7 @@ def test_one_store_serves_a_torchrun_job_and_a_horovodrun_job_at_once(
         world = theirs.world_of(pair)
         ours.kill("node-1")
         ours.until_world("node-0")
-        theirs.undisturbed(world, world.began_s, pause_s=5.0)
+        theirs.undisturbed(world, world.began_s)
         theirs.kill_node(pair[0])
         theirs.world_of(pair[1:])
         ours.goes_on()

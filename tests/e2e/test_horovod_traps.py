@@ -62,7 +62,7 @@ def fall_below_min_and_back(job: HorovodJob, rest: str, after: str) -> None:
     job.list(after)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_with_revisions_every_change_is_followed(start_job: StartJob) -> None:
     with start_job("ab", 2, 3, revisions=True) as job:
         remove_one_while_another_joins(job)
@@ -76,7 +76,7 @@ def test_with_revisions_every_change_is_followed(start_job: StartJob) -> None:
         job.assert_nothing_lost_or_doubled()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_without_revisions_a_spare_that_takes_over_is_waited_for_in_vain(
     start_job: StartJob,
 ) -> None:
@@ -88,7 +88,7 @@ def test_without_revisions_a_spare_that_takes_over_is_waited_for_in_vain(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_without_revisions_one_that_joins_below_min_is_waited_for_in_vain(
     start_job: StartJob,
 ) -> None:
@@ -100,7 +100,7 @@ def test_without_revisions_one_that_joins_below_min_is_waited_for_in_vain(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_without_revisions_a_change_amid_a_reset_is_lost(start_job: StartJob) -> None:
     with start_job("ab", 1, 3, revisions=False) as job:
         remove_one_while_another_joins(job)

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import Job
+from tests.e2e.job import FORM_TIMEOUT_S, Job
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
@@ -25,7 +25,7 @@ def generation(job: Job) -> int:
 def all_launchers_end(job: Job) -> list[int]:
     """Wait until every torchrun has ended; returns their statuses."""
     launchers = [node.launcher for node in job.nodes.values() if node.launcher is not None]
-    job.until(lambda: all(p.poll() is not None for p in launchers), 60, "every torchrun ends")
+    job.until(lambda: all(p.poll() is not None for p in launchers), 120, "every torchrun ends")
     return [p.wait() for p in launchers]
 
 
@@ -53,7 +53,7 @@ def test_closed_by_failure_it_comes_back_and_closed_by_success_it_stays_closed(
         again = next(iter(job.nodes.values()))
         job.start_launcher(again)
         assert again.launcher is not None
-        again.launcher.wait(30)
+        again.launcher.wait(FORM_TIMEOUT_S)
         assert "RendezvousClosedError" in again.launcher_log()
         assert job.steps.worlds()[-1] is world
         assert generation(job) == 2
@@ -86,7 +86,8 @@ def test_created_again_with_another_uid_it_starts_anew(
 def test_created_again_without_a_uid_after_everybody_left(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with run_job(embedded, least=1, most=2) as job:
+    # Had anybody died, its sidecars would wait for three leases: far longer than a start takes.
+    with run_job(embedded, least=1, most=2, lease_s=20.0) as job:
         job.add(2)
         job.world_of(job.nodes.values())
         job.stop_training()
@@ -113,7 +114,7 @@ def test_an_agent_without_restarts_does_not_end_a_job_that_lost_a_node(
         job.world_of(job.nodes.values())
         job.kill_node(third)
         assert second.launcher is not None
-        assert second.launcher.wait(30) == 1
+        assert second.launcher.wait(90) == 1
         assert job.round.closed == ""
         job.start_launcher(second)
         job.world_of([first, second])

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import Job, Node, marked
+from tests.e2e.job import FORM_TIMEOUT_S, Job, Node, marked
 from tests.e2e.step_log import World
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 both = pytest.mark.parametrize("job", [1, 2], indirect=True, scope="module")
 one_process = pytest.mark.parametrize("job", [1], indirect=True, scope="module")
@@ -91,7 +91,11 @@ def test_kill_9_of_the_rank_0_node(job: Job) -> None:
     killed_s = time.monotonic()
     smaller = job.world_of(job.nodes.values())
     assert restarts_burnt(smaller, world) <= 1
-    assert smaller.began_s - killed_s < job.lease_s + 20
+    rounds = job.witness.rounds
+    number = rounds[-1][2].number
+    formed_s = next(at_s for at_s, _, seen in rounds if seen.number == number and seen.complete)
+    # A lease, and what a busy machine takes; less than the 30 s of torch's last call.
+    assert 0 < formed_s - killed_s < job.lease_s + 20
 
 
 @one_process
@@ -126,7 +130,7 @@ def test_kill_9_of_an_agent_alone_ends_its_orphans(job: Job) -> None:
     victim = node_of_rank(job, world, 1)
     orphans = job.kill_agent_only(victim)
     assert len(orphans) >= job.slots
-    job.until(lambda: not orphans & marked(job.token, victim.name), 5, "the orphans end")
+    job.until(lambda: not orphans & marked(job.token, victim.name), 30, "the orphans end")
     job.world_of([node for node in job.nodes.values() if node is not victim])
 
 
@@ -164,8 +168,10 @@ def test_beyond_max_a_spare_stands_by_and_takes_over(job: Job) -> None:
     full = job.world_of(job.nodes.values())
     spare = job.add()[0]
     spared_s = time.monotonic()
-    job.until(lambda: spare.name in job.witness.sight.nodes, 20, "the spare's torchrun asks")
-    job.goes_on(full, steps=100, timeout_s=20)
+    job.until(
+        lambda: spare.name in job.witness.sight.nodes, FORM_TIMEOUT_S, "the spare's torchrun asks"
+    )
+    job.goes_on(full, steps=100, timeout_s=120)
     job.undisturbed(full, spared_s)
     assert spare.launcher is not None
     assert spare.launcher.poll() is None
@@ -210,10 +216,10 @@ def test_kill_9_of_a_sidecar_ends_its_torchrun_and_nothing_else(job: Job) -> Non
     victim = node_of_rank(job, world, 0)
     job.kill_sidecar(victim)
     assert victim.launcher is not None
-    assert victim.launcher.wait(20) == 1
+    assert victim.launcher.wait(120) == 1
     smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
     job.start_sidecar(victim)
-    job.until(victim.ready, 20, "the sidecar is ready again")
+    job.until_ready(victim)
     job.start_launcher(victim)
     again = job.world_of(job.nodes.values())
     assert restarts_burnt(again, smaller) <= 1

@@ -13,15 +13,15 @@ import pytest
 from tests.e2e.job import Job, Node
 from tests.e2e.step_log import World
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
 
 @pytest.fixture(scope="module")
 def job(run_job: RunJob, embedded: list[str]) -> Iterator[Job]:
-    """Three nodes, with a lease as long as it is for users."""
-    with run_job(embedded, least=2, most=4, lease_s=10.0, wrapped=True) as job:
+    """Three nodes, with a lease that a sidecar is back within, however busy the machine."""
+    with run_job(embedded, least=2, most=4, lease_s=30.0, wrapped=True) as job:
         yield job
 
 
@@ -39,7 +39,7 @@ def together(job: Job) -> World:
 
 def start_again(job: Job, node: Node) -> None:
     job.start_sidecar(node)
-    job.until(node.ready, 20, "the sidecar is ready again")
+    job.until_ready(node)
 
 
 def unnoticed(job: Job, world: World, since_s: float) -> None:
@@ -47,7 +47,7 @@ def unnoticed(job: Job, world: World, since_s: float) -> None:
     job.goes_on(world, 40)
     job.until(
         lambda: {n.metric("muster_c10d_connections") for n in job.nodes.values()} == {1},
-        10,
+        60,
         "each torchrun is connected to its sidecar",
     )
     job.undisturbed(world, since_s)
@@ -71,7 +71,7 @@ def test_kill_9_of_all_sidecars_at_once_is_not_noticed(job: Job) -> None:
         job.kill_sidecar(node)
     for node in job.nodes.values():
         job.start_sidecar(node)
-    job.until(lambda: all(n.ready() for n in job.nodes.values()), 30, "all are ready again")
+    job.until_ready(*job.nodes.values())
     unnoticed(job, world, since_s)
 
 
@@ -99,16 +99,20 @@ def test_the_world_grows_and_shrinks_as_ever_after_its_sidecars_were_replaced(jo
     assert all(n.launcher is not None and n.launcher.poll() is None for n in job.nodes.values())
 
 
-def test_a_torchrun_whose_sidecar_was_away_beyond_the_lease_comes_back(job: Job) -> None:
-    together(job)
-    victim = job.nodes[max(job.nodes)]
-    job.kill_sidecar(victim)
-    smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
-    job.goes_on(smaller)
-    start_again(job, victim)
-    job.world_of(job.nodes.values())
-    assert victim.launcher is not None
-    assert victim.launcher.poll() is None
+def test_a_torchrun_whose_sidecar_was_away_beyond_the_lease_comes_back(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=4, lease_s=10.0, wrapped=True) as job:
+        together(job)
+        victim = job.nodes[max(job.nodes)]
+        job.kill_sidecar(victim)
+        smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
+        job.goes_on(smaller)
+        start_again(job, victim)
+        job.world_of(job.nodes.values())
+        assert victim.launcher is not None
+        assert victim.launcher.poll() is None
+        job.never_two_worlds()
 
 
 @pytest.mark.long
@@ -129,7 +133,7 @@ def test_a_sidecar_that_freezes_for_20_s_is_not_noticed(
 
 @pytest.mark.long
 def test_worlds_form_while_sidecars_die(run_job: RunJob, embedded: list[str]) -> None:
-    with run_job(embedded, least=2, most=3, lease_s=10.0, wrapped=True) as job:
+    with run_job(embedded, least=2, most=3, lease_s=30.0, wrapped=True) as job:
         nodes = job.add(3)
         chance = random.Random(5)
         for _ in range(6):
@@ -144,13 +148,13 @@ def test_worlds_form_while_sidecars_die(run_job: RunJob, embedded: list[str]) ->
 def test_the_end_of_training_is_told_by_a_sidecar_that_was_replaced(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with run_job(embedded, least=2, most=2, lease_s=10.0, wrapped=True) as job:
+    with run_job(embedded, least=2, most=2, lease_s=30.0, wrapped=True) as job:
         nodes = job.add(2)
         job.world_of(nodes)
         job.kill_sidecar(nodes[0])
         start_again(job, nodes[0])
         job.stop_training()
         launchers = [node.launcher for node in nodes if node.launcher is not None]
-        job.until(lambda: all(p.poll() is not None for p in launchers), 60, "every torchrun ends")
+        job.until(lambda: all(p.poll() is not None for p in launchers), 120, "every torchrun ends")
         assert [p.returncode for p in launchers] == [0, 0]
         assert job.round.closed == "success"

@@ -17,10 +17,10 @@ from rdzv.store import Put
 from rdzv.store.etcd import EtcdStore
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.e2e.background import Background
-from tests.e2e.job import Job
+from tests.e2e.job import FORM_TIMEOUT_S, Job
 from tests.e2e.step_log import World
 
-pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(900)]
 
 both = pytest.mark.parametrize("job", [1, 2], indirect=True, scope="module")
 one_process = pytest.mark.parametrize("job", [1], indirect=True, scope="module")
@@ -62,7 +62,7 @@ def all_together(job: Job) -> World:
         if node.launcher.poll() is not None:
             job.start_launcher(node)
     world = job.world_of(job.nodes.values())
-    job.until(job.in_agreement, 20, "everybody agrees")
+    job.until(job.in_agreement, 60, "everybody agrees")
     return world
 
 
@@ -72,7 +72,7 @@ def nothing_happens(job: Job) -> Iterator[World]:
     world = all_together(job)
     since_s, before = time.monotonic(), job.round
     yield world
-    job.until(job.in_agreement, 30, "store, host lists and metrics agree again")
+    job.until(job.in_agreement, 60, "store, host lists and metrics agree again")
     job.goes_on(world, 40)
     job.undisturbed(world, since_s)
     after = job.round
@@ -83,10 +83,12 @@ def time_passes(job: Job, world: World, seconds: float) -> None:
     """Let the job train for a while; it must go on all the time."""
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
-        job.goes_on(world, steps=5, timeout_s=5)
+        job.goes_on(world, steps=5, timeout_s=20)
 
 
 def leader(cluster: EtcdCluster, background: Background) -> int:
+    """The member that leads; during an election none does."""
+
     async def is_leader(endpoint: str) -> bool:
         store = EtcdStore([endpoint])
         try:
@@ -95,11 +97,13 @@ def leader(cluster: EtcdCluster, background: Background) -> int:
             await store.close()
         return status.member_id == status.leader_id
 
-    return next(
-        number
-        for number, endpoint in enumerate(cluster.endpoints)
-        if background.run(is_leader(endpoint))
-    )
+    deadline_s = time.monotonic() + 30
+    while True:
+        for number, endpoint in enumerate(cluster.endpoints):
+            if background.run(is_leader(endpoint)):
+                return number
+        assert time.monotonic() < deadline_s, "no member of the store leads"
+        time.sleep(0.2)
 
 
 @one_process
@@ -127,9 +131,7 @@ def test_i5_the_leader_is_frozen_for_14_s(
 
 
 @one_process
-@pytest.mark.parametrize(
-    "seconds", [15, pytest.param(60, marks=[pytest.mark.long, pytest.mark.timeout(240)])]
-)
+@pytest.mark.parametrize("seconds", [15, pytest.param(60, marks=pytest.mark.long)])
 def test_i5_all_members_are_down(job: Job, cluster: EtcdCluster, seconds: float) -> None:
     with nothing_happens(job) as world:
         job.tell("etcd: all members killed")
@@ -181,7 +183,7 @@ def test_a_node_cut_off_alone_is_left_out_and_comes_back(job: Job) -> None:
     time_passes(job, smaller, 5)
     job.mend_store()
     job.world_of(job.nodes.values())
-    job.until(job.in_agreement, 20, "everybody agrees")
+    job.until(job.in_agreement, 60, "everybody agrees")
 
 
 @one_process
@@ -197,7 +199,7 @@ def test_i5_a_node_that_dies_during_an_outage_is_missed_after_it(
     job.world_of(job.nodes.values())
     job.add()
     job.world_of(job.nodes.values())
-    job.until(job.in_agreement, 20, "everybody agrees")
+    job.until(job.in_agreement, 60, "everybody agrees")
 
 
 def test_i1_newcomers_form_no_second_world_while_all_others_are_cut_off(
@@ -208,14 +210,14 @@ def test_i1_newcomers_form_no_second_world_while_all_others_are_cut_off(
         world = all_together(job)
         since_s = time.monotonic()
         job.cut_store(old)
-        job.until(lambda: not job.witness.sight.membership.members, 20, "their leases end")
+        job.until(lambda: not job.witness.sight.membership.members, 60, "their leases end")
         new = job.add(2, uid="the-job")
         names = {node.name for node in new}
         job.until(
             lambda: (
                 {n for n, it in job.witness.sight.nodes.items() if it.state == "asking"} == names
             ),
-            30,
+            FORM_TIMEOUT_S,
             "the newcomers ask",
         )
         time_passes(job, world, 3 * job.lease_s)
@@ -235,9 +237,9 @@ def test_a_job_without_a_uid_comes_together_after_a_cut_that_began_its_next_life
         old = job.add(2)
         all_together(job)
         job.cut_store(old)
-        job.until(lambda: not job.witness.sight.membership.members, 20, "their leases end")
+        job.until(lambda: not job.witness.sight.membership.members, 60, "their leases end")
         new = job.add(2)
         job.world_of(new)
         job.mend_store()
         job.world_of(job.nodes.values())
-        job.until(job.in_agreement, 20, "everybody agrees")
+        job.until(job.in_agreement, 60, "everybody agrees")

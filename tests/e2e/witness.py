@@ -16,6 +16,7 @@ from rdzv.keys import JobKeys, last_name
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.store import KeyValue, WatchEvent
+from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
 from tests.e2e.background import Background
@@ -33,7 +34,9 @@ class Sight:
 class Witness:
     """Watches the store past every proxy, from a thread of its own."""
 
-    def __init__(self, background: Background, endpoints: Sequence[str], job: JobKeys) -> None:
+    def __init__(
+        self, background: Background, endpoints: Access | Sequence[str], job: JobKeys
+    ) -> None:
         self.rounds: list[tuple[float, int, Round]] = []
         self.commits: list[tuple[float, Commit]] = []
         self.sight = Sight(Snapshot(0), Round(), {})
@@ -41,7 +44,7 @@ class Witness:
         self._job = job
         background.run(self._begin(endpoints))
 
-    async def _begin(self, endpoints: Sequence[str]) -> None:
+    async def _begin(self, endpoints: Access | Sequence[str]) -> None:
         self.store = EtcdStore(endpoints)
         self._mirror = Mirror(self._job.prefix, time.monotonic)
         self._membership = Membership(self._job, self._mirror)

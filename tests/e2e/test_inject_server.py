@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster inject`` makes, before a real API server: it takes all of it, strictly."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from console.inject.injection import Request, inject
+from console.inject.removal import removed
+from tests.e2e.kubelab import ROOT, Kubelab
+from tests.unit.injection_corpus import CORPUS
+
+pytestmark = [pytest.mark.kubelab]
+pytestmark += [pytest.mark.timeout(1800)]  # the first test may have to make the cluster
+
+FLAGS = {
+    "job": "digits",
+    "min_nodes": "2",
+    "max_nodes": "4",
+    "etcd_endpoints": "https://etcd:2379",
+    "etcd_secret": "etcd-client",
+    "etcd_secret_keys": "ca.crt,tls.crt,tls.key,username,password",
+    "image": "example.org/muster-sidecar:0.1.0",
+}
+EXAMPLES = ["deployment", "statefulset", "indexed-job"]
+OF_THE_CORPUS = ["plain-pod", "commented-deployment", "block-scalars", "flow-only", "json", "hold"]
+OF_THE_CORPUS += ["list", "many-documents", "sorted-by-a-server", "cron", "windows-lines"]
+
+
+@pytest.fixture
+def namespace(kubelab: Kubelab) -> Iterator[str]:
+    name = f"inject-{uuid.uuid4().hex[:8]}"
+    kubelab.make_namespace(name)
+    yield name
+    kubelab.kubectl("delete", "namespace", name, "--wait=false")
+
+
+def example(name: str) -> str:
+    return (ROOT / "examples" / "kubernetes" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def injected(text: str, **flags: str) -> str:
+    return inject(text, Request({**FLAGS, **flags}, {})).text
+
+
+def tried(kubelab: Kubelab, namespace: str, text: str) -> list[Any]:
+    """The objects as the server would keep them."""
+    arguments = ("apply", "--dry-run=server", "--validate=strict", "-o", "json", "-f", "-")
+    answer = json.loads(kubelab.kubectl("-n", namespace, *arguments, stdin=text))
+    found: list[Any] = answer["items"] if answer["kind"] == "List" else [answer]
+    return found
+
+
+def pod_spec(thing: Any) -> Any:
+    """The pod spec in an object."""
+    if "containers" in thing:
+        return thing
+    inner = (pod_spec(value) for value in thing.values() if isinstance(value, dict))
+    return next((found for found in inner if found is not None), None)
+
+
+def test_a_server_takes_the_examples(kubelab: Kubelab, namespace: str) -> None:
+    for name in EXAMPLES:
+        for wrap in ("true", "false"):
+            first, *_ = tried(kubelab, namespace, injected(example(name), wrap=wrap))
+            sidecar = pod_spec(first)["initContainers"][0]
+            assert (sidecar["name"], sidecar["restartPolicy"]) == ("muster", "Always")
+
+
+def test_a_server_takes_what_people_write(kubelab: Kubelab, namespace: str) -> None:
+    for name in OF_THE_CORPUS:
+        # kubectl knows no %YAML 1.2, and wants namespaces to agree.
+        text = CORPUS[name].replace(", namespace: research", "").removeprefix("%YAML 1.2\n")
+        for thing in tried(kubelab, namespace, injected(text)):
+            if (pod := pod_spec(thing)) is not None:
+                assert pod["initContainers"][0]["name"] == "muster"
+
+
+def test_what_is_live_can_be_injected_again_and_put_back(kubelab: Kubelab, namespace: str) -> None:
+    before = example("deployment").replace("replicas: 3", "replicas: 0").partition("---")[0]
+    plain = tried(kubelab, namespace, before)[0]["spec"]
+    kubelab.apply(namespace, injected(before))
+    live = kubelab.kubectl("-n", namespace, "get", "deployment", "digits", "-o", "yaml")
+    spec = json.loads(
+        kubelab.kubectl("-n", namespace, "get", "deployment", "digits", "-o", "json")
+    )["spec"]
+    again = inject(live, Request({}, {})).text
+    assert tried(kubelab, namespace, again)[0]["spec"] == spec
+    assert tried(kubelab, namespace, removed(live))[0]["spec"] == plain
+    larger = inject(live, Request({"max_nodes": "9"}, {})).text
+    changed = tried(kubelab, namespace, larger)[0]["spec"]["template"]
+    was = json.dumps(spec["template"])
+    for old in ('"MUSTER_MAX", "value": "4"', '"muster.dev/max": "4"'):
+        assert old in was
+        was = was.replace(old, old.replace("4", "9"))
+    assert changed == json.loads(was)
+
+
+def test_the_sidecar_fits_a_restricted_namespace(kubelab: Kubelab, namespace: str) -> None:
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    kubelab.kubectl("label", "namespace", namespace, level)
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "p"},
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [
+                {
+                    "name": "c",
+                    "image": "example.org/train:1",
+                    "command": ["torchrun", "t.py"],
+                    "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "runAsUser": 1000,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+            ],
+        },
+    }
+    (kept,) = tried(kubelab, namespace, injected(json.dumps(pod)))
+    assert kept["status"]["qosClass"] == "Guaranteed"
+
+
+LIMITS = {"limits": {"cpu": 1, "memory": "1Gi"}}
+
+
+@pytest.mark.parametrize("asked", [{}, {"requests": {"cpu": "1"}}, LIMITS])
+def test_the_server_sees_the_class_that_was_there(
+    kubelab: Kubelab, namespace: str, asked: dict[str, Any]
+) -> None:
+    container = {"name": "c", "image": "i", "command": ["a"], "resources": asked}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
+    text = json.dumps({**pod, "spec": {"containers": [container]}})
+    (before,) = tried(kubelab, namespace, text)
+    (after,) = tried(kubelab, namespace, injected(text))
+    assert after["status"]["qosClass"] == before["status"]["qosClass"]
+
+
+def test_kubeflows_own_schema_keeps_all_of_it(kubelab: Kubelab, namespace: str) -> None:
+    if "pytorchjobs.kubeflow.org" not in kubelab.kubectl("get", "crd", "-o", "name"):
+        kubelab.command("operator", timeout_s=1500)
+    (kept,) = tried(kubelab, namespace, injected(example("pytorchjob")))
+    template = kept["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert template["spec"]["initContainers"][0]["restartPolicy"] == "Always"
+    assert template["metadata"]["annotations"]["muster.dev/etcd-secret"] == "etcd-client"
+    for name in ("anchors", "mpi"):
+        (kept,) = tried(kubelab, namespace, injected(CORPUS[name]))
+        assert json.dumps(kept).count('"restartPolicy": "Always"') == 2

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of a real cluster come and go under a real torchrun: nothing is lost that need not be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube_account import account
+from tests.e2e.kube_drills import (
+    DRILLS,
+    Drill,
+    delete_rank_0,
+    kill_sidecar,
+    run,
+    series,
+)
+from tests.e2e.kube_job import KubeJob
+from tests.e2e.kube_workload import NAME, Workload
+from tests.e2e.kubelab import Kubelab
+
+pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
+
+EVERYDAY = Workload(replicas=2, least=1, most=3, grace_s=20)
+
+
+def goes_through(kubelab: Kubelab, directory: Path, drills: Sequence[Drill], slots: int) -> None:
+    """Assert that a job with Muster goes through drills, and loses nothing that it need not."""
+    for row in run(kubelab, directory, drills, slots=slots, muster=True):
+        assert row.account.went_on, row.drill.name
+        if row.drill.lossless:
+            assert (row.account.lost, row.account.twice) == (0, 0), row.drill.name
+
+
+def test_rank_0_is_deleted_and_a_sidecar_killed_and_no_step_is_lost(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
+) -> None:
+    drills = [
+        Drill("sidecar killed for its memory", kill_sidecar, EVERYDAY),
+        Drill("kubectl delete pod, rank 0's", delete_rank_0, EVERYDAY),
+    ]
+    goes_through(kubelab, tmp_path, drills, slots=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("drills", series(DRILLS), ids=lambda drills: drills[0].act.__name__)
+def test_a_job_goes_through_every_drill(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path, drills: list[Drill], slots: int
+) -> None:
+    goes_through(kubelab, tmp_path, drills, slots)
+
+
+@pytest.mark.long
+def test_a_replica_set_drops_the_pod_that_is_drained(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
+) -> None:
+    with KubeJob(kubelab, tmp_path, Workload(kind="Deployment"), muster=True) as job:
+        world = job.world_of(3)
+        began_s = time.monotonic()
+        # The oldest, with the longest time ready, is what a ReplicaSet would drop last.
+        pod = job.pods()[0]["metadata"]["name"]
+        job.kubectl(
+            *("exec", pod, "-c", "muster", "--", "muster", "drain", pod, f"--job={NAME}", "--wait"),
+            *(f"--namespace={job.namespace}", "--etcd-endpoints=etcd:2379"),
+        )
+        smaller = job.world_of(2, not_=world, without=[pod])
+        job.kubectl("wait", "--for=condition=Ready=false", f"pod/{pod}", "--timeout=30s")
+        job.scale(2)
+        job.until(lambda: len(job.names()) == 2, 30, "two pods are left")
+        assert job.names() == smaller.nodes
+        job.goes_on(smaller)
+        told = account(job.steps.directory, began_s, time.monotonic(), 0)
+        assert (told.lost, told.twice) == (0, 0)

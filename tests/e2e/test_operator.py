@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubeflow's training-operator, unmodified: an elastic PyTorchJob beside the same with Muster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube_account import Account
+from tests.e2e.kube_drills import STEPS_BETWEEN, Act, befall, scale_down, scale_up
+from tests.e2e.kubelab import KubectlFailed, Kubelab
+from tests.e2e.kubelab_fixtures import kubelab
+from tests.e2e.operator_job import ElasticPyTorchJob, OperatorJob, delete_worker_0
+from tests.e2e.sidecar_image import sidecar_archive
+
+__all__ = ["kubelab"]
+
+pytestmark = [
+    pytest.mark.kubelab,
+    pytest.mark.long,
+    pytest.mark.timeout(2400),
+]
+
+WORKLOAD = ElasticPyTorchJob(replicas=2, least=1, most=3)
+ACTS: dict[str, Act] = {
+    "replicas 2 to 3": scale_up,
+    "replicas 3 to 2": scale_down,
+    "worker-0 deleted": delete_worker_0,
+}
+
+
+READY = ("deployment/training-operator", "--timeout=5s")
+
+
+@pytest.fixture(scope="module")
+def operator(kubelab: Kubelab) -> Kubelab:
+    """The lab with the operator in it."""
+    try:
+        kubelab.kubectl("-n", "kubeflow", "rollout", "status", *READY)
+    except KubectlFailed:
+        kubelab.command("operator", timeout_s=1500)
+    return kubelab
+
+
+def tell(name: str, muster: bool, row: Account) -> None:
+    """One row of the table in the documentation."""
+    print(json.dumps({"what": name, "muster": muster, **row.__dict__}))  # noqa: T201
+
+
+def test_replicas_follow_and_nothing_is_lost(operator: Kubelab, tmp_path: Path) -> None:
+    operator.command("load", str(sidecar_archive()), timeout_s=300)
+    rows = {}
+    with OperatorJob(operator, tmp_path, WORKLOAD, muster=True) as job:
+        world = job.world_of(WORKLOAD.replicas)
+        job.goes_on(world, STEPS_BETWEEN)
+        for name, act in ACTS.items():
+            now = job.world()
+            assert now is not None
+            rows[name] = befall(job, now, act)
+            tell(name, True, rows[name])
+        assert job.conditions()["Running"] == "True"
+        assert "Failed" not in job.conditions()
+    for row in rows.values():
+        assert (row.lost, row.twice, row.went_on) == (0, 0, True)
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_what_the_same_job_does_without_muster_is_told(
+    operator: Kubelab, tmp_path: Path, name: str
+) -> None:
+    replicas = 3 if "3 to" in name else 2
+    workload = ElasticPyTorchJob(replicas=replicas, least=1, most=3)
+    with OperatorJob(operator, tmp_path, workload, muster=False) as job:
+        world = job.world_of(replicas)
+        job.goes_on(world, 150)  # past a periodic checkpoint
+        row = befall(job, world, ACTS[name])
+        tell(name, False, row)
+    # What is lost depends on when the last checkpoint was; that all stand does not.
+    assert row.still_s > 1.0 or not row.went_on
