@@ -1,13 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every test shares: no test blocks the event loop, none sees the caller's settings."""
+"""What every test shares: no test blocks the event loop, none sees the caller's settings.
+
+Tests run in a few processes at once, for most of them wait more than they work. Those that start
+real jobs, or share a cluster, go one after another in three of them: more would be too slow.
+
+Properties are tried on the same examples every day, however slowly this machine gets through them;
+``MUSTER_TEST_RANDOM`` has new ones drawn.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 from collections.abc import Iterator
 
 import pytest
 from blockbuster import blockbuster_ctx
+from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
+
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=not os.environ.get("MUSTER_TEST_RANDOM"),
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
+
+# Under nohup, or in the background of a shell, some are ignored, which every program that a test
+# starts would inherit.
+for _number, _usual in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _usual)
+
+TOGETHER = (
+    re.compile(r"tests/e2e/test_(kube|operator|inject_server|image|drain|bad_input|bypass)"),
+    re.compile(r"tests/e2e/test_withstands_"),
+    re.compile(r"tests/e2e/"),
+)
+"""Three sequences; all tests that use the cluster are in the first."""
+
+
+class Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Which tests one process runs, one after another; any other test goes wherever there is room.
+
+    The marks of pytest-xdist do not do it: with pytest 9 they have no effect.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((files.pattern for files in TOGETHER if files.match(path)), nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
+    return Together(config, log)
 
 
 @pytest.fixture(autouse=True)

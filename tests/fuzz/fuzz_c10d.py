@@ -22,6 +22,7 @@ import atheris
 
 with atheris.instrument_imports(include=["launcher_shim.c10d"]):
     from launcher_shim.c10d import pickled, state, wire
+    from launcher_shim.c10d.wire_parser import RequestParser
 
 from rdzv.errors import StateError
 
@@ -49,7 +50,7 @@ def fuzz_frames(data: bytes) -> None:
 
 
 def _parse(segments: list[bytes]) -> tuple[list[wire.Request], bool]:
-    parser = wire.RequestParser()
+    parser = RequestParser()
     requests = parser.feed(wire.HANDSHAKE)[1:]
     try:
         for segment in segments:

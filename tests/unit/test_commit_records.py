@@ -11,7 +11,7 @@ from rdzv.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.model import Drain, Job
+from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import Compare, KeyValue, WatchEvent
 from rdzv.watching import Mirror
 
@@ -117,4 +117,31 @@ def test_the_membership_shows_commit_last_commit_and_the_votes_of_the_present_ep
     mirror.apply([WatchEvent("put", kv(HERE.commit, b"junk", 22))], 22)
     assert membership.snapshot().commit is None
     assert membership.snapshot().unreadable_commit == 22
+    assert not membership.votes()
+
+
+def test_members_that_come_and_go_leave_the_votes_as_they_were() -> None:
+    mirror = Mirror(KEYS.prefix, clock=lambda: 0.0)
+    membership = Membership(KEYS, mirror)
+    mirror.replace(
+        [
+            kv(KEYS.job, Job(1, 2).to_json()),
+            kv(HERE.commit, Commit(5, "run", 3, "hold").to_json()),
+            kv(HERE.vote(5, "a"), Vote(5, 3, "uid-a", 9).to_json()),
+        ],
+        20,
+    )
+    snapshot, votes = membership.snapshot(), membership.votes()
+    member = Member("b", "uid-b", 1, "10.0.0.1", "", "worker", 1, 1, 2)
+    events = [
+        WatchEvent("put", kv(HERE.member("b"), member.to_json(), 21)),
+        WatchEvent("put", kv(KEYS.incarnation("b"), Incarnation("b", 1, "uid-b").to_json(), 21)),
+        WatchEvent("put", kv(HERE.drain("uid-b"), Drain("uid-b", "b", "r", "s").to_json(), 21)),
+        WatchEvent("delete", kv(HERE.member("b"), b"", 21)),
+    ]
+    for event in events:
+        mirror.apply([event], 21)
+        assert membership.snapshot() is not snapshot
+        assert membership.votes() is votes
+    mirror.apply([WatchEvent("put", kv(HERE.commit, Commit(6).to_json(), 22))], 22)
     assert not membership.votes()

@@ -110,6 +110,13 @@ def test_durations(text: str, seconds: float) -> None:
     assert values.duration_s(0, 1000)(text) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10", 10), ("1m", 60), ("2500ms", 3), ("2.0001s", 3), ("600", 600)]
+)
+def test_a_lease_lasts_for_whole_seconds_as_the_store_counts_them(text: str, seconds: int) -> None:
+    assert read({"MUSTER_LEASE_TTL": text}).lease_ttl_s == seconds
+
+
 @pytest.mark.parametrize("text", ["", "s", "-1", "1d", "1e3", "nan", "inf", "1001", "10 s s", "١"])
 def test_what_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
@@ -124,6 +131,7 @@ def test_what_is_no_duration(text: str) -> None:
         ("10.0.0.1:2379/", ("10.0.0.1:2379",)),
         ("[fd00::1]:2379", ("[fd00::1]:2379",)),
         ("ETCD-0.etcd.ns.svc:2379", ("etcd-0.etcd.ns.svc:2379",)),
+        ("https://a:1,https://b:2/", ("https://a:1", "https://b:2")),
     ],
 )
 def test_endpoints(text: str, found: tuple[str, ...]) -> None:
@@ -133,7 +141,7 @@ def test_endpoints(text: str, found: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ",", "etcd", "etcd:", "etcd:0", "etcd:70000", "https://a:1", "a:1/x", "u:p@a:1"),
+        *("", ",", "etcd", "etcd:", "etcd:0", "etcd:70000", "ftp://a:1", "a:1/x", "u:p@a:1"),
         *("a b:1", "fd00::1:2379", "unix:///x", "a:1?x", "-a:1", "a;b:1", "http://[::1:1"),
     ],
 )

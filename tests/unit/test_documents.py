@@ -21,13 +21,51 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/configuration.md", "docs/protocol.md", "docs/training.md"]
-)
-def test_every_page_and_script_that_a_document_names_is_there(page: str) -> None:
-    text = (ROOT / page).read_text()
-    named = set(
-        re.findall(r"`((?:docs|scripts|examples|rdzv|launcher_shim|agent|tests)/[\w./-]+)", text)
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def linked_from(page: Path) -> set[Path]:
+    """The files of ours that a page links to."""
+    found = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text())
+    return {(page.parent / name).resolve() for name in found if "://" not in name}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    assert [path for path in sorted(linked_from(page)) if not path.exists()] == []
+
+
+def test_the_index_has_every_page() -> None:
+    index = ROOT / "docs" / "README.md"
+    assert index in linked_from(ROOT / "README.md")
+    assert {*(ROOT / "docs").rglob("*.md")} - linked_from(index) - {index} == set()
+
+
+def test_every_picture_is_on_a_page() -> None:
+    pictures = {*(ROOT / "docs").rglob("*.svg")}
+    assert pictures
+    assert pictures - set().union(*map(linked_from, pages())) == set()
+
+
+def test_the_index_has_the_decisions_by_their_titles() -> None:
+    titles = [
+        re.sub(r"^# (\d+) ", rf"- [\1](decisions/{path.name}) ", path.read_text().splitlines()[0])
+        for path in sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    ]
+    lines = (ROOT / "docs" / "README.md").read_text().splitlines()
+    assert [line for line in lines if "(decisions/" in line] == titles
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_page_and_script_that_a_document_names_is_there(page: Path) -> None:
+    named = re.findall(
+        r"`((?:docs|scripts|examples|rdzv|launcher_shim|agent|console|tests)/[\w./*-]+)[`:\s]",
+        page.read_text(),
     )
-    assert named
-    assert [name for name in sorted(named) if not (ROOT / name.rstrip("/")).exists()] == []
+    missing = [name for name in sorted({*named}) if not any(ROOT.glob(name))]
+    assert missing == []

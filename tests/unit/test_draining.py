@@ -15,6 +15,7 @@ from rdzv.draining import Decision, cancel, decide, ends_round, granted, joins_w
 from rdzv.keys import JobKeys
 from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy, observe
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.phases import phase_of
 from rdzv.store import Compare, Delete, Put
 
 KEYS = JobKeys("team", "digits")
@@ -246,6 +247,14 @@ def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
     for outside in (None, replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
         gone = scene(None, A, members="ab", least=2, live=outside, me="a")
         assert not decided(gone).drains
+
+
+def test_who_stays_behind_is_told_once_that_the_step_is_saved() -> None:
+    both = replace(DONE, leaving=("uid-a", "uid-b"), saved=("uid-a", "uid-b"))
+    commit = becomes(scene(both, A, B, least=2), seen(due_s={"uid-a": NOW}))
+    assert commit.granted == ("uid-a",)
+    waits = phase_of(Snapshot(91, commit=commit), B)
+    assert (waits.name, waits.sentence) == ("saved", "step 10 is saved: a may go")
 
 
 def test_below_min_training_goes_on_and_the_last_chance_saves_again() -> None:

@@ -5,7 +5,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.listing import decide
+from rdzv.listing import decide, first_to_go
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 
 JOB = Job(1, 3)
@@ -37,6 +37,22 @@ def test_who_came_back_after_a_cut_keeps_its_place_before_a_spare() -> None:
     listing = decide(snapshot(*members, member("spare", 89, since=4)))
     assert names(listing.listed) == ["w-0", "w-1", "w-2"]
     assert names(listing.standby) == ["spare"]
+
+
+def test_where_pods_are_numbered_the_highest_is_foreseen_to_go_also_one_that_stands_by() -> None:
+    pods = [member(f"w-{n}", 10 - n, index=n) for n in (0, 1, 2, 10)]
+    first = first_to_go(decide(snapshot(*pods)))
+    assert first is not None
+    assert first.name == "w-10"
+    drained = {"uid-w-10": Drain("uid-w-10", "w-10", "node pressure", "preStop")}
+    first = first_to_go(decide(snapshot(*pods, drains=drained)))
+    assert first is not None
+    assert first.name == "w-2"
+
+
+def test_nobody_is_foreseen_to_go_where_pods_have_no_numbers_or_there_is_one() -> None:
+    assert first_to_go(decide(snapshot(member("a", 1), member("b", 2, index=1)))) is None
+    assert first_to_go(decide(snapshot(member("a", 1, index=0)))) is None
 
 
 def test_each_excluded_member_has_its_reason() -> None:

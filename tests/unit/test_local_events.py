@@ -5,23 +5,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.local.events import ACTIONS, Event, read_event
+from console.local.events import ACTIONS, Event, by_world, read_event
 from rdzv.errors import ConfigError
 
 nodes = st.integers(0, 9999).map("node-{}".format)
 ranks = st.integers(0, 9999).map("rank{}".format)
 times_s = st.integers(0, 10**6).map(lambda tenths: tenths / 10)
+sizes = st.none() | st.integers(1, 99999)
+actions = st.sampled_from(sorted(set(ACTIONS) - {"add"}))
 events = st.one_of(
-    st.builds(Event, times_s, st.just("add"), st.none() | nodes),
-    st.builds(Event, times_s, st.sampled_from(sorted(set(ACTIONS) - {"add"})), nodes | ranks),
+    st.builds(Event, times_s, st.just("add"), st.none() | nodes, sizes),
+    st.builds(Event, times_s, actions, nodes | ranks, sizes),
 )
 
 
 @given(events)
 def test_what_an_event_says_of_itself_reads_back_as_it(event: Event) -> None:
-    assert read_event(f"{event.action}{f':{event.target}' * bool(event.target)}@{event.at_s}s") == (
-        event
-    )
+    target = f":{event.target}" if event.target else ""
+    world = f"world{event.world_size}+" if event.world_size else ""
+    assert read_event(f"{event.action}{target}@{world}{event.at_s}s") == event
 
 
 def refusal(text: str) -> str | None:
@@ -50,6 +52,8 @@ def test_anything_else_is_refused_in_one_sentence(text: str) -> None:
         ("add:node-1@20s", Event(20, "add", "node-1")),
         ("kill:rank0@1.5s", Event(1.5, "kill", "rank0")),
         ("stop:node-12@2m", Event(120, "stop", "node-12")),
+        ("add@world2", Event(0, "add", None, 2)),
+        ("drain:rank0@world16+1.5m", Event(90, "drain", "rank0", 16)),
     ],
 )
 def test_events_as_written(text: str, event: Event) -> None:
@@ -68,11 +72,24 @@ def test_events_as_written(text: str, event: Event) -> None:
         ("add@15", "no time '15'"),
         ("add@-1s", "no time '-1s'"),
         ("add@1h", "no time '1h'"),
+        ("add@world0+5s", "no time 'world0"),
+        ("add@world2+", "or a time after a world's first step, as world3"),
+        ("add@world2+5", "no time 'world2"),
     ],
 )
 def test_a_mistake_is_named(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_event(text)
+
+
+def test_neighbours_of_one_size_wait_for_the_same_world() -> None:
+    texts = ("add@world2", "add@world2+9s", "kill:rank0@world3", "stop:node-1@5s", "add@world2")
+    groups = by_world(read_event(text) for text in texts)
+    assert [[str(event) for event in group] for group in groups] == [
+        ["add@world2+0s", "add@world2+9s"],
+        ["kill:rank0@world3+0s"],
+        ["add@world2+0s"],
+    ]
 
 
 def test_the_rank_that_a_target_names() -> None:

@@ -162,7 +162,7 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
         lease_ttl_s=10,
         grace_s=30,
         checkpoints=Path("/c"),
-        endpoints=None,
+        access=None,
         native=False,
     )
     given = horovodrun_environment(settings, "launcher", Path("/run"), Path("/workers"))

@@ -106,6 +106,11 @@ def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str, tmp_path: Pa
     close(process)
 
 
+def test_ports_that_were_given_out_are_not_chosen_again() -> None:
+    given = set(free_ports(5, Random(1)))
+    assert not given & set(free_ports(5, Random(1), given))
+
+
 def test_free_ports_are_free_and_differ() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -33,6 +33,14 @@ def test_a_world_is_told_from_the_next_by_its_rank_0() -> None:
     ]
 
 
+def test_the_first_world_of_a_size_from_one_on() -> None:
+    worlds = Worlds()
+    for pid, size in enumerate((2, 3, 2)):
+        worlds.see(float(pid), at(1, pid=pid, size=size))
+    assert [worlds.first_of(2, start) for start in range(4)] == [0, 2, 2, None]
+    assert worlds.first_of(4, 0) is None
+
+
 def test_a_rank_0_of_a_former_world_that_lingers_begins_nothing() -> None:
     worlds = Worlds()
     worlds.see(1.0, at(1, pid=1))

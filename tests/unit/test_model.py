@@ -34,6 +34,7 @@ def kv(key: str, value: bytes, revision: int = 3) -> KeyValue:
         st.integers(),
         st.integers(),
         st.integers(),
+        index=st.integers(-1, 99),
     )
 )
 def test_records_come_back_as_they_were(record: Job | Incarnation | Drain | Member) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d import wire
+from launcher_shim.c10d.wire_parser import RequestParser
 from launcher_shim.pod.ledger import Ledger
 
 SESSION = bytes(range(16))
@@ -18,7 +19,7 @@ SESSION = bytes(range(16))
 
 def told(ledger: Ledger) -> tuple[wire.Preface, list[wire.Request]]:
     """What a sidecar reads that is connected to now."""
-    parser = wire.RequestParser()
+    parser = RequestParser()
     handshake, *requests = parser.feed(ledger.begin())
     assert handshake == wire.Validate()
     assert parser.preface is not None
@@ -108,7 +109,7 @@ def test_every_sidecar_reads_each_request_under_its_one_number(
 def test_a_preface_may_come_in_pieces(cut: int) -> None:
     preface = wire.Preface(SESSION, 9, (3, 5), b"a note")
     stream = preface.encode() + wire.HANDSHAKE + wire.encode(wire.Get(b"/a"))
-    parser = wire.RequestParser()
+    parser = RequestParser()
     requests = parser.feed(stream[:cut]) + parser.feed(stream[cut:])
     assert requests == [wire.Validate(), wire.Get(b"/a")]
     assert parser.preface == preface
@@ -126,12 +127,12 @@ def test_a_preface_may_come_in_pieces(cut: int) -> None:
 )
 def test_a_preface_that_cannot_be_is_refused(stream: bytes, why: str) -> None:
     with pytest.raises(wire.FrameError, match=why):
-        wire.RequestParser().feed(stream + wire.HANDSHAKE)
+        RequestParser().feed(stream + wire.HANDSHAKE)
 
 
 @given(st.binary(max_size=300))
 def test_i8_no_preface_does_more_than_fail(data: bytes) -> None:
-    parser = wire.RequestParser()
+    parser = RequestParser()
     with suppress(wire.FrameError):
         requests = parser.feed(wire.RELAY_MAGIC + data)
         assert requests == [] or parser.preface is not None

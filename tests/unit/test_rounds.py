@@ -179,6 +179,12 @@ def test_a_death_is_counted_once_and_a_join_is_none() -> None:
     assert left_as_told.deaths == {}
 
 
+def test_deaths_of_pods_that_never_came_back_are_forgotten() -> None:
+    seen = Observations(deaths={"gone": (NOW - 650, NOW - 601), "back": (NOW - 650, NOW - 599)})
+    seen = look(look(seen, run([node("c")])), run([node("c", "left", left="closed")]))
+    assert set(seen.deaths) == {"back", "c"}
+
+
 @pytest.mark.parametrize(("number", "waits_s"), [(0, 30.0), (4, 2.0)])
 def test_fewer_than_desired_wait_for_the_last_call(number: int, waits_s: float) -> None:
     snapshot = run(map(node, "ab"), Round(number), listed="ab")

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d import wire
+from launcher_shim.c10d.wire_parser import RequestParser
 
 keys = st.binary(max_size=40)
 values = st.binary(max_size=200)
@@ -38,8 +40,8 @@ requests = st.one_of(
 )
 
 
-def greeted() -> wire.RequestParser:
-    parser = wire.RequestParser()
+def greeted() -> RequestParser:
+    parser = RequestParser()
     assert parser.feed(wire.HANDSHAKE) == [wire.Validate()]
     return parser
 
@@ -52,7 +54,7 @@ def length(number: int) -> bytes:
 def test_requests_survive_any_segmentation(sent: list[wire.Request], data: st.DataObject) -> None:
     stream = wire.HANDSHAKE + b"".join(map(wire.encode, sent))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=12).map(sorted))
-    parser = wire.RequestParser()
+    parser = RequestParser()
     got: list[wire.Request] = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         got += parser.feed(stream[start:stop])
@@ -198,14 +200,14 @@ def test_requests_before_a_faulty_one_are_not_lost() -> None:
     ],
 )
 def test_another_client_is_named(first: bytes, sentence: str) -> None:
-    parser = wire.RequestParser()
+    parser = RequestParser()
     with pytest.raises(wire.FrameError, match=sentence):
         parser.feed(first)
     assert not parser.greeted
 
 
 def test_the_handshake_may_come_in_pieces() -> None:
-    parser = wire.RequestParser()
+    parser = RequestParser()
     stream = wire.HANDSHAKE + wire.encode(wire.Ping(7))
     assert parser.feed(stream[:3]) == []
     assert not parser.greeted
@@ -228,3 +230,13 @@ def test_the_handshake_may_come_in_pieces() -> None:
 )
 def test_answers(answer: bytes, frame: bytes) -> None:
     assert answer == frame
+
+
+@pytest.mark.parametrize("answer", [wire.multi_get, wire.key_list])
+def test_an_answer_beyond_the_limit_is_refused(
+    answer: Callable[[Sequence[bytes]], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "ANSWER_MAX", 100)
+    assert answer([bytes(42)] * 2)
+    with pytest.raises(wire.FrameError, match="an answer of more than 100 bytes"):
+        answer([bytes(42), bytes(43)])

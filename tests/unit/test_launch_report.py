@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is read of a launcher's command line, and how the sidecar reads what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.launch_report import MAX_BYTES, Launch
+from agent.launch_report import read_launch as read_report
+from launcher_shim.pod import container, launch
+from launcher_shim.pod.launch import DIRECTORY, NAME, Reporter, read_launch
+from launcher_shim.pod.launch import Launch as Report
+from launcher_shim.pod.run import _on_reporting_ended
+
+DELIVERED = {
+    "PET_NNODES": "2:4",
+    "PET_RDZV_ENDPOINT": "localhost:29400",
+    "PET_RDZV_ID": "digits",
+    "PET_RDZV_BACKEND": "c10d",
+    "SECRET": "hunter2",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("torchrun train.py", {}),
+        ("/usr/bin/python3 -u /usr/local/bin/torchrun train.py", {}),
+        ("nice python -m torch.distributed.run --nproc-per-node=2 train.py", {}),
+        ("numactl -N 0 -m 0 torchrun --standalone train.py", {"standalone": "1"}),
+        ("python -u -X faulthandler -m torch.distributed.run train.py", {}),
+        ("torchrun --rdzv-endpoint=localhost:1 train.py", {"rdzv-endpoint": "localhost:1"}),
+        ("torchrun --rdzv_endpoint localhost:1 train.py", {"rdzv-endpoint": "localhost:1"}),
+        ("torchrun --nnodes 1:8 --rdzv-id x t.py", {"nnodes": "1:8"}),
+        ("torchrun --standalone --nproc-per-node 2 train.py", {"standalone": "1"}),
+        # What comes after the script is the script's own.
+        ("torchrun --nproc-per-node 2 train.py --nnodes=9 --standalone", {}),
+        ("torchrun -m train --nnodes=9", {}),
+        ("torchrun -t 3 --nnodes=5 -- train.py --nnodes=9", {"nnodes": "5"}),
+    ],
+)
+def test_the_options_of_torchrun_win_over_its_variables(line: str, told: dict[str, str]) -> None:
+    launch = read_launch(5, shlex.split(line), DELIVERED)
+    assert launch is not None
+    assert launch.launcher == "torchrun"
+    expected = {
+        "nnodes": "2:4",
+        "rdzv-endpoint": "localhost:29400",
+        "rdzv-backend": "c10d",
+        **told,
+    }
+    assert dict(launch.options) == expected
+    assert b"hunter2" not in launch.to_json("a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py",
+        "sh -c 'torchrun train.py'",
+        "sleep torchrunner",
+        "",
+        # What a script is given is the script's own.
+        "python train.py --launcher torchrun",
+        "sh start.sh torchrun train.py",
+        f"env {'X=1 ' * 32} torchrun",
+    ],
+)
+def test_any_other_process_is_none(line: str) -> None:
+    assert read_launch(5, shlex.split(line), DELIVERED) is None
+
+
+def test_horovodrun_is_told_by_its_name_alone() -> None:
+    launch = read_launch(5, ["horovodrun", "-np", "2", "--token", "hunter2"], DELIVERED)
+    assert launch is not None
+    assert (launch.launcher, dict(launch.options)) == ("horovodrun", {})
+
+
+def told(run_dir: Path, content: bytes) -> Launch | None:
+    (run_dir / DIRECTORY).mkdir(exist_ok=True)
+    (run_dir / DIRECTORY / NAME).write_bytes(content)
+    return read_report(run_dir)
+
+
+def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
+    launch = read_launch(5, ["torchrun", "--standalone", "train.py"], DELIVERED)
+    assert launch is not None
+    assert told(tmp_path, launch.to_json("a")) == Launch(
+        "a", "torchrun", 5, "2:4", "localhost:29400", "c10d", standalone=True
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"schema":1}',
+        b'{"schema":1,"started":1,"launcher":"torchrun","pid":5}',
+        b'{"schema":2,"started":"a","launcher":"torchrun","pid":5}',
+        b"[" * MAX_BYTES,
+    ],
+)
+def test_what_is_no_report_tells_nothing(tmp_path: Path, content: bytes) -> None:
+    assert told(tmp_path, content) is None
+
+
+def test_what_is_told_cannot_forge_a_line_of_the_log(tmp_path: Path) -> None:
+    fields = {"schema": 1, "started": "a", "launcher": "torchrun", "pid": 5}
+    launch = told(
+        tmp_path, json.dumps({**fields, "nnodes": "1\n2\x1b[2J", "rdzv_backend": 7}).encode()
+    )
+    assert launch is not None
+    assert launch.nnodes == "1?2?[2J"
+    assert launch.rdzv_backend == ""
+
+
+def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    place = tmp_path / DIRECTORY / NAME
+    os.mkfifo(place)
+    assert read_report(tmp_path) is None
+    place.unlink()
+    place.symlink_to("/etc/hostname")
+    assert read_report(tmp_path) is None
+
+
+def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    reporter = Reporter(str(tmp_path))
+    before = os.umask(0o077)
+    try:
+        assert reporter.tell(Report("torchrun", 7))
+        assert reporter.tell(Report("torchrun", 8))
+    finally:
+        os.umask(before)
+    place = tmp_path / DIRECTORY / NAME
+    assert stat.S_IMODE(place.stat().st_mode) == 0o644
+    assert [path.name for path in (tmp_path / DIRECTORY).iterdir()] == [NAME]
+    launch = read_report(tmp_path)
+    assert launch is not None
+    assert launch.pid == 8
+
+
+def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Path) -> None:
+    (tmp_path / DIRECTORY).mkdir()
+    place = tmp_path / DIRECTORY / NAME
+    before, after = Reporter(str(tmp_path)), Reporter(str(tmp_path))
+    before.take_back()
+    assert before.tell(Report("torchrun", 7))
+    assert after.tell(Report("torchrun", 8))
+    before.take_back()
+    assert place.exists()
+    after.take_back()
+    assert not place.exists()
+
+
+def test_a_sidecar_that_asks_for_no_report_gets_none(tmp_path: Path) -> None:
+    assert not Reporter(str(tmp_path)).tell(Report("torchrun", 7))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_of_others_that_proc_hides_are_not_below_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hidden(path: str, mode: str) -> Any:
+        if path == "/proc/1/stat":
+            raise PermissionError(1, "Operation not permitted", path)
+        return open(path, mode)
+
+    monkeypatch.setattr(container, "open", hidden, raising=False)
+    assert os.getpid() in container.descendants(os.getppid())
+
+
+@pytest.fixture
+def asked_for(tmp_path: Path) -> Path:
+    (tmp_path / DIRECTORY).mkdir()
+    return tmp_path
+
+
+async def test_a_report_that_cannot_go_on_is_said_and_no_more(
+    asked_for: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look(_: object) -> Report:
+        raise PermissionError(13, "Permission denied", "/proc")
+
+    monkeypatch.setattr(launch, "look", look)
+    reporting = asyncio.ensure_future(Reporter(str(asked_for)).run())
+    reporting.add_done_callback(_on_reporting_ended)
+    with caplog.at_level(logging.ERROR):
+        await asyncio.wait([reporting], timeout=5)
+    assert [record.message for record in caplog.records] == [
+        "the sidecar is not told any more which launcher runs here"
+    ]

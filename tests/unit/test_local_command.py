@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the command line of ``muster local`` is read."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from console.local import command
+from console.local.settings import Settings
+
+LINE = ("--", "torchrun", "train.py")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings of every job that would have been run."""
+    seen: list[Settings] = []
+
+    async def run_session(settings: Settings, *_: Any) -> int:
+        await asyncio.sleep(0)
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr(command, "run_session", run_session)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    return seen
+
+
+def local(tmp_path: Path, *words: str, environ: Mapping[str, str] | None = None) -> Result:
+    given = ("--log-dir", str(tmp_path), *words, *LINE)
+    return CliRunner().invoke(command.local, given, env=dict(environ or {}))
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local runs on Linux")
+
+
+@pytest.mark.parametrize(
+    ("lease", "grace", "seconds"),
+    [("10", "30", (10, 30)), ("12s", "45s", (12, 45)), ("1m", "1.5m", (60, 90))],
+)
+def test_times_are_written_as_for_the_sidecar(
+    runs: list[Settings], tmp_path: Path, lease: str, grace: str, seconds: tuple[float, float]
+) -> None:
+    by_flag = local(tmp_path, "--lease-ttl", lease, "--grace", grace)
+    by_variable = local(tmp_path, environ={"MUSTER_LEASE_TTL": lease, "MUSTER_GRACE_S": grace})
+    assert (by_flag.exit_code, by_variable.exit_code) == (0, 0), by_flag.output + by_variable.output
+    assert [(run.lease_ttl_s, run.grace_s) for run in runs] == [seconds, seconds]
+
+
+def test_both_times_that_are_wrong_are_told_with_what_was_expected(
+    runs: list[Settings], tmp_path: Path
+) -> None:
+    refused = local(tmp_path, "--lease-ttl", "soon", environ={"MUSTER_GRACE_S": "0.5s"})
+    assert refused.exit_code == 2
+    assert "--lease-ttl (MUSTER_LEASE_TTL): 'soon' is wrong: expected a time such" in refused.output
+    assert "--grace (MUSTER_GRACE_S): '0.5s' is wrong: expected 1s to" in refused.output
+    assert runs == []

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of etcd a job may rest on."""
+
+from __future__ import annotations
+
+import pytest
+
+from rdzv.server_versions import judge
+
+
+@pytest.mark.parametrize(
+    ("version", "level", "part"),
+    [
+        ("3.6.16", "ok", "3.6.16"),
+        ("3.6.14", "ok", ""),
+        ("3.7.1", "ok", ""),
+        ("4.0.0", "ok", ""),
+        ("3.5.33", "ok", ""),
+        ("3.6.13", "warning", "no right to"),
+        ("3.5.23", "warning", "no right to"),
+        ("3.6.5", "warning", "no right to"),
+        ("3.7.0", "warning", "no right to"),
+        ("3.6.4", "fault", "renewed which is gone"),
+        ("3.5.22", "fault", "renewed which is gone"),
+        ("3.5.17", "fault", "miss events"),
+        ("3.5.12", "fault", "frozen"),
+        ("3.5.1", "fault", "lose writes"),
+        ("3.4.45", "fault", "mended no more"),
+        ("3.4.23", "fault", "frozen"),
+        ("3.3.27", "fault", "frozen"),
+        ("3.6.0+memory", "warning", "keeps nothing"),
+        ("nightly", "warning", "known here"),
+        ("", "warning", "known here"),
+    ],
+)
+def test_a_version_is_judged_with_the_reason(version: str, level: str, part: str) -> None:
+    found, why = judge(version)
+    assert found == level
+    assert part in why
+
+
+def test_what_is_not_fatal_is_left_out_where_something_is() -> None:
+    assert "no right to" not in judge("3.5.1")[1]
+    assert "lose writes" not in judge("3.4.23")[1]
