@@ -7,6 +7,8 @@ REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export MUSTER_CACHE
 export PYTHONPATH=$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}
 
+. "$REPOSITORY/scripts/toolchain/patience.sh"
+
 say() { printf '%s\n' "$*" >&2; }
 
 fail() {
@@ -51,10 +53,11 @@ ensure() {
     say "Setting up ${layer%-*} in $venv: downloads about $size, takes about $time (once)."
     mkdir -p "$MUSTER_CACHE"
     (
-        flock 9
+        alone 9 || exit 1
         [ -e "$venv/.$layer-complete" ] && exit 0
-        { [ -x "$PYTHON" ] || "$python" -m venv "$venv"; } &&
-            "$PYTHON" -m pip install --quiet --disable-pip-version-check \
+        # One whose making was interrupted has no pip yet.
+        { "$PYTHON" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"; } &&
+            patiently 3600 "$PYTHON" -m pip install --quiet --disable-pip-version-check \
                 --constraint "$REPOSITORY/scripts/constraints.txt" \
                 --constraint "$REPOSITORY/scripts/constraints-tools.txt" "$@" >&2 &&
             touch "$venv/.$layer-complete"
