@@ -24,7 +24,7 @@ from tests.chaos.certificates import Authority
 from tests.ports import free_ports
 
 VERSION = "3.6.16"
-START_S = 20.0
+START_S = 50.0
 _CACHE = Path(os.environ.get("MUSTER_CACHE") or Path.home() / ".cache" / "muster")
 
 
@@ -137,7 +137,12 @@ class EtcdCluster:
 
     def etcdctl_environment(self, user: str = "") -> dict[str, str]:
         """The variables with which ``etcdctl`` reaches it."""
-        environment = {"ETCDCTL_ENDPOINTS": ",".join(self.endpoints)}
+        environment = {
+            "ETCDCTL_ENDPOINTS": ",".join(self.endpoints),
+            # Its own are 5 and 2 s, which a busy machine may take.
+            "ETCDCTL_COMMAND_TIMEOUT": f"{START_S:g}s",
+            "ETCDCTL_DIAL_TIMEOUT": f"{START_S:g}s",
+        }
         if self._tls:
             environment["ETCDCTL_CACERT"] = str(self.authority.cacert)
         if self._client_certificates:

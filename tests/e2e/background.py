@@ -17,7 +17,9 @@ class Background:
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="background")
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="background", daemon=True
+        )
         self._thread.start()
         return self
 
@@ -28,7 +30,8 @@ class Background:
         traceback: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "something blocks the loop in the background"
         self._loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:

@@ -113,10 +113,12 @@ class ContainerEngine:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for container in self.client.containers.list(all=True):
-            container.remove(force=True)
-        self.client.close()
-        self._end()
+        try:
+            for container in self.client.containers.list(all=True):
+                container.remove(force=True)
+            self.client.close()
+        finally:
+            self._end()
 
     def _weigh(self) -> None:
         """Make the containers' cgroup before dockerd does, and give it its weight."""

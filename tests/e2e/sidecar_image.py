@@ -103,15 +103,26 @@ def sidecar_archive() -> Path:
         path = CACHE / f"sidecar-image-{hashlib.sha256(content).hexdigest()[:12]}.tar"
         if not path.exists():
             _bound(LAYERS)
+            on_former = LAYERS.exists()
             try:
-                with ContainerEngine(LAYERS) as engine:
-                    build(engine, content)
-                    _save(engine, path)
-            except BaseException:
-                # Whatever they have to do with it, the next build is not to fail for them.
-                shutil.rmtree(LAYERS, ignore_errors=True)
-                raise
+                _build(content, path)
+            except Exception:
+                if not on_former:
+                    raise
+                # What a run that was killed has left there may be half a layer.
+                _build(content, path)
     return path
+
+
+def _build(content: bytes, path: Path) -> None:
+    try:
+        with ContainerEngine(LAYERS) as engine:
+            build(engine, content)
+            _save(engine, path)
+    except BaseException:
+        # Whatever they have to do with it, the next build is not to fail for them.
+        shutil.rmtree(LAYERS, ignore_errors=True)
+        raise
 
 
 def _bound(layers: Path) -> None:

@@ -33,8 +33,6 @@ READY_MAX_S = 1.5
 MEMORY_MAX_KIB = 60 * 2**10
 PATIENCE_S = 120.0
 STARTS = 5
-QUIET_S = 60.0
-"""How long a machine that is busy with other tests may take to become quieter."""
 PACKAGES = ("agent", "console", "launcher_shim", "muster", "rdzv")
 
 RESTRICTED = {
@@ -202,34 +200,31 @@ def test_neither_its_history_nor_its_settings_tell_of_the_machine_that_built_it(
 # --- how it runs ---
 
 
-def until_quieter() -> None:
-    """Wait until no more runs on this machine than it has cores, or ``QUIET_S`` are over."""
-    until_s = time.monotonic() + QUIET_S
-    while os.getloadavg()[0] > (os.cpu_count() or 1) and time.monotonic() < until_s:
-        time.sleep(1.0)
-
-
-def test_it_is_ready_soon_on_a_read_only_root_without_any_capability(
+def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
     engine: ContainerEngine, store: EtcdCluster, run_dir: Path
 ) -> None:
-    for turn in range(3):
-        if turn:
-            until_quieter()
-        took_s = []
-        for again in range(STARTS):
-            uid = f"u{turn}-{again}"
-            with sidecar(engine, store.endpoints[0], run_dir, MUSTER_POD_UID=uid) as started:
-                took_s.append(started.until_ready_s())
-                status = started.run("cat", "/proc/1/status")
-                command = started.run("cat", "/proc/1/cmdline").split("\0")
-        if statistics.median(took_s) <= READY_MAX_S:
-            break
+    """What the start takes of the processor; what a clock shows is for a quiet machine, below."""
+    with sidecar(engine, store.endpoints[0], run_dir) as started:
+        started.until_ready_s()
+        _, _, stat = started.run("cat", "/proc/1/stat").rpartition(") ")
+        status = started.run("cat", "/proc/1/status")
+        command = started.run("cat", "/proc/1/cmdline").split("\0")
+    used_s = sum(map(int, stat.split()[11:15])) / os.sysconf("SC_CLK_TCK")
+    assert used_s <= READY_MAX_S
     assert command[1:3] == ["/opt/muster/bin/muster", "agent"]
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert fields["Uid"].split() == ["65532"] * 4
     assert (fields["CapEff"], fields["NoNewPrivs"]) == ("0" * 16, "1")
     assert (run_dir / "env").stat().st_uid == 65532
     assert int(fields["VmRSS"].removesuffix("kB")) <= MEMORY_MAX_KIB
+
+
+@pytest.mark.long
+def test_it_is_ready_soon(engine: ContainerEngine, store: EtcdCluster, run_dir: Path) -> None:
+    took_s = []
+    for turn in range(STARTS):
+        with sidecar(engine, store.endpoints[0], run_dir, MUSTER_POD_UID=f"u{turn}") as started:
+            took_s.append(started.until_ready_s())
     assert statistics.median(took_s) <= READY_MAX_S, took_s
 
 
