@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import console
+from tests.e2e.container_engine import CACHE
 
 ROOT = Path(console.__file__).parent.parent
 PROGRAM = ROOT / "scripts" / "kubelab"
@@ -21,6 +24,9 @@ ETCD_IMAGE = "kubelab/etcd:3.6.16"
 NODES = ("node-a", "node-b")
 UNFIT = 69
 """Its exit status where a machine cannot carry it."""
+
+REMOVAL_TIMEOUT_S = 180.0
+"""For each call that takes away what a test has made."""
 
 Object = dict[str, Any]
 
@@ -44,15 +50,21 @@ class Kubelab:
         mounts = Path("/proc/mounts").read_text().splitlines()
         return found + [line for line in mounts if "kubelab" in line]
 
-    def command(self, *arguments: str, timeout_s: float = 120.0) -> str:
-        """Run ``scripts/kubelab``."""
-        done = subprocess.run(
+    def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run ``scripts/kubelab``, whatever comes of it."""
+        return subprocess.run(
             [str(PROGRAM), *arguments],
+            # Tests see none of the caller's settings, and the cache is one of them.
+            env={**os.environ, "MUSTER_CACHE": str(CACHE)},
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=False,
         )
+
+    def command(self, *arguments: str, timeout_s: float = 120.0) -> str:
+        """Run ``scripts/kubelab``."""
+        done = self.run(*arguments, timeout_s=timeout_s)
         assert done.returncode == 0, f"scripts/kubelab {arguments[0]}: {done.stderr[-2000:]}"
         return done.stdout.strip()
 
@@ -115,12 +127,17 @@ class Kubelab:
 
     def remove_namespace(self, name: str) -> None:
         """Remove a namespace; its pods at once."""
-        self.kubectl(
-            *("-n", name, "delete", "deployments,statefulsets,jobs,poddisruptionbudgets", "--all"),
-            *("--cascade=foreground", "--wait=false"),
-        )
-        self.kubectl("-n", name, "delete", "pods", "--all", "--force", "--grace-period=0")
-        self.kubectl("delete", "namespace", name, "--wait=false")
+        of_it = ("-n", name, "delete")
+        pods = ("pods", "--all", "--force", "--grace-period=0")
+        # The last first, and each whatever became of the one before: else its pods would train on.
+        with ExitStack() as then:
+            for rest in (("delete", "namespace", name, "--wait=false"), (*of_it, *pods)):
+                then.callback(self.kubectl, *rest, timeout_s=REMOVAL_TIMEOUT_S)
+            self.kubectl(
+                *(*of_it, "deployments,statefulsets,jobs,poddisruptionbudgets", "--all"),
+                *("--cascade=foreground", "--wait=false"),
+                timeout_s=REMOVAL_TIMEOUT_S,
+            )
 
     @staticmethod
     def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:

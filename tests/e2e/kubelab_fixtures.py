@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.kubelab import PROGRAM, UNFIT, Kubelab
+from tests.e2e.kubelab import UNFIT, Kubelab
+from tests.e2e.kubelab_claim import claimed
 from tests.e2e.sidecar_image import IMAGE, sidecar_archive
 
 START_TIMEOUT_S = 900.0
@@ -19,26 +19,23 @@ START_TIMEOUT_S = 900.0
 def kubelab() -> Iterator[Kubelab]:
     """The cluster of ``scripts/kubelab``; a test without it is skipped where a machine cannot."""
     lab = Kubelab()
-    was_there, unfit = lab.is_there(), False
-    try:
-        done = subprocess.run(
-            [str(PROGRAM), "up"],
-            capture_output=True,
-            text=True,
-            timeout=START_TIMEOUT_S,
-            check=False,
-        )
-        unfit = done.returncode == UNFIT
-        if unfit:
-            pytest.skip(done.stderr.strip())
-        assert done.returncode == 0, done.stderr
+    _go_through(lab, "prepare")
+    with claimed(lab):
+        _go_through(lab, "up")
         yield lab
-    finally:
-        # Also of one that was made in part only. Not of one of which a node was lost before.
-        if not (was_there or unfit):
-            lab.command("down", timeout_s=300)
-    if not was_there:
-        assert lab.left_behind() == []
+
+
+def _go_through(lab: Kubelab, command: str) -> None:
+    """Run a command that goes on where it failed before: one failure would fail every test here."""
+    said = []
+    for _ in range(2):
+        done = lab.run(command, timeout_s=START_TIMEOUT_S)
+        if done.returncode == UNFIT:
+            pytest.skip(done.stderr.strip())
+        if done.returncode == 0:
+            return
+        said.append(f"scripts/kubelab {command} ended with {done.returncode}: {done.stderr}")
+    pytest.fail("\n".join(said), pytrace=False)
 
 
 @pytest.fixture(scope="session")

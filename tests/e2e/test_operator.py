@@ -11,11 +11,8 @@ import pytest
 from tests.e2e.kube_account import Account
 from tests.e2e.kube_drills import STEPS_BETWEEN, Act, befall, scale_down, scale_up
 from tests.e2e.kubelab import KubectlFailed, Kubelab
-from tests.e2e.kubelab_fixtures import kubelab
 from tests.e2e.operator_job import ElasticPyTorchJob, OperatorJob, delete_worker_0
 from tests.e2e.sidecar_image import sidecar_archive
-
-__all__ = ["kubelab"]
 
 pytestmark = [
     pytest.mark.kubelab,
@@ -56,9 +53,7 @@ def test_replicas_follow_and_nothing_is_lost(operator: Kubelab, tmp_path: Path) 
         world = job.world_of(WORKLOAD.replicas)
         job.goes_on(world, STEPS_BETWEEN)
         for name, act in ACTS.items():
-            now = job.world()
-            assert now is not None
-            rows[name] = befall(job, now, act)
+            rows[name] = befall(job, job.steps.worlds()[-1], act)
             tell(name, True, rows[name])
         assert job.conditions()["Running"] == "True"
         assert "Failed" not in job.conditions()

@@ -6,6 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
+import signal
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -13,6 +15,9 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+
+from tests.e2e import kubelab_claim
+from tests.e2e.kubelab import Kubelab
 
 TOOLCHAIN = Path(__file__).parents[2] / "scripts" / "toolchain"
 
@@ -61,6 +66,90 @@ def test_a_package_that_cannot_be_installed_is_said_with_the_last_words(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(MachineUnfit, match=r"^apt-get update failed: E: no network\. Install"):
         needs.install(["socat"])
+
+
+def test_an_apt_get_that_hangs_is_said_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kubelab import needs
+    from kubelab.errors import MachineUnfit
+
+    apt_get = tmp_path / "apt-get"
+    apt_get.write_text("#!/bin/sh\nexec sleep 60\n")
+    apt_get.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setitem(needs.APT_TIMEOUTS_S, "update", 0.1)
+    with pytest.raises(
+        MachineUnfit, match=r"^apt-get update has not ended within 0\.1 s\. Install these .* socat"
+    ):
+        needs.install(["socat"])
+
+
+def test_a_bridge_that_was_made_in_part_gets_its_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kubelab import network
+
+    done: list[str] = []
+    monkeypatch.setattr(network, "exists", lambda: True)
+    monkeypatch.setattr(network, "check", lambda argv: done.append(" ".join(argv)))
+    network.make()
+    addresses = ("10.213.0.1/16", "10.213.255.1/32", "10.213.255.2/32")
+    assert done == [
+        *(f"ip addr replace {address} dev muster-lab" for address in addresses),
+        "ip link set muster-lab up",
+    ]
+
+
+def test_keys_that_were_made_in_part_are_made_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from kubelab import control_plane
+    from kubelab.errors import LabError
+
+    def killed_while_it_writes(argv: list[str]) -> str:
+        Path(argv[argv.index("-out") + 1]).write_text("-----BEGIN")
+        if "-pubout" in argv:
+            raise LabError("it was killed")
+        return ""
+
+    def writes(argv: list[str]) -> str:
+        Path(argv[argv.index("-out") + 1]).write_text("whole")
+        return ""
+
+    monkeypatch.setattr(control_plane, "PKI", tmp_path)
+    monkeypatch.setattr(control_plane, "KUBELET_CLIENT", tmp_path / "kubelet-client")
+    monkeypatch.setattr(control_plane, "TOKENS", tmp_path / "tokens.csv")
+    monkeypatch.setattr(control_plane, "check", killed_while_it_writes)
+    with pytest.raises(LabError):
+        control_plane.make_keys()
+    monkeypatch.setattr(control_plane, "check", writes)
+    control_plane.make_keys()
+    for name in ("service-accounts.key", "service-accounts.pub", "kubelet-client.crt"):
+        assert (tmp_path / name).read_text() == "whole"
+    assert (tmp_path / "tokens.csv").stat().st_mode & 0o777 == 0o600
+    token = (tmp_path / "tokens.csv").read_text()
+    control_plane.make_keys()
+    assert (tmp_path / "tokens.csv").read_text() == token
+    assert token.endswith(",admin,admin,system:masters\n")
+
+
+def test_preparing_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from kubelab import __main__ as program
+    from kubelab import images, lab, needs
+
+    done: list[str] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(lab, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(lab, "STATE", tmp_path / "state")
+    monkeypatch.setattr(needs, "require", lambda: done.append("packages"))
+    monkeypatch.setattr(needs, "toolchain", lambda *_: tmp_path)
+    monkeypatch.setattr(images, "directory", lambda: tmp_path)
+    for image in ("pause.tar", "trainer-bookworm.tar", "etcd-3.6.16.tar"):
+        (tmp_path / image).touch()
+    assert program.main(["prepare"]) == 0
+    assert done == ["packages"]
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_machine_without_the_cgroups_is_told_which(
@@ -215,3 +304,60 @@ def test_a_containerd_that_it_installs_is_no_service_of_the_machine(
     needs.install(packages)
     said = (tmp_path / "said").read_text().splitlines()
     assert [line for line in said if line.startswith("systemctl")] == stopped
+
+
+class FolderLab(Kubelab):
+    """A cluster that is a folder only."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.ended = 0
+
+    def command(self, *arguments: str, timeout_s: float = 120.0) -> str:
+        assert arguments == ("down",)
+        shutil.rmtree(self.state)
+        self.ended += 1
+        return ""
+
+    def left_behind(self) -> list[str]:
+        return [str(self.state)] if self.state.exists() else []
+
+
+@pytest.fixture
+def folder_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FolderLab:
+    lab = FolderLab(tmp_path / "state")
+    monkeypatch.setattr(kubelab_claim, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(kubelab_claim, "MARK", lab.state / "made-by-tests")
+    # This test keeps its own time.
+    monkeypatch.setattr(signal, "setitimer", lambda which, seconds: (0.0, 0.0))
+    return lab
+
+
+def test_a_cluster_that_a_person_has_made_is_not_ended_by_tests(folder_lab: FolderLab) -> None:
+    folder_lab.state.mkdir()
+    with kubelab_claim.claimed(folder_lab):
+        pass
+    assert folder_lab.ended == 0
+
+
+def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(
+    folder_lab: FolderLab,
+) -> None:
+    first, second = (kubelab_claim.claimed(folder_lab) for _ in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert folder_lab.ended == 0
+    second.__exit__(None, None, None)
+    assert folder_lab.ended == 1
+
+
+def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
+    folder_lab: FolderLab,
+) -> None:
+    folder_lab.state.mkdir()
+    (folder_lab.state / "made-by-tests").touch()
+    with kubelab_claim.claimed(folder_lab):
+        assert folder_lab.ended == 1
+        assert [path.name for path in folder_lab.state.iterdir()] == ["made-by-tests"]
+    assert folder_lab.ended == 2

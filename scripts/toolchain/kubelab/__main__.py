@@ -5,6 +5,7 @@ A real two-node Kubernetes on this machine, for tests: API server, controller ma
 CoreDNS, two containerds and two kubelets. Every command needs root, and a Debian; nothing is pulled
 from a registry.
 
+  prepare           download, install and build what up needs of that, and start nothing
   up                make it, or what is missing of it; prints the path of its KUBECONFIG
   down              end it and leave nothing behind but the cache, installed Debian packages and
                     an empty lock file
@@ -33,6 +34,9 @@ def main(arguments: list[str]) -> int:
     if arguments not in (["-h"], ["--help"]):
         needs.require_root()  # its state, and the keys to it, are root's
     match arguments:
+        case ["prepare"]:
+            with lab.locked():
+                lab.prepare()
         case ["up"]:
             with lab.locked():
                 lab.up()

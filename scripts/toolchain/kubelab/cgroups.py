@@ -71,7 +71,7 @@ def pids_in(name: str) -> set[int]:
     return found
 
 
-def kill_all(name: str, timeout_s: float = 20.0) -> None:
+def kill_all(name: str, timeout_s: float = 60.0) -> None:
     """SIGKILL until nothing is left in a cgroup and below it."""
     deadline_s = time.monotonic() + timeout_s
     while pids := pids_in(name):
@@ -82,7 +82,7 @@ def kill_all(name: str, timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def remove(timeout_s: float = 10.0) -> None:
+def remove(timeout_s: float = 60.0) -> None:
     """Remove all of the lab's cgroups. A process that has ended may take a moment to leave its."""
     deadline_s = time.monotonic() + timeout_s
     for hierarchy in hierarchies():

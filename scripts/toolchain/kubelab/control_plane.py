@@ -49,7 +49,7 @@ _COREFILE = f"""\
 
 def up(etcd: Path) -> None:
     """Start everything that does not live, and wait until the API server is ready."""
-    _make_keys()
+    make_keys()
     start(
         "etcd",
         [
@@ -115,19 +115,32 @@ def up(etcd: Path) -> None:
     start("coredns", [str(PROGRAMS / "coredns"), "-conf", str(STATE / "Corefile")])
 
 
-def _make_keys() -> None:
+def make_keys() -> None:
+    """Make what they know each other by, or what is missing of it."""
     PKI.mkdir(parents=True, exist_ok=True)
     key, public = PKI / "service-accounts.key", PKI / "service-accounts.pub"
     if not public.exists():
+        aside = PKI / "service-accounts.pub.part"
         check(["openssl", "genrsa", "-out", str(key), "2048"])
-        check(["openssl", "rsa", "-in", str(key), "-pubout", "-out", str(public)])
-    if not (PKI / "kubelet-client.crt").exists():
-        names = ["-keyout", f"{KUBELET_CLIENT}.key", "-out", f"{KUBELET_CLIENT}.crt"]
+        check(["openssl", "rsa", "-in", str(key), "-pubout", "-out", str(aside)])
+        aside.replace(public)
+    certificate = PKI / "kubelet-client.crt"
+    if not certificate.exists():
+        aside = PKI / "kubelet-client.crt.part"
+        names = ["-keyout", f"{KUBELET_CLIENT}.key", "-out", str(aside)]
         subject = ["-subj", "/O=system:masters/CN=kube-apiserver", "-days", "3650"]
         check(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *names, *subject])
+        aside.replace(certificate)
     if not TOKENS.exists():
-        TOKENS.touch(mode=0o600)
-        TOKENS.write_text(f"{secrets.token_hex(24)},admin,admin,system:masters\n")
+        _keep_secret(TOKENS, f"{secrets.token_hex(24)},admin,admin,system:masters\n")
+
+
+def _keep_secret(path: Path, text: str) -> None:
+    """Write a file for root alone; renamed into place, so that half of one is none."""
+    aside = path.with_name(f"{path.name}.part")
+    aside.touch(mode=0o600)
+    aside.write_text(text)
+    aside.replace(path)
 
 
 def _token() -> str:
@@ -170,8 +183,7 @@ def _write_kubeconfig(certificate: Path) -> None:
         "contexts": [{"name": "kubelab", "context": {"cluster": "kubelab", "user": "admin"}}],
         "current-context": "kubelab",
     }
-    KUBECONFIG.touch(mode=0o600)
-    KUBECONFIG.write_text(json.dumps(config, indent=2))
+    _keep_secret(KUBECONFIG, json.dumps(config, indent=2))
 
 
 def kubectl(*arguments: str, timeout_s: float = 60.0, stdin: str | None = None) -> str:
@@ -180,12 +192,12 @@ def kubectl(*arguments: str, timeout_s: float = 60.0, stdin: str | None = None) 
     return check(argv, timeout_s=timeout_s, stdin=stdin)
 
 
-def wait_until(what: str, *arguments: str) -> str:
+def wait_until(what: str, *arguments: str, stdin: str | None = None) -> str:
     """Repeat a kubectl command until it succeeds and prints something."""
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
         try:
-            if printed := kubectl(*arguments).strip():
+            if printed := kubectl(*arguments, stdin=stdin).strip():
                 return printed
             said = "nothing yet"
         except LabError as error:

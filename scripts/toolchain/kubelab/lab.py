@@ -43,6 +43,16 @@ class Status:
         return all(self.running.values()) and len(self.ready_nodes) == len(NODES)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What a lab is made of; it stays on the machine."""
+
+    programs: Path
+    etcd: Path
+    archives: list[Path]
+    """Of the images that are loaded into both nodes."""
+
+
 @contextmanager
 def locked() -> Iterator[None]:
     """One at a time changes the lab."""
@@ -51,24 +61,32 @@ def locked() -> Iterator[None]:
         yield
 
 
-def up() -> None:
-    """Make the lab, or what is missing of it."""
+def prepare() -> Prepared:
+    """Download, install and build what is missing; raise MachineUnfit where the lab cannot be."""
     needs.require()
     programs = needs.programs()
     etcd = needs.toolchain("etcd")
+    archives = [images.pause(programs), images.trainer(), images.etcd(etcd)]
+    return Prepared(programs, etcd, archives)
+
+
+def up() -> None:
+    """Make the lab, or what is missing of it."""
+    prepared = prepare()
     if status().up:
         return
-    archives = [images.pause(programs), images.trainer(), images.etcd(etcd)]
     STATE.mkdir(mode=0o711, exist_ok=True)
     if not PROGRAMS.exists():
-        PROGRAMS.symlink_to(programs)
+        # Also where the link leads to a cache that is gone.
+        PROGRAMS.unlink(missing_ok=True)
+        PROGRAMS.symlink_to(prepared.programs)
     _remember()
     cgroups.make()
     network.make()
-    control_plane.up(etcd)
+    control_plane.up(prepared.etcd)
     for layout in NODES:
         node.start_runtime(layout)
-    images.load(archives)
+    images.load(prepared.archives)
     for layout in NODES:
         node.start_kubelet(layout)
     control_plane.wait_until("service accounts", "get", "serviceaccount", "default", "-o", "name")
@@ -121,17 +139,20 @@ def layout_of(name: str) -> NodeLayout:
 
 
 def _remember() -> None:
-    if _FOUND.exists():
-        return
-    made = []
+    if not _FOUND.exists():
+        made = []
+        for folder in node.PRIVATE:
+            path = Path(folder)
+            while not path.exists():
+                made.append(str(path))
+                path = path.parent
+        settings = {name: (Path("/proc/sys") / name).read_text() for name in _KERNEL_SETTINGS}
+        # Renamed into place before anything is made: half of it would be put back, or nothing.
+        aside = _FOUND.with_suffix(".part")
+        aside.write_text(json.dumps({"made": made, "settings": settings}))
+        aside.replace(_FOUND)
     for folder in node.PRIVATE:
-        path = Path(folder)
-        while not path.exists():
-            made.append(str(path))
-            path = path.parent
         Path(folder).mkdir(parents=True, exist_ok=True)
-    settings = {name: (Path("/proc/sys") / name).read_text() for name in _KERNEL_SETTINGS}
-    _FOUND.write_text(json.dumps({"made": made, "settings": settings}))
 
 
 def _put_back() -> None:

@@ -30,6 +30,14 @@ CNI_PLUGINS = Path("/usr/lib/cni")
 SYSTEMD = Path("/run/systemd/system")
 """There where systemd runs the machine."""
 
+APT_GET = (
+    *("apt-get", "-q", "-o", "Acquire::http::Timeout=20", "-o", "Acquire::Retries=3"),
+    *("-o", "DPkg::Lock::Timeout=300"),
+)
+"""A mirror that hangs is asked again, and another apt-get waited for."""
+
+APT_TIMEOUTS_S = {"update": 300.0, "install": 600.0}
+
 
 def say(text: str) -> None:
     """Tell the person in front of it."""
@@ -72,9 +80,21 @@ def install(packages: list[str]) -> None:
     say(f"installing {names} (up to 100 MB to download, half a minute, once)")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-        done = subprocess.run(
-            ["apt-get", "-q", *arguments], env=environ, capture_output=True, text=True, check=False
-        )
+        timeout_s = APT_TIMEOUTS_S[arguments[0]]
+        try:
+            done = subprocess.run(
+                [*APT_GET, *arguments],
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MachineUnfit(
+                f"apt-get {arguments[0]} has not ended within {timeout_s:g} s."
+                f" Install these Debian packages yourself: {names}."
+            ) from error
         if done.returncode != 0:
             last_words = " ".join(done.stderr.strip().splitlines()[-1:])
             raise MachineUnfit(

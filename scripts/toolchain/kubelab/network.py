@@ -53,13 +53,13 @@ def overlapping(routes: Iterable[Mapping[str, object]]) -> str | None:
 
 
 def make() -> None:
-    """Make the bridge with the machine's address and the nodes'."""
-    if exists():
-        return
-    check(["ip", "link", "add", BRIDGE, "type", "bridge"])
-    check(["ip", "addr", "add", f"{HOST_ADDRESS}/{SUBNET.partition('/')[2]}", "dev", BRIDGE])
-    for node in NODES:
-        check(["ip", "addr", "add", f"{node.address}/32", "dev", BRIDGE])
+    """Make the bridge with the machine's address and the nodes', or what is missing of them."""
+    if not exists():
+        check(["ip", "link", "add", BRIDGE, "type", "bridge"])
+    # Of one that is there, too: whoever made it may have been killed before it had an address.
+    addresses = [f"{HOST_ADDRESS}/{SUBNET.partition('/')[2]}"]
+    for address in (*addresses, *(f"{node.address}/32" for node in NODES)):
+        check(["ip", "addr", "replace", address, "dev", BRIDGE])
     check(["ip", "link", "set", BRIDGE, "up"])
 
 

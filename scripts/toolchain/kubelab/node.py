@@ -187,6 +187,8 @@ def _kubelet_config(node: NodeLayout) -> dict[str, object]:
         "failCgroupV1": False,
         "failSwapOn": False,
         "healthzPort": 0,
+        # Never: nobody could pull what it would delete when the disk fills up.
+        "imageGCHighThresholdPercent": 100,
         "localStorageCapacityIsolation": False,
         "makeIPTablesUtilChains": False,
         "nodeStatusUpdateFrequency": "4s",
@@ -195,4 +197,6 @@ def _kubelet_config(node: NodeLayout) -> dict[str, object]:
         "resolvConf": "",
         # Both nodes ask for images that are there; nothing is ever pulled.
         "serializeImagePulls": False,
+        # How late a mounted Secret may show what is new in it; the usual minute is long for a test.
+        "syncFrequency": "10s",
     }

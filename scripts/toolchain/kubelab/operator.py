@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from kubelab import images, lab, needs
-from kubelab.control_plane import kubectl
+from kubelab.control_plane import kubectl, wait_until
 from kubelab.errors import LabError
 from kubelab.layout import HOST_ADDRESS, OPERATOR_IMAGE, TRAINER_IMAGE
 
@@ -33,9 +33,31 @@ def up() -> None:
         kubectl("apply", "--server-side", "-k", folder, timeout_s=120)
     kubectl(
         *("-n", NAMESPACE, "rollout", "status", "deployment/training-operator"),
-        "--timeout=180s",
-        timeout_s=190,
+        # It is ready once a certificate, which it makes, has come back to it as a mounted Secret.
+        "--timeout=600s",
+        timeout_s=610,
     )
+    for kind, replicas, role, container in (
+        ("PyTorchJob", "pytorchReplicaSpecs", "Worker", "pytorch"),
+        ("MPIJob", "mpiReplicaSpecs", "Launcher", "mpi"),
+    ):
+        # A pod that is ready may not be known yet as what is behind the webhooks.
+        wait_until(
+            f"the operator takes a {kind}",
+            *("create", "--dry-run=server", "-o", "name", "-f", "-"),
+            stdin=json.dumps(_smallest(kind, replicas, role, container)),
+        )
+
+
+def _smallest(kind: str, replicas: str, role: str, container: str) -> dict[str, object]:
+    """The least that is a job of the operator's."""
+    spec = {"containers": [{"name": container, "image": TRAINER_IMAGE}]}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": kind,
+        "metadata": {"name": "is-taken", "namespace": "default"},
+        "spec": {replicas: {role: {"replicas": 1, "template": {"spec": spec}}}},
+    }
 
 
 def _image(programs: Path) -> Path:
