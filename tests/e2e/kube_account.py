@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 RECENT_S = 2.0
-"""A job that has made a step so lately goes on."""
+"""A job that has made a step so lately goes on, for all that nobody has watched it."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ class _World:
     steps: set[int] = field(default_factory=set)
 
 
-def account(steps: Path, since_s: float, until_s: float, saved: int) -> Account:
+def account(steps: Path, since_s: float, until_s: float, saved: int, *, watched: bool) -> Account:
     """Account for the step lines in a directory; moments are monotonic.
 
     ``saved``: the newest step on disk, which a job that stands could be started again from.
+    ``watched``: the caller has seen the job go on, however long ago that is on a busy machine.
     """
     worlds: dict[str, _World] = {}
     moments = [since_s, until_s]
@@ -57,7 +58,7 @@ def account(steps: Path, since_s: float, until_s: float, saved: int) -> Account:
             twice += len(made & world.steps)
         made |= world.steps
     moments.sort()
-    went_on = until_s - moments[-2] < RECENT_S
+    went_on = watched or until_s - moments[-2] < RECENT_S
     if not went_on:
         lost += max(0, max(made, default=0) - saved)
     return Account(lost, twice, max(b - a for a, b in pairwise(moments)), went_on)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ Act = Callable[[KubeJob, World], World]
 
 
 PLAIN = Workload()
+LOSING = Workload(replicas=4, unreachable_s=5)
 
 _FILL_MEMORY = """
 import os, time
@@ -223,10 +225,7 @@ def kill_sidecar(job: KubeJob, world: World) -> World:
         "the sidecar has been started again",
     )
     job.until(
-        lambda: (
-            _sidecar_status(job, pod)["lastState"].get("terminated", {}).get("reason")
-            == "OOMKilled"
-        ),
+        lambda: _ran_out_of_memory(_sidecar_status(job, pod)["lastState"].get("terminated", {})),
         30,
         "it was killed for its memory",
     )
@@ -304,6 +303,15 @@ def _sidecar_status(job: KubeJob, pod: str) -> Object:
     return status
 
 
+def _ran_out_of_memory(end: Object) -> bool:
+    # A busy runtime may miss what the kernel tells it of the memory, and has only the signal then,
+    # which nothing else sends here.
+    return end.get("reason") == "OOMKilled" or (end.get("reason"), end.get("exitCode")) == (
+        "Error",
+        128 + signal.SIGKILL,
+    )
+
+
 # -- the list
 
 _SHORT = (2, 10)
@@ -318,7 +326,7 @@ DRILLS = (
     Drill("etcd's pod deleted, then one of the job's", delete_etcd, native=False),
     Drill("`kubectl delete --force --grace-period=0`", delete_by_force, told=False),
     # On both nodes as many, so that those left are enough to go on.
-    Drill("node lost, half the pods on it", lose_node, Workload(replicas=4), told=False),
+    Drill("node lost, half the pods on it", lose_node, LOSING, told=False),
     *(Drill(f"`kubectl delete pod`, {s} s", delete_pod, Workload(grace_s=s)) for s in _SHORT),
     Drill("`kubectl delete pod`, `sh -c`", delete_pod, Workload(shell=True)),
     # Else the next pod goes once the one in place is ready, before it has made a step.
@@ -366,13 +374,16 @@ def run(
 def befall(job: KubeJob, world: World, act: Act) -> Account:
     """Let something befall a job that trains, and account for what became of it."""
     since_s = time.monotonic()
+    watched = False
     try:
         after = act(job, world)
         job.goes_on(after, STEPS_BETWEEN)
+        watched = True
     except AssertionError as error:
         # That is what the row is to tell.
         job.tell(f"the job does not go on: {error}")
-    return account(job.steps.directory, since_s, time.monotonic(), saved_step(job))
+    until_s = time.monotonic()
+    return account(job.steps.directory, since_s, until_s, saved_step(job), watched=watched)
 
 
 def saved_step(job: KubeJob) -> int:

@@ -56,13 +56,25 @@ class KubeJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self.directory / "timeline.txt").write_text(self.timeline())
-        self.lab.remove_namespace(self.namespace)
+        try:
+            (self.directory / "timeline.txt").write_text(self.timeline())
+        finally:
+            self.lab.remove_namespace(self.namespace)
 
     def manifest(self) -> str:
         """What is applied: as a user wrote it, or as ``muster inject`` made it."""
         text = json.dumps(self.workload.manifest(self.directory), indent=2)
-        return self.injected(text) if self.muster else text
+        if not self.muster:
+            return text
+        text = self.injected(text)
+        # Again, so that the sidecar has the time to start that fits its lease.
+        return self.injected(self._with_lease(text)) if self.workload.lease_ttl else text
+
+    def _with_lease(self, manifest: str) -> str:
+        made: Object = json.loads(manifest)
+        sidecar, *_ = made["spec"]["template"]["spec"]["initContainers"]
+        sidecar["env"].append({"name": "MUSTER_LEASE_TTL", "value": self.workload.lease_ttl})
+        return json.dumps(made, indent=2)
 
     def injected(self, manifest: str, *arguments: str) -> str:
         """``muster inject``."""

@@ -51,8 +51,10 @@ class Workload:
     min_ready_s: int = 0
     """How long a new pod of a Deployment or StatefulSet is to be ready before it counts."""
     cpu: str = "50m"
-    unreachable_s: int = 5
-    """How long pods outlive a node that is lost."""
+    unreachable_s: int = 300
+    """How long pods outlive a node that is lost, or too busy to say that it is not."""
+    lease_ttl: str = ""
+    """The sidecar's ``MUSTER_LEASE_TTL``, written there by hand; empty: Muster's own."""
 
     def manifest(self, directory: Path) -> Object:
         """The object as a user would write it; its pods write to ``directory``."""
@@ -194,6 +196,8 @@ def etcd(data: Path) -> Object:
                             "imagePullPolicy": "Never",
                             "args": [
                                 "--data-dir=/data",
+                                # Drills end its process, which takes nothing from the disk.
+                                "--unsafe-no-fsync",
                                 "--listen-client-urls=http://0.0.0.0:2379",
                                 "--advertise-client-urls=http://etcd:2379",
                                 "--listen-peer-urls=http://127.0.0.1:2380",

@@ -54,8 +54,10 @@ class OperatorJob(KubeJob):
 
     def __exit__(self, *error: object) -> None:
         # Else the operator would make its pods again while they are removed.
-        self.kubectl("delete", "pytorchjob", NAME, "--wait=false")
-        super().__exit__(*error)
+        try:
+            self.kubectl("delete", "pytorchjob", NAME, "--wait=false", timeout_s=180)
+        finally:
+            super().__exit__(*error)
 
     def scale(self, replicas: int) -> None:
         """``kubectl scale``."""
