@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from console.inject.injection import Request, inject
 from console.inject.removal import removed
-from tests.e2e.kubelab import ROOT, Kubelab
+from tests.e2e.kubelab import ROOT, KubectlFailed, Kubelab, Object
 from tests.unit.injection_corpus import CORPUS
 
 pytestmark = [pytest.mark.kubelab]
@@ -81,19 +82,54 @@ def test_a_server_takes_what_people_write(kubelab: Kubelab, namespace: str) -> N
                 assert pod["initContainers"][0]["name"] == "muster"
 
 
+DIGITS = ("deployment", "digits")
+CONFLICT = "the object has been modified"
+
+
+def is_settled(deployment: Object) -> bool:
+    """Whether its controller has seen the newest of it, and has said that it is there."""
+    status = deployment.get("status", {})
+    told = {one["type"]: one["status"] for one in status.get("conditions", [])}
+    seen = status.get("observedGeneration") == deployment["metadata"]["generation"]
+    return seen and told.get("Available") == "True"
+
+
+def live_and_tried(
+    kubelab: Kubelab, namespace: str, *changes: Callable[[str], str]
+) -> list[Object]:
+    """The spec as it is live, and as the server would keep it after each of some changes.
+
+    All begin anew where the deployment's controller has written to it meanwhile.
+    """
+    deadline_s = time.monotonic() + 60
+    while True:
+        live = kubelab.kubectl("-n", namespace, "get", *DIGITS, "-o", "yaml")
+        spec = kubelab.get(namespace, *DIGITS)["spec"]
+        try:
+            texts = [change(live) for change in changes]
+            return [spec, *(tried(kubelab, namespace, text)[0]["spec"] for text in texts)]
+        except KubectlFailed as error:
+            if CONFLICT not in str(error) or time.monotonic() > deadline_s:
+                raise
+
+
 def test_what_is_live_can_be_injected_again_and_put_back(kubelab: Kubelab, namespace: str) -> None:
     before = example("deployment").replace("replicas: 3", "replicas: 0").partition("---")[0]
     plain = tried(kubelab, namespace, before)[0]["spec"]
     kubelab.apply(namespace, injected(before))
-    live = kubelab.kubectl("-n", namespace, "get", "deployment", "digits", "-o", "yaml")
-    spec = json.loads(
-        kubelab.kubectl("-n", namespace, "get", "deployment", "digits", "-o", "json")
-    )["spec"]
-    again = inject(live, Request({}, {})).text
-    assert tried(kubelab, namespace, again)[0]["spec"] == spec
-    assert tried(kubelab, namespace, removed(live))[0]["spec"] == plain
-    larger = inject(live, Request({"max_nodes": "9"}, {})).text
-    changed = tried(kubelab, namespace, larger)[0]["spec"]["template"]
+    kubelab.until(
+        lambda: is_settled(kubelab.get(namespace, *DIGITS)), 120, "the deployment is settled"
+    )
+    spec, again, back, larger = live_and_tried(
+        kubelab,
+        namespace,
+        lambda live: inject(live, Request({}, {})).text,
+        removed,
+        lambda live: inject(live, Request({"max_nodes": "9"}, {})).text,
+    )
+    assert again == spec
+    assert back == plain
+    changed = larger["template"]
     was = json.dumps(spec["template"])
     for old in ('"MUSTER_MAX", "value": "4"', '"muster.dev/max": "4"'):
         assert old in was
