@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -61,6 +62,16 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Together:
     return Together(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell of a failure as it comes: a run that is ended before its summary would tell of none."""
+    if report.failed and not os.environ.get("PYTEST_XDIST_WORKER"):
+        sys.stdout.write(
+            f"\n{report.when} of {report.nodeid} failed:\n{report.longreprtext[-4000:]}\n"
+        )
+        sys.stdout.flush()
 
 
 @pytest.fixture(autouse=True)
