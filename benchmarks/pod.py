@@ -57,7 +57,7 @@ async def measure(
             begun = await asyncio.to_thread(_starts, lab, Path(root), starts)
         finally:
             if not was_there:
-                await asyncio.to_thread(lab.command, "down")
+                await asyncio.to_thread(lab.command, "down", timeout_s=300)
     delisted, committed, stepped = (list(column) for column in zip(*deleted, strict=True))
     return [
         _shown("pod/delete to delisted everywhere", delisted),

@@ -110,9 +110,10 @@ ensure_horovod() {
 # cluster or an engine is told so by the tests themselves.
 ensure_cluster() {
     local part
-    for part in porcupine container-engine container-base kubelab-programs "kubelab-programs operator"; do
+    for part in toolchain/porcupine toolchain/container-engine toolchain/container-base \
+        "kubelab prepare" "toolchain/kubelab-programs operator"; do
         # Unquoted: a part may have an argument.
-        "$REPOSITORY"/scripts/toolchain/$part >/dev/null || say "Tests that need $part will fail or be left out."
+        "$REPOSITORY"/scripts/$part >/dev/null || say "Tests that need $part will fail or be left out."
     done
     # The first build of the sidecar's image downloads wheels; later ones find their layers there.
     if [ "$(id -u)" = 0 ] && ! [ -d "$MUSTER_CACHE/sidecar-layers" ]; then
