@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.contract.agent_harness import Sidecar, sidecar, until
+from tests.contract.agent_harness import PATIENCE_S, Sidecar, sidecar, until
 from tests.ports import free_ports
 
 
@@ -84,5 +84,5 @@ async def relayed_pod(
             assert pod.runner is not None
             if pod.runner.returncode is None:
                 pod.runner.send_signal(signal.SIGINT)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await pod.runner.communicate()

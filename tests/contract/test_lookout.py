@@ -134,7 +134,7 @@ async def test_a_member_that_lost_its_lease_says_it_again(run_dir: Path) -> None
             kv = one.client.mirror.kvs.get(HERE.bypass("w-0"))
             return kv is not None and kv.lease not in (0, first.lease)
 
-        await until(again, 10)
+        await until(again)
 
 
 async def test_a_torchrun_that_connects_ends_its_minute(run_dir: Path) -> None:
@@ -160,7 +160,7 @@ async def test_the_workers_of_a_horovod_job_are_left_alone(run_dir: Path) -> Non
     launcher = Member("l", "uid-l", 1, "10.0.0.9", "", "launcher", 0, 1, 4)
     async with pod(MemoryEngine(), "w-0") as one:
         await one.client.store.txn([], [Put(HERE.member("l"), launcher.to_json())])
-        await until(lambda: _has(one, "l"), 5)
+        await until(lambda: _has(one, "l"))
         async with looking(one, run_dir, clock) as lookout:
             await asyncio.sleep(0.1)
             clock.now += 600
@@ -179,12 +179,13 @@ def wrapper(run_dir: Path) -> Path:
     (run_dir / "bin").mkdir()
     wrapper, torchrun = run_dir / "bin" / "muster-run", run_dir / "torchrun"
     wrapper.write_bytes(program("muster-run"))
-    torchrun.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    torchrun.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
     for path in (wrapper, torchrun):
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return wrapper
 
 
+@pytest.mark.timeout(240)
 async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wrapper: Path) -> None:
     line = f"{run_dir / 'torchrun'} --nnodes 1:2 --rdzv-id=x train.py --token hunter2"
     process = await asyncio.create_subprocess_exec(
@@ -199,7 +200,7 @@ async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wra
             launch = await asyncio.to_thread(read_launch, run_dir)
             return launch is not None and launch.launcher == "torchrun"
 
-        await until(told, 15)
+        await until(told)
         launch = await asyncio.to_thread(read_launch, run_dir)
         content = await asyncio.to_thread((run_dir / DIRECTORY / NAME).read_bytes)
     finally:
@@ -223,4 +224,4 @@ async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> N
             return one.endpoint.launchers() == []
 
         # Else the next life of the job would take it for a torchrun that goes on.
-        await until(gone, 5)
+        await until(gone)

@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 
 from rdzv.store.embedded import EmbeddedServer
-from tests.contract.agent_harness import ROOT, Sidecar, sidecar, until
+from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, sidecar, until
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users"),
+    pytest.mark.timeout(240),
+]
 
 SIDECAR, TRAINER, FS_GROUP = 65532, 1000, 2000
 
@@ -151,7 +154,7 @@ async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
         server.endpoint, run_dir, "node-0", user(EMPTY_DIR, SIDECAR, "console.main")
     ) as again:
         if there == "a directory":
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await again.process.wait() == 2
         else:
             await again.until_ready()
@@ -167,7 +170,7 @@ async def test_a_directory_that_is_a_link_is_refused_in_one_sentence(
     await asyncio.to_thread(elsewhere.mkdir)
     await asyncio.to_thread((run_dir / "python").symlink_to, elsewhere)
     async with sidecar(server.endpoint, run_dir) as started:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await started.process.wait() == 2
         (line,) = started.lines
         assert "python is a link" in line["message"]

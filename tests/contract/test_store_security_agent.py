@@ -17,7 +17,7 @@ from rdzv.store.access import Access
 from rdzv.store.rights import JobRole
 from tests.chaos.certificates import write
 from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.agent_harness import ROOT, Sidecar, muster, sidecar, until
+from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
 from tests.contract.secure_store import (
     ROOT_PASSWORD,
     job_access,
@@ -28,7 +28,7 @@ from tests.contract.secure_store import (
 
 __all__ = ["named_cluster", "secure_cluster"]
 
-pytestmark = pytest.mark.etcd
+pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
 
 PLANTED = "planted-secret-password"
 PLANTED_NEXT = "planted-secret-password-2"
@@ -75,9 +75,9 @@ async def test_the_printed_commands_let_a_sidecar_in_and_keep_another_job_out(
     async with sidecar("", tmp_path / "run", MUSTER_JOB="printed", **variables) as one:
         await one.until_ready()
         assert await one.end() == 0
-    variables["MUSTER_START_TIMEOUT"] = "2"
+    variables["MUSTER_START_TIMEOUT"] = "8"
     async with sidecar("", tmp_path / "other", MUSTER_JOB="printed-2", **variables) as other:
-        assert await asyncio.wait_for(other.process.wait(), 20) == 69
+        assert await asyncio.wait_for(other.process.wait(), PATIENCE_S) == 69
     last = other.lines[-1]["message"]
     assert "permission denied" in last
     assert "muster store-role" in last

@@ -24,7 +24,7 @@ ROOT = Path(muster.__file__).parents[1]
 STEPS = 120
 MASTER = "10.0.0.7:40123"
 START_S = 100.0
-"""For a library to be imported, on cores that are shared."""
+"""For a library to be imported, or a step to be trained, on cores that are shared."""
 
 
 @contextmanager
@@ -83,24 +83,24 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         # A first attempt comes to nothing: what was saved does not count, training goes on.
         pod.until(lambda told: told.step >= 3, timeout_s=START_S)
         pod.show(replace(idle, epoch=1, phase="hold"))
-        pod.until(lambda told: told.held)
+        pod.until(lambda told: told.held, timeout_s=START_S)
         first = pod.told().step + 2
         pod.show(replace(idle, epoch=1, phase="commit", step=first))
-        pod.until(lambda told: told.acked == (1, first))
+        pod.until(lambda told: told.acked == (1, first), timeout_s=START_S)
         assert (checkpoints / checkpoint.format(first)).exists()
         assert counted(log) == list(range(1, first + 1)), "boundaries are optimizer steps"
         pod.show(replace(idle, epoch=1, phase="void"))
         # A second one succeeds, and SIGTERM ends a parked rank whatever handler it has.
-        pod.until(lambda told: told.step > first)
+        pod.until(lambda told: told.step > first, timeout_s=START_S)
         pod.show(replace(idle, epoch=2, phase="hold"))
-        pod.until(lambda told: told.held)
+        pod.until(lambda told: told.held, timeout_s=START_S)
         step = pod.told().step + 5
         pod.show(replace(idle, epoch=2, phase="commit", step=step))
-        pod.until(lambda told: told.acked == (2, step))
+        pod.until(lambda told: told.acked == (2, step), timeout_s=START_S)
         done = replace(idle, epoch=2, phase="done", step=step, last_commit=LastCommit(step, 0, 2))
         pod.show(done)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(START_S) == -signal.SIGTERM
     assert counted(log) == list(range(1, step + 1))
     # The next world goes on from there, also past what a save that was killed has left.
     (checkpoints / "checkpoint-119").mkdir()

@@ -12,7 +12,7 @@ from threading import Thread
 from agent.progress import ProgressLine, read_line
 from rdzv.gate import Gate
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class PodGate:
