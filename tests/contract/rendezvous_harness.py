@@ -36,6 +36,7 @@ from rdzv.store import Put
 from rdzv.store.faults import Cut
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
+from tests.contract.awake_clock import awake_clock
 
 KEYS = JobKeys("team", "digits")
 RUN_ID = "digits"
@@ -270,6 +271,12 @@ class Torchrun:
         sent = [call.at_s for call in self.wire.calls if call.what == "compare_set"]
         return max((sum(at <= other < at + 1 for other in sent) for at in sent), default=0)
 
+    def give_time(self, join_s: float) -> None:
+        """Let it have so many seconds whenever its time to join begins anew from now on."""
+        handler = self._handler
+        assert handler is not None
+        handler._settings.timeout._join = timedelta(seconds=join_s)
+
     def shut_down(self) -> None:
         """As torch does after any exception: close the rendezvous, wherever it stands."""
         handler = self._handler
@@ -345,7 +352,7 @@ class Job:
         one = Sidecar(self.engine, name, self.policy, self.ttl_s, held)
         self.sidecars[name] = one
         self.running[name] = self.tasks.create_task(one.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await one.registrar.registered.wait()
         return one
 
@@ -433,6 +440,12 @@ class Job:
         async with asyncio.timeout(10):
             await MemoryStore(self.engine).txn([], [told])
 
+    def form_by(self, policy: Policy) -> None:
+        """Let every sidecar, also one still to come, form its rounds by another policy."""
+        self.policy = policy
+        for sidecar in self.sidecars.values():
+            sidecar.policy = policy
+
     def story(self) -> str:
         """Where everybody stands, for a failing test."""
         lines = ["", *(f"{t.name}: {t.worlds} {t.failure!r}" for t in self.everyone)]
@@ -444,10 +457,13 @@ class Job:
 
 
 @asynccontextmanager
-async def job(policy: Policy, ttl_s: float = 3.0) -> AsyncIterator[Job]:
-    """A job without nodes; whatever it started is gone afterwards."""
-    async with asyncio.TaskGroup() as tasks:
-        one = Job(MemoryEngine(), policy, ttl_s, tasks)
+async def job(policy: Policy, ttl_s: float = 60.0) -> AsyncIterator[Job]:
+    """A job without nodes; whatever it started is gone afterwards.
+
+    ``ttl_s`` is to be short where a lease has to end, and only there.
+    """
+    async with awake_clock() as clock, asyncio.TaskGroup() as tasks:
+        one = Job(MemoryEngine(clock), policy, ttl_s, tasks)
         try:
             yield one
         finally:

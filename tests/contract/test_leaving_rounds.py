@@ -14,8 +14,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.runs import Policy
 from tests.contract.rendezvous_harness import Job, Torchrun, job
 
-QUICK = Policy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=3.0, confirm_s=0.4)
-PATIENT = replace(QUICK, last_call_s=30.0, first_call_s=30.0)
+QUICK = Policy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=30.0, confirm_s=0.4)
+PATIENT = replace(QUICK, last_call_s=30.0)
 """Whoever waits for somebody who does not come waits for longer than any of these tests."""
 
 GRACEFUL_S = 15.0

@@ -24,12 +24,15 @@ QUICK = Policy(
     min_nodes=2,
     max_nodes=4,
     last_call_s=0.5,
-    first_call_s=3.0,
+    first_call_s=30.0,
     confirm_s=0.4,
     return_s=4.0,
     orphan_hold_s=60.0,
     hung_s=30.0,
 )
+
+HASTY_S = 0.5
+"""A first call that is over at once: for what follows a first world, where everybody comes."""
 
 PATIENT = replace(QUICK, last_call_s=20.0)
 """For counting rounds where everybody comes: a machine that is slow makes none of them smaller."""
@@ -103,7 +106,7 @@ async def test_a_killed_torchrun_is_missed_at_once_and_its_successor_let_in() ->
         await all_of(one, "abc")
         await one.world("a", "b", "c")
         one.torchruns["a"].kill()
-        await one.world("b", "c", timeout_s=8)
+        await one.world("b", "c")
         one.torchrun("a")
         await one.world("a", "b", "c")
 
@@ -149,7 +152,10 @@ async def test_one_that_was_parked_for_long_has_all_its_time_to_join_again() -> 
         await all_of(one, "ab")
         await one.world("a", "b")
         spare = await one.node("c", join_s=3)
+        # One makes torch's sentinel; when it has sent another, its time to join runs.
+        await one.until(lambda: spare.compare_sets() >= 2)
         await one.passed(3.5)
+        spare.give_time(30)
         asked = spare.compare_sets()
         for name in "ab":
             one.torchruns[name].kill()
@@ -280,9 +286,10 @@ async def test_a_node_cut_off_is_missed_and_comes_back() -> None:
 
 
 async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -> None:
-    async with job(replace(PATIENT, first_call_s=0.5), ttl_s=1.0) as one:
+    async with job(PATIENT, ttl_s=1.0) as one:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
+        one.form_by(replace(PATIENT, first_call_s=HASTY_S))
         await one.sidecar("d")
         for name in "abc":
             one.sidecars[name].cut.cut()
@@ -300,9 +307,10 @@ async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -
 
 
 async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once() -> None:
-    async with job(replace(PATIENT, first_call_s=0.5, return_s=15), ttl_s=1.0) as one:
+    async with job(replace(PATIENT, return_s=15), ttl_s=1.0) as one:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
+        one.form_by(replace(one.policy, first_call_s=HASTY_S))
         await one.sidecar("d")
         for name in "abc":
             one.sidecars[name].cut.cut()
@@ -349,7 +357,7 @@ async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
     async with job(PATIENT, ttl_s=1.0) as one:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
-        fresh = MemoryEngine()
+        fresh = MemoryEngine(one.engine.clock)
         for sidecar in one.sidecars.values():
             sidecar.move(fresh)
         one.engine = fresh
@@ -369,13 +377,14 @@ async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
 
 
 async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
-    async with job(QUICK) as one:
+    async with job(QUICK, ttl_s=3.0) as one:
         await all_of(one, "abc")
         await one.world("a", "b", "c")
         await one.stop_sidecar("b")
         wire = one.torchruns["b"].wire
         after = await one.sidecar("b", one.sidecars["b"].registrar.held)
         wire.agent = after.rendezvous.connect(wire.agent.nonce)
+        # Meanwhile the former sidecar's lease ends.
         await one.passed(4)
         assert [t.restarts for t in one.everyone] == [0, 0, 0]
         await one.node("d")
