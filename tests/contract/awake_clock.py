@@ -28,8 +28,8 @@ async def awake_clock() -> AsyncIterator[Callable[[], float]]:
         ticked_s = monotonic()
         while True:
             await asyncio.sleep(TICK_S)
-            passed_s, ticked_s = monotonic() - ticked_s, monotonic()
-            now_s += min(passed_s, MOST_PER_TICK_S)
+            before_s, ticked_s = ticked_s, monotonic()
+            now_s += min(ticked_s - before_s, MOST_PER_TICK_S)
 
     ticking = asyncio.create_task(tick(), name="awake clock")
     try:

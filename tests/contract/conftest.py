@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from tests.chaos.etcd_cluster import etcd_cluster
 from tests.contract.secure_store import secure_etcd_cluster
-from tests.contract.store_backend import _backing, backend, store
+from tests.contract.store_backend import _backing, backend, etcd_cluster, store
 
 __all__ = [
     "_backing",

@@ -22,6 +22,12 @@ from tests.chaos.etcd_cluster import EtcdCluster
 
 ROOT_PASSWORD = "root-password"
 TOKEN_TTL_S = 1
+SHELL_S = 90.0
+"""For a handful of commands, each a process that a busy machine takes seconds to start."""
+
+ELECTION = ("--heartbeat-interval=500", "--election-timeout=5000")
+"""For members that elect once, however long a machine stands still; no lease lives under 8 s."""
+
 ARGUMENTS = (f"--auth-token-ttl={TOKEN_TTL_S}", "--bcrypt-cost=4")
 
 
@@ -36,7 +42,7 @@ def secure_cluster() -> Iterator[EtcdCluster]:
 @pytest.fixture(scope="session")
 def secure_etcd_cluster() -> Iterator[EtcdCluster]:
     """Three members for the whole test session, as ``secure_cluster``."""
-    with EtcdCluster(tls=True, arguments=ARGUMENTS) as cluster:
+    with EtcdCluster(tls=True, arguments=(*ARGUMENTS, *ELECTION)) as cluster:
         cluster.enable_auth(ROOT_PASSWORD)
         yield cluster
 
@@ -91,7 +97,7 @@ def shell(cluster: EtcdCluster, script: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=SHELL_S,
         check=True,
     )
     return done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
@@ -18,7 +18,8 @@ from rdzv.store.etcd import EtcdStore
 from rdzv.store.etcd3_driver import Etcd3Store
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.secure_store import root_access
+from tests.contract.patient_store import PATIENT
+from tests.contract.secure_store import ELECTION, root_access
 
 _numbers = itertools.count(1)
 
@@ -41,12 +42,13 @@ class Backend:
         self._clients: list[Store] = []
 
     def connect(self) -> Store:
+        """A patient client: what the store does is asked of it, and not how fast the machine is."""
         client = self._connect()
         self._clients.append(client)
         return client
 
     def connect_by(self, targets: Sequence[str]) -> Store:
-        """A client of the same driver that goes another way; the caller closes it."""
+        """A client of the driver itself that goes another way; the caller closes it."""
         assert self._access is not None
         scheme = "https://" if self._access.tls else ""
         endpoints = tuple(scheme + target for target in targets)
@@ -98,6 +100,13 @@ real_etcd = [
 ]
 
 
+@pytest.fixture(scope="session")
+def etcd_cluster() -> Iterator[EtcdCluster]:
+    """Three members for the whole test session, which a busy machine does not make elect anew."""
+    with EtcdCluster(arguments=ELECTION) as cluster:
+        yield cluster
+
+
 @pytest.fixture(params=["memory", "embedded", *real_etcd], name="backing")
 def _backing(request: pytest.FixtureRequest) -> tuple[str, EtcdCluster | None]:
     """Sync, so that real members start outside the event loop."""
@@ -120,7 +129,8 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
         await made.close()
     elif name == "embedded":
         async with EmbeddedServer() as server:
-            made = Backend(lambda: EtcdStore([server.endpoint]), Access((server.endpoint,)))
+            access = Access((server.endpoint,))
+            made = Backend(lambda: PATIENT[EtcdStore](access), access)
             yield made
             await made.close()
     else:
@@ -129,7 +139,7 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
         if name.endswith(SECURE):
             access = await asyncio.to_thread(root_access, cluster)
         first = itertools.count()
-        made = Backend(lambda: driver(access, first=next(first)), access, driver)
+        made = Backend(lambda: PATIENT[driver](access, first=next(first)), access, driver)
         yield made
         await made.close()
 

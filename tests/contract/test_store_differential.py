@@ -19,9 +19,9 @@ from rdzv.store import (
     TxnResult,
     WatchEvent,
 )
-from rdzv.store.etcd import EtcdStore
 from rdzv.store.memory import MemoryStore
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.patient_store import PatientEtcdStore
 from tests.contract.store_backend import following
 
 pytestmark = pytest.mark.etcd
@@ -128,7 +128,7 @@ async def play(
 async def test_same_transactions_same_answers(etcd_cluster: EtcdCluster, seed: int) -> None:
     prefix = f"/differential/{seed}/"
     memory = MemoryStore()
-    etcd = EtcdStore(etcd_cluster.endpoints)
+    etcd = PatientEtcdStore(etcd_cluster.endpoints)
     expected = await play(etcd, seed, prefix)
     actual = await play(memory, seed, prefix)
     await etcd.close()

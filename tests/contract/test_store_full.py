@@ -13,6 +13,7 @@ from rdzv.errors import StoreAmbiguous, StoreFull
 from rdzv.store import Put
 from rdzv.store.etcd import EtcdStore
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.patient_store import PATIENT
 from tests.contract.store_backend import DRIVERS
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
@@ -31,7 +32,7 @@ def small() -> Iterator[EtcdCluster]:
 async def test_a_write_that_finds_no_space_may_have_been_applied(
     small: EtcdCluster, driver: type[EtcdStore]
 ) -> None:
-    store = driver(small.endpoints)
+    store = PATIENT[driver](small.endpoints)
     value = bytes(1 << 20)
     # How many go in is the disk's affair: etcd counts the size of its file, which it writes behind.
     async with asyncio.timeout(FILLED_WITHIN_S):

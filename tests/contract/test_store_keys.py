@@ -10,6 +10,7 @@ import pytest
 
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
+from tests.contract.patient_store import CALL_S
 from tests.contract.store_backend import Backend
 
 Target = Literal["create", "mod", "version", "lease", "value"]
@@ -259,7 +260,10 @@ async def test_one_of_a_hundred_concurrent_claims_wins(backend: Backend) -> None
 
     async def claim(number: int) -> TxnResult:
         return await clients[number % 4].txn(
-            [Compare(key, "create", "=", 0)], [Put(key, b"%d" % number)], [Range(key)], timeout_s=10
+            [Compare(key, "create", "=", 0)],
+            [Put(key, b"%d" % number)],
+            [Range(key)],
+            timeout_s=CALL_S,
         )
 
     results = await asyncio.gather(*map(claim, range(100)))
@@ -286,7 +290,7 @@ async def test_concurrent_increments_all_count(backend: Backend) -> None:
                 [Compare(key, "mod", "=", kv.mod_revision)],
                 [Put(key, b"%d" % (int(kv.value) + 1))],
                 [Range(key)],
-                timeout_s=10,
+                timeout_s=CALL_S,
             )
             if result.succeeded:
                 return
