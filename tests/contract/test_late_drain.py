@@ -20,7 +20,13 @@ from rdzv.model import Drain
 from rdzv.store import Put
 from rdzv.store.memory import MemoryEngine
 from tests.contract.job_harness import KEYS
-from tests.contract.test_registrar import identity, registered, registrar, running
+from tests.contract.test_registrar import (
+    LONG_TTL_S,
+    identity,
+    registered,
+    registrar,
+    running,
+)
 from tests.contract.test_registrar_storms import Watched, watched_client
 
 HERE = KEYS.in_generation(1)
@@ -31,7 +37,7 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
     tmp_path: Path, commits: int
 ) -> None:
     async with watched_client(MemoryEngine(), Watched()) as one:
-        member = registrar(one, identity("w-0"))
+        member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
             writing = Writing(one.store, one.mirror, member, Random(1))
@@ -54,7 +60,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
     tmp_path: Path,
 ) -> None:
     async with watched_client(MemoryEngine(), Watched()) as one:
-        member = registrar(one, identity("w-0"))
+        member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
             writing, now_s = Writing(one.store, one.mirror, member, Random(1)), 0.0
@@ -77,7 +83,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
 
 async def test_drains_at_once_do_not_make_each_other_s_first_writes_fail(tmp_path: Path) -> None:
     async with watched_client(MemoryEngine(), Watched()) as one:
-        member = registrar(one, identity("w-0"))
+        member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
             snapshot = one.membership.snapshot()

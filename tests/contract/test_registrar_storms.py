@@ -16,8 +16,15 @@ from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
+from tests.contract.awake_clock import awake_clock
 from tests.contract.job_harness import KEYS, Client
-from tests.contract.test_registrar import identity, registered, registrar, running
+from tests.contract.test_registrar import (
+    LONG_TTL_S,
+    identity,
+    registered,
+    registrar,
+    running,
+)
 
 LEAVERS = 40
 MEMBERS = 100
@@ -47,7 +54,7 @@ class Watched(Faults):
         await self._level.wait()
 
     async def until(self, call: str, count: int) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             while self.calls[call] < count:
                 self.called.clear()
                 await self.called.wait()
@@ -70,7 +77,7 @@ async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator
 
 async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
     faults = Watched()
-    async with watched_client(MemoryEngine(), faults) as one:
+    async with awake_clock() as clock, watched_client(MemoryEngine(clock), faults) as one:
         faults.fall_behind()
         member = registrar(one, identity("w-0"))
         async with running(member):
@@ -86,13 +93,15 @@ async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
 async def test_many_that_leave_at_once_cost_few_reads() -> None:
     faults = Watched()
     async with watched_client(MemoryEngine(), faults) as one:
-        members = [registrar(one, identity(f"w-{n:02}")) for n in range(LEAVERS)]
+        members = [
+            registrar(one, identity(f"w-{n:02}"), lease_ttl_s=LONG_TTL_S) for n in range(LEAVERS)
+        ]
         async with AsyncExitStack() as stack:
             for member in members:
                 await stack.enter_async_context(running(member))
             await registered(*members)
         before = faults.calls["range"]
-        await asyncio.gather(*(member.leave(timeout_s=10) for member in members))
+        await asyncio.gather(*(member.leave(timeout_s=30) for member in members))
         # Were they all to compare with the same one, each departure would fail all others.
         assert faults.calls["range"] - before < 5 * LEAVERS
         await one.mirror.reached((await one.store.range(KEYS.job)).revision)
@@ -107,11 +116,15 @@ async def membership_of(members: int) -> tuple[Mirror, Membership]:
     faults = Watched()
     async with watched_client(MemoryEngine(), faults) as one:
         async with AsyncExitStack() as stack:
-            joined = [registrar(one, identity(f"w-{n:03}")) for n in range(members)]
+            joined = [
+                registrar(one, identity(f"w-{n:03}"), lease_ttl_s=LONG_TTL_S)
+                for n in range(members)
+            ]
             for member in joined:
                 await stack.enter_async_context(running(member))
             await registered(*joined)
-        return one.mirror, one.membership
+        # A new one: the other has rested late while they all registered, and remembers by how much.
+        return one.mirror, Membership(KEYS, one.mirror)
 
 
 def change(mirror: Mirror) -> None:
