@@ -18,9 +18,14 @@ from typing import Any
 from rdzv.model import Drain
 from tests.e2e.job import ROOT, Job, Node, marked
 from tests.e2e.step_log import World
+from tests.e2e.taken_ports import taken_ports
 
 SCRIPT = Path(__file__).parent / "drain_loop.py"
 DRAINED_STATUS = 143
+GRACE_S = "90"
+"""Where nothing is to expire, also on a machine that stands still for a while."""
+END_TIMEOUT_S = 120.0
+"""For a drain to be over, and for its container to end."""
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
@@ -40,18 +45,31 @@ def draining_job(
     endpoints: Sequence[str],
     *,
     script_environ: dict[str, str] | None = None,
+    sidecar_environ: dict[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[Job]:
     """A job that trains ``drain_loop.py``, under ``muster-run`` where not told otherwise."""
-    environ = dict(script_environ or {})
     with run_job(
         list(endpoints),
-        **{"wrapped": True, "lease_s": 10.0, "script": SCRIPT, "script_environ": environ}
-        | settings,
+        **{"wrapped": True, "lease_s": 10.0, "script": SCRIPT} | settings,
+        script_environ=dict(script_environ or {}),
+        sidecar_environ={"MUSTER_GRACE_S": GRACE_S} | (sidecar_environ or {}),
     ) as job:
         # Read when a torchrun is started.
         job.script_environ["CHECKPOINT_DIR"] = str(job.directory / "checkpoints")
+        job.script_environ["DRAIN_LOOP_GATE"] = str(job.directory / "gate")
         yield job
+
+
+@contextmanager
+def saves_held(job: Job) -> Iterator[None]:
+    """Let every save that begins in the block last until the block is over."""
+    gate = job.directory / "gate"
+    gate.touch()
+    try:
+        yield
+    finally:
+        gate.unlink()
 
 
 def account(job: Job) -> Account:
@@ -144,7 +162,7 @@ def hold(job: Job, node: Node) -> subprocess.Popen[bytes]:
 # -- what must follow
 
 
-def gone(job: Job, node: Node, timeout_s: float = 60.0) -> int:
+def gone(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> int:
     """Wait until the container has ended; end the rest of the pod; return its status."""
     assert node.launcher is not None
     job.until(lambda: node.launcher and node.launcher.poll() is not None, timeout_s, "it ends")
@@ -158,7 +176,7 @@ def gone(job: Job, node: Node, timeout_s: float = 60.0) -> int:
     return int(status)
 
 
-def released(job: Job, node: Node, timeout_s: float = 60.0) -> Drain:
+def released(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> Drain:
     """Wait until the drain of ``node`` has an outcome."""
     job.until(
         lambda: (drain := drain_of(job, node)) is not None and drain.outcome,
@@ -175,9 +193,19 @@ def nothing_lost(job: Job, restarts: int = 0) -> Account:
     told = account(job)
     assert told.lost == [], f"steps lost: {told.lost}"
     assert told.twice == [], f"steps trained twice: {told.twice}"
-    assert max(world.restarts for world in job.steps.worlds()) == restarts
+    assert restarts_counted(job) == restarts
     job.never_two_worlds()
     return told
+
+
+def restarts_counted(job: Job) -> int:
+    """Most restarts that torch has counted on one node, but for those over a port that was taken."""
+    workers = [worker for world in job.steps.worlds() for worker in world.workers.values()]
+    taken = {
+        node: taken_ports((job.directory / node / "torchrun.log").read_text(errors="replace"))
+        for node in {worker.node for worker in workers}
+    }
+    return max(max(0, worker.restarts - taken[worker.node]) for worker in workers)
 
 
 def all_saved(job: Job, step: int, ranks: Iterable[int]) -> None:

@@ -7,7 +7,8 @@ number that grows by one a step: its model. It ends, with all ranks at the same 
 ``STEP_LOOP_STOP`` exists.
 
 From the environment: ``CHECKPOINT_DIR``, shared by all nodes; ``DRAIN_LOOP_STEP_S`` (0.05);
-``DRAIN_LOOP_SAVE_S`` (0), what a save takes; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step;
+``DRAIN_LOOP_SAVE_S`` (0), what a save takes; ``DRAIN_LOOP_GATE``, a file: while it is there, each
+save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step;
 ``DRAIN_LOOP_EVERY`` (0: never), rank 0's periodic checkpoint; ``DRAIN_LOOP_FAIL_SAVE``
 (``STEP:RANK``): the first save of this rank from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it
 is caught, and training goes on.
@@ -28,6 +29,7 @@ import muster
 
 STEP_S = float(os.environ.get("DRAIN_LOOP_STEP_S", "0.05"))
 SAVE_S = float(os.environ.get("DRAIN_LOOP_SAVE_S", "0"))
+GATE = os.environ.get("DRAIN_LOOP_GATE", "")
 ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
 CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
@@ -49,6 +51,8 @@ class Checkpoints:
         aside.replace(path)
 
     def commit(self, step: int, model: int) -> None:
+        while os.path.exists(GATE):
+            time.sleep(0.02)
         time.sleep(SAVE_S)
         failed = self._directory / "failed"
         if 0 <= int(FAIL_STEP) <= step and self._rank == int(FAIL_RANK) and not failed.exists():

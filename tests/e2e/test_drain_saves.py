@@ -28,7 +28,7 @@ def test_a_save_that_fails_once_is_tried_again_where_the_script_goes_on(
         world = job.world_of(job.nodes.values())
         job.goes_on(world, 10)
         drills.terminate(job, leaver)
-        drain = released(job, leaver, 40)
+        drain = released(job, leaver)
         assert drain.outcome == "committed"
         assert drain.step is not None
         failed = [c for _, c in job.witness.commits if c.phase == "void"]
@@ -49,6 +49,6 @@ def test_a_script_that_a_failed_save_ends_takes_its_round_along_but_not_the_drai
         world = job.world_of(job.nodes.values())
         job.goes_on(world, 10)
         drills.terminate(job, leaver)
-        assert released(job, leaver, 40).outcome == "uncommitted"
+        assert released(job, leaver).outcome == "uncommitted"
         assert gone(job, leaver) == DRAINED_STATUS
         job.goes_on(job.world_of(others, not_=world), 10)

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.drain_job import draining_job
 from tests.e2e.job import Job
 from tests.e2e.older_torch import SETUP_TIMEOUT_S, python_with_torch
-from tests.e2e.test_drains import LASTING, a_row_of_drains
+from tests.e2e.test_drains import a_row_of_drains
 
 pytestmark = [
     pytest.mark.torch,
@@ -27,9 +27,7 @@ def test_drains_in_a_row_lose_no_step_and_close_no_run(
     run_job: RunJob, embedded: list[str], version: str
 ) -> None:
     python = python_with_torch(version)
-    with draining_job(
-        run_job, embedded, least=2, most=4, python=python, script_environ=LASTING
-    ) as job:
+    with draining_job(run_job, embedded, least=2, most=4, python=python) as job:
         job.add(3)
         a_row_of_drains(job, 5)
         assert job.round.closed == ""
