@@ -31,10 +31,14 @@ from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "e2e" / "horovod_steps.py"
-FORM_TIMEOUT_S = 180.0
-"""For a world to form: each of its processes imports torch, on cores that are shared."""
+GLOO_TIMEOUT_S = 120
+"""For a worker to wait for one that imports torch, on cores that are shared."""
+FORM_TIMEOUT_S = 2.0 * GLOO_TIMEOUT_S
+"""For a world to form, also after a wait for one that is gone."""
 READY_TIMEOUT_S = 120.0
 """For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
+END_TIMEOUT_S = 120.0
+"""For a process to end that was told to."""
 
 _SWEEPER = """
 import sys, time
@@ -101,7 +105,7 @@ class HorovodCluster:
         least: int,
         most: int,
         slots: int = 1,
-        gloo_timeout_s: int = 60,
+        gloo_timeout_s: int = GLOO_TIMEOUT_S,
         lease_s: float = 4.0,
         name: str = "",
         command: Sequence[str] = ("python", str(SCRIPT)),
@@ -149,10 +153,10 @@ class HorovodCluster:
 
     def __exit__(self, *_: object) -> None:
         (self.directory / "timeline.txt").write_text(self.timeline())
-        end_all(lambda: marked(self.run), set(), time.monotonic() + 10)
+        end_all(lambda: marked(self.run), set(), time.monotonic() + END_TIMEOUT_S)
         for node in (*self.nodes.values(), *self._leaving.values()):
             self._reap(node)
-        self._sweeper.communicate(timeout=20)
+        self._sweeper.communicate(timeout=END_TIMEOUT_S)
 
     # -- what befalls it
 
@@ -248,7 +252,7 @@ class HorovodCluster:
             sidecar.terminate()
         for sidecar in sidecars:
             assert sidecar is not None
-            sidecar.wait(20)
+            sidecar.wait(END_TIMEOUT_S)
         self._leaving |= {name: self.nodes.pop(name) for name in names}
 
     def end_leaving(self, *names: str) -> None:
@@ -260,13 +264,13 @@ class HorovodCluster:
             del self._leaving[name]
 
     def _wait_for_no_worker(self, node: Node) -> None:
-        self.until(lambda: not self.workers(node), 60, f"{node.name} has no worker left")
+        self.until(lambda: not self.workers(node), END_TIMEOUT_S, f"{node.name} has no worker left")
         self.tell(f"{node.name}: its workers have left")
 
     def _end_agent(self, node: Node) -> None:
         assert node.main is not None
         send(self._agent(node), signal.SIGTERM)
-        assert node.main.wait(20) == 143
+        assert node.main.wait(END_TIMEOUT_S) == 143
 
     def stop_sidecar(self, name: str, number: signal.Signals) -> None:
         """End the sidecar of a node alone."""
@@ -274,7 +278,7 @@ class HorovodCluster:
         sidecar = self.nodes[name].sidecar
         assert sidecar is not None
         sidecar.send_signal(number)
-        sidecar.wait(20)
+        sidecar.wait(END_TIMEOUT_S)
 
     def kill(self, *names: str) -> None:
         """SIGKILL whole nodes, all at the same time."""
@@ -288,7 +292,8 @@ class HorovodCluster:
             self._bury(node)
 
     def _bury(self, node: Node) -> None:
-        left = end_all(lambda: marked(self.run, node.name), set(), time.monotonic() + 10)
+        deadline_s = time.monotonic() + END_TIMEOUT_S
+        left = end_all(lambda: marked(self.run, node.name), set(), deadline_s)
         assert not left
         self._reap(node)
 
@@ -296,7 +301,7 @@ class HorovodCluster:
     def _reap(node: Node) -> None:
         for process in (node.sidecar, node.main):
             if process is not None:
-                process.wait(10)
+                process.wait(END_TIMEOUT_S)
 
     def freeze(self, name: str) -> None:
         """SIGSTOP everything of a node."""
@@ -372,9 +377,21 @@ class HorovodCluster:
                 return ranks
         return {}
 
+    def training(self) -> list[str]:
+        """The names of the nodes that train now, that of rank 0 first; waits for a whole step."""
+        world: dict[str, list[int]] = {}
+
+        def stepped() -> bool:
+            nonlocal world
+            world = self.world()
+            return bool(world)
+
+        self.until(stepped, FORM_TIMEOUT_S, "a whole step is made")
+        return [host.partition(".")[0] for host in world]
+
     def host_of_rank_0(self) -> str:
         """The name of the node that hosts rank 0 now."""
-        return next(iter(self.world())).partition(".")[0]
+        return self.training()[0]
 
     def until_world(self, *names: str, timeout_s: float = FORM_TIMEOUT_S) -> None:
         """Wait until exactly these nodes, in their present lives, make steps together."""
@@ -393,7 +410,7 @@ class HorovodCluster:
         """The newest step that anybody has applied."""
         return max((step.number for step in self.steps()), default=0)
 
-    def goes_on(self, steps: int = 20, timeout_s: float = 30.0) -> None:
+    def goes_on(self, steps: int = 20, timeout_s: float = 60.0) -> None:
         """Wait until so many more steps are made."""
         goal = self.newest + steps
         self.until(lambda: self.newest >= goal, timeout_s, f"{steps} more steps are made")
@@ -408,9 +425,11 @@ class HorovodCluster:
 
         In that one, some had applied it and others had not: they restore the last commit.
         """
+        # Files are read one after another while training goes on: what came before a step that
+        # somebody has applied by now is in all of them, and what comes later may be under way.
+        newest = self.newest
         steps = self.steps()
         assert [step for step in steps if step.weight != step.number] == []
-        newest = steps[-1].number
         assert {step.number for step in steps} >= set(range(1, newest + 1))
         times = Counter((step.host, step.pid, step.number) for step in steps)
         doubled = {number for (_, _, number), count in times.items() if count > 1}
@@ -428,7 +447,7 @@ class HorovodCluster:
         """Wait for a condition."""
         deadline_s = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline_s, (
+            assert time.monotonic() < deadline_s or condition(), (
                 f"not within {timeout_s:g} s: {what}\n{self.timeline()}"
             )
             time.sleep(0.05)

@@ -74,7 +74,7 @@ class Workers:
         return {host: self._ranks[host] for host in hosts if host in self._ranks}
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -103,7 +103,7 @@ def main() -> None:
         until(lambda: bool(workers.ranks("a")))
     workers.gather("c")
     # Told early, c gets no rank, ever.
-    until(lambda: len(workers.ranks("a", "c")) == 2, 20.0 if late else 3.0)
+    until(lambda: len(workers.ranks("a", "c")) == 2, 60.0 if late else 3.0)
     sys.stdout.write(f"{workers.ranks('a', 'c')}\n")
     sys.stdout.flush()
     os._exit(0)  # its threads would wait for ever

@@ -107,5 +107,5 @@ def test_without_revisions_a_change_amid_a_reset_is_lost(start_job: StartJob) ->
         job.until_world("abc")
         job.until_looked(10)
         assert not job.no_step_for(1.0)
-        job.until_world("abc", 5.0)
+        job.until_world("abc", 60.0)
         job.assert_nothing_lost_or_doubled()
