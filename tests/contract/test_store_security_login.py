@@ -19,12 +19,14 @@ from rdzv.keys import JobKeys
 from rdzv.store import Compare, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.cluster import auth_enabled
+from rdzv.store.doubling import Doubling
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.etcd import EtcdStore
-from rdzv.store.login import REFUSED_PAUSE
 from rdzv.store.rights import JobRole
 from tests.chaos.certificates import write
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.calm import calmly
+from tests.contract.patient_store import CALL_S
 from tests.contract.secure_store import (
     ROOT_PASSWORD,
     TOKEN_TTL_S,
@@ -105,14 +107,18 @@ class _SlowToWatch(EtcdStore):
 async def test_a_stream_that_is_refused_for_its_token_is_opened_with_a_new_one(
     access: Access, keys: JobKeys
 ) -> None:
-    store = _SlowToWatch(access)
-    try:
-        done = await store.txn([], [Put(keys.job, b"1")])
-        async with aclosing(store.watch(keys.prefix, done.revision)) as batches:
-            assert [event.kv.value for event in (await anext(batches)).events] == [b"1"]
-        assert store.opened == 2
-    finally:
-        await store.close()
+    async def watch(_: int) -> None:
+        store = _SlowToWatch(access)
+        try:
+            done = await store.txn([], [Put(keys.job, b"1")])
+            async with aclosing(store.watch(keys.prefix, done.revision)) as batches:
+                assert [event.kv.value for event in (await anext(batches)).events] == [b"1"]
+            assert store.opened == 2
+        finally:
+            await store.close()
+
+    # The next token may end, too, while this process stands still.
+    await calmly(watch)
 
 
 @pytest.fixture
@@ -154,12 +160,15 @@ def signing_key(folder: Path) -> Path:
 async def test_many_calls_at_once_with_an_ended_token_all_pass_and_log_in_once(
     access: Access, keys: JobKeys, secure_cluster: EtcdCluster
 ) -> None:
-    async with opened(access) as store:
-        await store.range(keys.job)
-        await asyncio.sleep(OUTLIVED_S)
-        before = await asyncio.to_thread(logins, secure_cluster)
-        await asyncio.gather(*(store.range(keys.job) for _ in range(50)))
-        assert await asyncio.to_thread(logins, secure_cluster) - before == 1
+    async def call(_: int) -> None:
+        async with opened(access) as store:
+            await store.range(keys.job)
+            await asyncio.sleep(OUTLIVED_S)
+            before = await asyncio.to_thread(logins, secure_cluster)
+            await asyncio.gather(*(store.range(keys.job) for _ in range(50)))
+            assert await asyncio.to_thread(logins, secure_cluster) - before == 1
+
+    await calmly(call)
 
 
 def logins(cluster: EtcdCluster) -> int:
@@ -243,8 +252,10 @@ async def test_clients_of_a_member_that_started_again_all_get_in(
 
 
 async def test_a_changed_password_is_read_from_its_file(
-    access: Access, keys: JobKeys, secure_cluster: EtcdCluster
+    access: Access, keys: JobKeys, secure_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # For longer than the test takes: what is let in before was not kept waiting.
+    monkeypatch.setattr("rdzv.store.login.REFUSED_PAUSE", Doubling(600.0, 600.0))
     user = JobRole(keys).user_name
     async with opened(access) as store:
         await store.range(keys.job)
@@ -252,7 +263,7 @@ async def test_a_changed_password_is_read_from_its_file(
             etcdctl, secure_cluster, "user", "passwd", user, "--interactive=false", stdin="fresh"
         )
         with pytest.raises(StoreRefused, match="--etcd-password-file"):
-            await store.range(keys.job)
+            await store.range(keys.job, timeout_s=CALL_S)
         before = await asyncio.to_thread(logins, secure_cluster)
         for _ in range(20):
             with pytest.raises(StoreRefused, match="--etcd-password-file"):
@@ -260,8 +271,7 @@ async def test_a_changed_password_is_read_from_its_file(
         # A refused password is not sent at every call, and a new one at once.
         assert await asyncio.to_thread(logins, secure_cluster) == before
         await asyncio.to_thread(user_access, secure_cluster, user, "fresh")
-        async with asyncio.timeout(REFUSED_PAUSE.first_s / 2):
-            await store.range(keys.job)
+        await store.range(keys.job, timeout_s=CALL_S)
 
 
 async def test_rights_that_are_taken_back_end_calls_and_given_again_serve_them(
