@@ -199,7 +199,7 @@ def nothing_lost(job: Job, restarts: int = 0) -> Account:
 
 
 def restarts_counted(job: Job) -> int:
-    """Most restarts that torch has counted on one node, but for those over a port that was taken."""
+    """Most restarts that torch has counted on one node, less those over a port that was taken."""
     workers = [worker for world in job.steps.worlds() for worker in world.workers.values()]
     taken = {
         node: taken_ports((job.directory / node / "torchrun.log").read_text(errors="replace"))
