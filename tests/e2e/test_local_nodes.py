@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's nodes, restarts and end, with a make-believe torchrun that takes no time to start.
 
-Each rank is a world of 1 to itself: times after ``world1`` count from the first step of node-0.
+Each rank is a world of 1 to itself: times after ``world1`` count from the first step of node-0,
+which comes once the others have made theirs. A make-believe torchrun ends when it is told to, so
+that no event comes too late for it on a busy machine.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ import asyncio
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from operator import itemgetter
@@ -25,6 +27,7 @@ from rich.console import Console
 
 import console
 import console.local.node
+import console.local.run
 from console.local.events import read_event
 from console.local.launch_line import LaunchLine
 from console.local.processes import marked, send_to_all
@@ -32,26 +35,29 @@ from console.local.session import Places, run_session
 from console.local.settings import Settings
 
 ROOT = Path(console.__file__).parent.parent
-PATIENCE_S = 60.0
+PATIENCE_S = 150.0
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(400)
 
 TORCHRUN = """
-import os, pathlib, subprocess, sys, time
+import itertools, os, pathlib, subprocess, sys, time
 import muster
-node, seconds, status = os.environ["MUSTER_MEMBER"], float(sys.argv[1]), int(sys.argv[2])
+node, status = os.environ["MUSTER_MEMBER"], int(sys.argv[1])
+signs = pathlib.Path(__file__).with_name("signs")
 lives = pathlib.Path(os.environ["CHECKPOINT_DIR"], node)
 with lives.open("a") as file:
     file.write("x")
-if len(sys.argv) > 3 and len(lives.read_text()) > int(sys.argv[3]):
+if len(sys.argv) > 2 and len(lives.read_text()) > int(sys.argv[2]):
     status = 0
 os.environ["RANK"] = node.removeprefix("node-")
-worker = subprocess.Popen(["sleep", "60"], start_new_session=True)
-deadline = time.monotonic() + seconds
-step = 0
-while time.monotonic() < deadline:
-    step += 1
+worker = subprocess.Popen(["sleep", "600"], start_new_session=True)
+while node == "node-0" and any(signs.glob("awaited.*")):
+    time.sleep(0.01)
+for step in itertools.count(1):
     muster.report_step(step)
+    (signs / f"awaited.{node}").unlink(missing_ok=True)
+    if (signs / f"end.{node}").exists():
+        break
     time.sleep(0.02)
 print("the end of", node)
 sys.exit(status)
@@ -69,18 +75,23 @@ class Drill:
         self.lives: dict[str, int] = {}
         self.script = directory / "torchrun.py"
         self.script.write_text(TORCHRUN)
+        self.signs = directory / "signs"
         (directory / "report").mkdir()
         (directory / "checkpoints").mkdir()
 
-    async def run(
+    def begin(
         self,
         *arguments: str,
         nodes: int = 2,
+        awaited: tuple[str, ...] = ("node-1",),
         events: tuple[str, ...] = (),
         native: bool = True,
         lease_ttl_s: float = 5,
-    ) -> int:
-        """Run a job to its end, without sidecars unless asked; returns its status."""
+    ) -> asyncio.Task[int]:
+        """Begin a job, without sidecars unless asked; its end is its status.
+
+        The first step of node-0 waits for each that is ``awaited``: other nodes, or the test.
+        """
         settings = Settings(
             run=self.mark,
             namespace="local",
@@ -95,7 +106,15 @@ class Drill:
             access=None,
             native=native,
         )
-        self.timeline, self.lives = {}, {}
+        self.screen, self.timeline, self.lives = io.StringIO(), {}, {}
+        shutil.rmtree(self.signs, ignore_errors=True)
+        self.signs.mkdir()
+        for name in awaited if nodes > 1 else ():
+            (self.signs / f"awaited.{name}").touch()
+        self.job = asyncio.create_task(self._run(settings, events), name="the job")
+        return self.job
+
+    async def _run(self, settings: Settings, events: tuple[str, ...]) -> int:
         places = Places(self.directory / "logs", self.directory / "report")
         screen = Console(file=self.screen, width=200)
         status = await run_session(
@@ -103,6 +122,19 @@ class Drill:
         )
         await asyncio.to_thread(self._read)
         return status
+
+    def end(self, node: str) -> None:
+        """Let the make-believe torchrun of ``node`` end, and any that is started there later."""
+        (self.signs / f"end.{node}").touch()
+
+    async def shown(self, what: str, who: str = "", times: int = 1) -> None:
+        """Wait until the screen has shown so many such moments."""
+
+        def seen() -> bool:
+            return self.screen.getvalue().count(f" s  {what:<10} {who}") >= times
+
+        await until(lambda: seen() or self.job.done())
+        assert seen(), f"the run ended without {what} {who}:\n{self.screen.getvalue()}"
 
     def _read(self) -> None:
         self.timeline = json.loads((self.directory / "report" / "timeline.json").read_text())
@@ -138,7 +170,11 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
-    assert await drill.run("3", "0") == 0
+    running = drill.begin("0")
+    await drill.shown("training")
+    drill.end("node-0")
+    drill.end("node-1")
+    assert await running == 0
     assert drill.timeline["status"] == 0
     assert [world["size"] for world in drill.timeline["worlds"]] == [1]
     assert "the end of node-0" in drill.screen.getvalue()
@@ -146,7 +182,9 @@ async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
 
 
 async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill: Drill) -> None:
-    assert await drill.run("0.1", "3", "2", nodes=1) == 0
+    running = drill.begin("3", "2", nodes=1)
+    drill.end("node-0")
+    assert await running == 0
     assert drill.lives["node-0"] == 3
     assert drill.happened("restart", "done") == [
         ("restart", "node-0"),
@@ -156,14 +194,20 @@ async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill:
 
 
 async def test_a_launcher_that_keeps_failing_gives_the_job_its_status(drill: Drill) -> None:
-    assert await drill.run("0.1", "3", nodes=1) == 3
+    running = drill.begin("3", nodes=1)
+    drill.end("node-0")
+    assert await running == 3
     assert drill.lives["node-0"] == 3
     assert "the end of node-0" in drill.screen.getvalue()
 
 
 async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
-    status = await drill.run("5", "0", events=("kill:rank1@world1+2s", "add@world1+2.2s"))
-    assert status == 0
+    running = drill.begin("0", events=("kill:rank1@world1+2s", "add@world1+2.2s"))
+    await drill.shown("add", "node-1")
+    drill.end("node-0")
+    await drill.shown("done", "node-0")
+    drill.end("node-1")
+    assert await running == 0
     assert drill.happened("kill", "add", "done") == [
         ("kill", "node-1"),
         ("add", "node-1"),
@@ -174,40 +218,52 @@ async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
 
 
 async def test_the_last_node_killed_is_the_end_unless_another_is_to_come(drill: Drill) -> None:
-    assert await drill.run("60", "0", nodes=1, events=("kill:node-0@0.3s",)) == 137
-    assert await drill.run("1", "0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s")) == 0
+    assert await drill.begin("0", nodes=1, events=("kill:node-0@0.3s",)) == 137
+    running = drill.begin("0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s"))
+    await drill.shown("add", "node-0")
+    drill.end("node-0")
+    assert await running == 0
 
 
 async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(drill: Drill) -> None:
-    running = asyncio.create_task(
-        drill.run(
-            *("6", "0"),
-            events=("kill-launcher:node-1@world1+3s", "kill-container:node-0@world1+3.1s"),
-        )
-    )
-    await until(lambda: "training" in drill.screen.getvalue())
+    events = ("kill-launcher:node-1@world1+1s", "kill-container:node-0@world1+1.1s")
+    running = drill.begin("0", awaited=("node-1", "the-test"), events=events)
     before = await drill.until_processes(4)
-    await until(lambda: drill.screen.getvalue().count("restart ") == 2)
+    (drill.signs / "awaited.the-test").unlink()
+    await drill.shown("restart", times=2)
     assert not before & await drill.processes()
+    drill.end("node-0")
+    drill.end("node-1")
     assert await running == 0
     assert (drill.lives["node-0"], drill.lives["node-1"]) == (2, 2)
 
 
 async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) -> None:
-    assert await drill.run("3", "0", events=("stop:node-1@world1+1s",)) == 0
+    running = drill.begin("0", events=("stop:node-1@world1+1s",))
+    await drill.shown("stop", "node-1")
+    drill.end("node-0")
+    assert await running == 0
     assert drill.happened("done") == [("done", "node-0")]
     assert await drill.processes() == set()
     events = (
         *("cont:node-1@world1+0.5s", "stop:node-1@world1+1s", "stop:node-1@world1+1.1s"),
         "cont:node-1@world1+6s",
     )
-    assert await drill.run("3", "0", events=events) == 0
+    running = drill.begin("0", events=events)
+    await drill.shown("stop", "node-1", times=2)
+    drill.end("node-0")
+    await drill.shown("done", "node-0")
+    drill.end("node-1")
+    assert await running == 0
     assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
 
 
 async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
     events = ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")
-    assert await drill.run("1", "0", nodes=1, events=events) == 0
+    running = drill.begin("0", nodes=1, events=events)
+    await drill.shown("add", "node-0")
+    drill.end("node-0")
+    assert await running == 0
     assert drill.happened("kill", "add") == [
         ("kill", "node-7"),
         ("kill", "rank9"),
@@ -218,7 +274,12 @@ async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
 
 async def test_each_node_has_a_sidecar_and_the_store_tells_who_came_and_went(drill: Drill) -> None:
     events = ("kill:node-1@world1+2s", "add:node-1@world1+3s")
-    assert await drill.run("6", "0", native=False, events=events, lease_ttl_s=30) == 0
+    running = drill.begin("0", native=False, events=events, lease_ttl_s=30)
+    await drill.shown("join", "node-1", times=2)
+    drill.end("node-0")
+    await drill.shown("done", "node-0")
+    drill.end("node-1")
+    assert await running == 0
     assert sorted(drill.happened("join")) == [
         ("join", "node-0"),
         ("join", "node-1"),
@@ -233,7 +294,11 @@ async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> 
         *("kill-sidecar:node-0@world1+2s", "drain:node-1@world1+5s"),
         "kill-launcher:node-0@world1+7s",
     )
-    assert await drill.run("12", "0", native=False, events=events, lease_ttl_s=30) == 0
+    running = drill.begin("0", native=False, events=events, lease_ttl_s=30)
+    await drill.shown("drained", "node-1")
+    await drill.shown("restart", "node-0")
+    drill.end("node-0")
+    assert await running == 0
     # Which of the two nodes comes first is nobody's promise.
     assert sorted(drill.happened("sidecar", "drained", "restart", "done"), key=itemgetter(1)) == [
         ("sidecar", "node-0"),
@@ -252,57 +317,77 @@ async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> 
 async def test_without_muster_a_drained_node_gets_its_sigterm_and_nothing_else(
     drill: Drill,
 ) -> None:
-    assert await drill.run("4", "0", events=("drain:node-1@world1+1s",)) == 0
+    running = drill.begin("0", events=("drain:node-1@world1+1s",))
+    await drill.shown("drained", "node-1")
+    drill.end("node-0")
+    assert await running == 0
     assert drill.happened("drained", "done") == [("drained", "node-1"), ("done", "node-0")]
 
 
 async def test_a_sidecar_that_cannot_start_says_why(drill: Drill) -> None:
-    assert await drill.run("5", "0", nodes=1, native=False, lease_ttl_s=0.001) == 2
+    assert await drill.begin("0", nodes=1, native=False, lease_ttl_s=0.001) == 2
     assert "MUSTER_LEASE_TTL" in drill.screen.getvalue()
     assert drill.lives == {}
+
+
+async def ends_without_waiting_for_stragglers(
+    running: asyncio.Task[int], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """The status of a run that was told to end, and must not need the time-out for that."""
+    monkeypatch.setattr(console.local.run, "CLOSE_TIMEOUT_S", 4 * PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S):
+        return await running
 
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 async def test_a_signal_ends_the_run_and_leaves_nothing(
-    drill: Drill, number: signal.Signals, status: int, *, native: bool
+    drill: Drill,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
+    status: int,
+    *,
+    native: bool,
 ) -> None:
     event = "stop:node-1@0.3s" if native else "stop:node-1@world1+1s"
-    running = asyncio.create_task(drill.run("60", "0", events=(event,), native=native))
-    await until(
-        lambda: "stop " in drill.screen.getvalue() and "training" in drill.screen.getvalue()
-    )
-    started_s = time.monotonic()
+    # One that is frozen so soon may make no step that node-0 could wait for.
+    awaited = () if native else ("node-1",)
+    running = drill.begin("0", awaited=awaited, events=(event,), native=native)
+    await drill.shown("stop", "node-1")
+    await drill.shown("training")
     os.kill(os.getpid(), number)
-    assert await running == status
-    assert time.monotonic() - started_s < 18  # without waiting out CLOSE_TIMEOUT_S
+    assert await ends_without_waiting_for_stragglers(running, monkeypatch) == status
     assert await drill.processes() == set()
 
 
 async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_frozen(
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frozen, let_go = threading.Event(), threading.Event()
+    asked, frozen, let_go = threading.Event(), threading.Event(), threading.Event()
+    interrupt = console.local.node.Node.interrupt
+
+    async def noted(node: console.local.node.Node) -> None:
+        asked.set()
+        await interrupt(node)
 
     def send_slowly(find: Callable[[], set[int]], number: signal.Signals) -> None:
         """As on a machine with many processes: whoever does not wait for the other is overtaken."""
         if number == signal.SIGSTOP:
-            let_go.wait(2)
+            asked.wait(PATIENCE_S)
+            let_go.wait(5)
         send_to_all(find, number)
         if number == signal.SIGSTOP:
             frozen.set()
         else:
             let_go.set()
-            frozen.wait(2)
+            frozen.wait(5)
 
+    monkeypatch.setattr(console.local.node.Node, "interrupt", noted)
     monkeypatch.setattr(console.local.node, "send_to_all", send_slowly)
-    event = "stop:node-0@world1+1s"
-    running = asyncio.create_task(drill.run("60", "0", nodes=1, events=(event,)))
-    await until(lambda: "stop " in drill.screen.getvalue())
+    running = drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
+    await drill.shown("stop", "node-0")
     assert not frozen.is_set()
-    started_s = time.monotonic()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await running == 143
+    assert await ends_without_waiting_for_stragglers(running, monkeypatch) == 143
     assert frozen.is_set()
-    assert time.monotonic() - started_s < 18  # without waiting out CLOSE_TIMEOUT_S
     assert await drill.processes() == set()
