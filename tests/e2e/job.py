@@ -28,6 +28,7 @@ from rdzv.store.access import Access
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.e2e.background import Background
 from tests.e2e.step_log import StepLog, World
+from tests.e2e.stillness import Stillness
 from tests.e2e.witness import Witness
 from tests.ports import free_ports
 
@@ -37,14 +38,20 @@ JOB_MARK, NODE_MARK = "STEP_LOOP_JOB", "STEP_LOOP_NODE"
 FORM_TIMEOUT_S = 150.0
 """For a world to form: each of its processes imports torch, on cores that are shared."""
 PAUSE_MAX_S = 10.0
-"""Between two steps of a world that nobody disturbs, on cores that are shared."""
+"""Between two steps of a world that nobody disturbs, on cores that are shared.
+
+A time in which the machine let nobody run does not count.
+"""
 READY_TIMEOUT_S = 120.0
 """For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
+KILL_TIMEOUT_S = 60.0
+"""For the kernel to end what was sent SIGKILL."""
 
 _SWEEPER = """
 import sys
 from tests.e2e.job import end_all
-sys.stdin.read()
+from tests.e2e.stillness import measure
+measure()
 end_all(sys.argv[1])
 """
 
@@ -77,7 +84,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 def end_all(job: str, node: str | None = None, keep: set[int] | None = None) -> None:
     """Kill until nothing is left."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + KILL_TIMEOUT_S
     while pids := marked(job, node) - (keep or set()):
         assert time.monotonic() < deadline_s, f"{pids} outlive SIGKILL"
         send(pids, signal.SIGKILL)
@@ -185,12 +192,7 @@ class Job:
         self.steps = StepLog(steps)
         self.keys = JobKeys("drills", self.name)
         self.witness = Witness(background, endpoints, self.keys)
-        self._sweeper = subprocess.Popen(
-            [sys.executable, "-c", _SWEEPER, self.token],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._stillness = Stillness(_SWEEPER, self.token, cwd=ROOT)
 
     # -- starting and ending
 
@@ -337,13 +339,13 @@ class Job:
         for proxy in self._proxies:
             self.background.run(proxy.__aexit__(None, None, None))
         self.witness.close()
-        self._sweeper.communicate(timeout=20)
+        self._stillness.end()
 
     @staticmethod
     def _reap(node: Node) -> None:
         for process in (node.sidecar, node.launcher):
             if process is not None:
-                process.wait(10)
+                process.wait(KILL_TIMEOUT_S)
 
     # -- what befalls nodes
 
@@ -372,7 +374,7 @@ class Job:
         assert node.launcher is not None
         self.tell(f"{node.name}: torchrun and its workers killed")
         end_all(self.token, node.name, {node.sidecar.pid})
-        node.launcher.wait(10)
+        node.launcher.wait(KILL_TIMEOUT_S)
 
     def kill_agent_only(self, node: Node) -> set[int]:
         """SIGKILL torchrun; returns the workers that it leaves behind."""
@@ -381,7 +383,7 @@ class Job:
         workers = marked(self.token, node.name) - {node.sidecar.pid, node.launcher.pid}
         self.tell(f"{node.name}: torchrun killed, {len(workers)} workers left")
         node.launcher.kill()
-        node.launcher.wait(10)
+        node.launcher.wait(KILL_TIMEOUT_S)
         return workers
 
     def kill_sidecar(self, node: Node) -> None:
@@ -389,7 +391,7 @@ class Job:
         assert node.sidecar is not None
         self.tell(f"{node.name}: sidecar killed")
         node.sidecar.kill()
-        node.sidecar.wait(10)
+        node.sidecar.wait(KILL_TIMEOUT_S)
 
     def stop_sidecar(self, node: Node) -> None:
         """SIGTERM to the sidecar alone, as for an upgrade in place."""
@@ -437,7 +439,10 @@ class Job:
         """Wait for a condition."""
         deadline_s = time.monotonic() + timeout_s
         while not condition():
-            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+            if time.monotonic() >= deadline_s:
+                # The machine may have stood still since the last look.
+                assert condition(), f"not within {timeout_s:g} s: {what}"
+                return
             time.sleep(0.05)
 
     def world(self) -> World | None:
@@ -485,8 +490,12 @@ class Job:
         worlds = self.steps.worlds()
         assert worlds[-1] is world, f"another world of {worlds[-1].size} has formed"
         assert len(world.pids) == world.size
-        longest_s = world.longest_pause_s(since_s, time.monotonic())
-        assert longest_s < PAUSE_MAX_S, f"no step for {longest_s:.1f} s"
+        for began_s, ended_s in world.pauses(since_s, time.monotonic()):
+            if (pause_s := ended_s - began_s) >= PAUSE_MAX_S:
+                still_s = self._stillness.between_s(began_s, ended_s)
+                assert pause_s - still_s < PAUSE_MAX_S, (
+                    f"no step for {pause_s:.1f} s, while the machine stood still for {still_s:.1f}"
+                )
 
     def in_agreement(self) -> bool:
         """Whether store, host lists and metrics of all nodes tell the same membership."""

@@ -60,10 +60,10 @@ class World:
         """Most restarts that torch has counted on one of its nodes."""
         return max(worker.restarts for worker in self.workers.values())
 
-    def longest_pause_s(self, since_s: float, until_s: float) -> float:
-        """The longest time without a step between two moments."""
+    def pauses(self, since_s: float, until_s: float) -> list[tuple[float, float]]:
+        """The times without a step between two moments."""
         moments = [since_s, *(at for at in self.steps_s if since_s < at < until_s), until_s]
-        return max(b - a for a, b in pairwise(moments))
+        return list(pairwise(moments))
 
 
 class StepLog:
