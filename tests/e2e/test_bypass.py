@@ -20,7 +20,10 @@ RunJob = Callable[..., AbstractContextManager[Job]]
 
 
 def told(job: Job, node: Node) -> tuple[str, str]:
-    """What ``muster status`` says of a member's launcher: the kind as JSON has it, and why."""
+    """What ``muster status`` says of a member's launcher: the kind as JSON has it, and why.
+
+    A question mark while the store does not answer, or does not list the member.
+    """
     shown = subprocess.run(
         [sys.executable, "-m", "console.main", "status", "--json"],
         cwd=ROOT,
@@ -32,11 +35,29 @@ def told(job: Job, node: Node) -> tuple[str, str]:
         },
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=120,
     )
-    (member,) = [one for one in json.loads(shown.stdout)["members"] if one["name"] == node.name]
-    return member["launcher"], member["why"]
+    if shown.returncode != 0:
+        job.tell(f"muster status ended with {shown.returncode}: {shown.stderr.strip()}")
+        return "?", ""
+    members = {one["name"]: one for one in json.loads(shown.stdout)["members"]}
+    if node.name not in members:
+        return "?", ""
+    return members[node.name]["launcher"], members[node.name]["why"]
+
+
+def named(job: Job, node: Node, kind: str) -> str:
+    """Wait until ``muster status`` names the member's launcher so; returns why."""
+    why = ""
+
+    def is_named() -> bool:
+        nonlocal why
+        now, why = told(job, node)
+        return now == kind
+
+    job.until(is_named, FORM_TIMEOUT_S, f"its launcher is named {kind}")
+    return why
 
 
 def kinds(node: Node) -> dict[str, float]:
@@ -53,8 +74,7 @@ def test_one_that_was_pointed_elsewhere_is_named_until_it_is_started_right(
         (node,) = job.add(launch=False)
         # Its rendezvous is a port where nobody listens: it waits there, as it would for another.
         job.start_launcher(node, shell="{}", options=["--rdzv-endpoint=localhost:1"])
-        job.until(lambda: told(job, node)[0] == "elsewhere", FORM_TIMEOUT_S, "it is named")
-        why = told(job, node)[1]
+        why = named(job, node, "elsewhere")
         assert "given the rendezvous endpoint localhost:1, not localhost:" in why
         assert node.sidecar_log().count(why) == 1
         assert kinds(node) == {
@@ -71,7 +91,6 @@ def test_one_with_another_size_is_named_with_it(run_job: RunJob, embedded: list[
     with run_job(embedded, least=1, most=3, wrapped=True) as job:
         (node,) = job.add(launch=False)
         job.start_launcher(node, options=["--nnodes=1:2"])
-        job.until(lambda: told(job, node)[0] == "nnodes", FORM_TIMEOUT_S, "it is named")
-        assert "--nnodes=1:2, but the job has 1:3" in told(job, node)[1]
+        assert "--nnodes=1:2, but the job has 1:3" in named(job, node, "nnodes")
         job.until(lambda: bool(job.steps.worlds()), FORM_TIMEOUT_S, "it trains all the same")
         assert kinds(node)["nnodes"] == 1.0

@@ -5,21 +5,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from launcher_shim.c10d.nodes import Node, Round
 from rdzv.commit import Commit
-from rdzv.errors import RecordError
+from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys, last_name
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
-from rdzv.store import KeyValue, WatchEvent
+from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
 from rdzv.watching import Mirror, Watching
 from tests.e2e.background import Background
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 60.0
+"""For the store to answer, on cores that are shared."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,31 @@ class Witness:
 
     def kvs(self) -> dict[str, KeyValue]:
         """Every key of the job, read anew."""
-        read = self._background.run(self.store.range(self._job.prefix, prefix=True))
+        read = self._answer(lambda: self.store.range(self._job.prefix, prefix=True))
         return {kv.key: kv for kv in read.kvs}
+
+    def put(self, key: str, value: bytes) -> int:
+        """Write ``value``, maybe more than once; returns the revision."""
+        return self._answer(lambda: self.store.txn([], [Put(key, value)])).revision
+
+    def compact(self, revision: int) -> None:
+        """Let the store forget the history before ``revision``."""
+        self._answer(lambda: self.store.compact(revision))
+
+    def _answer(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the store has answered: the product's deadlines are too short for a drill."""
+
+        async def insist() -> T:
+            deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+            while True:
+                try:
+                    return await ask()
+                except (StoreUnavailable, StoreAmbiguous):
+                    if time.monotonic() >= deadline_s:
+                        raise
+                    await asyncio.sleep(0.1)
+
+        return self._background.run(insist(), 2 * ANSWER_TIMEOUT_S)
 
     def _take(self, events: Sequence[WatchEvent]) -> None:
         membership = self._membership.snapshot()
