@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import Job, Node
+from tests.e2e.job import FORM_TIMEOUT_S, Job, Node
 from tests.e2e.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -21,7 +21,7 @@ RunJob = Callable[..., AbstractContextManager[Job]]
 @pytest.fixture(scope="module")
 def job(run_job: RunJob, embedded: list[str]) -> Iterator[Job]:
     """Three nodes, with a lease that a sidecar is back within, however busy the machine."""
-    with run_job(embedded, least=2, most=4, lease_s=30.0, wrapped=True) as job:
+    with run_job(embedded, least=2, most=4, lease_s=120.0, wrapped=True) as job:
         yield job
 
 
@@ -93,7 +93,7 @@ def test_the_world_grows_and_shrinks_as_ever_after_its_sidecars_were_replaced(jo
     (fourth,) = job.add()
     job.world_of(job.nodes.values())
     job.kill_node(fourth)
-    again = job.world_of(job.nodes.values())
+    again = job.world_of(job.nodes.values(), job.lease_s + FORM_TIMEOUT_S)
     assert again is not world
     assert again.pids.isdisjoint(world.pids)
     assert all(n.launcher is not None and n.launcher.poll() is None for n in job.nodes.values())
@@ -157,4 +157,4 @@ def test_the_end_of_training_is_told_by_a_sidecar_that_was_replaced(
         launchers = [node.launcher for node in nodes if node.launcher is not None]
         job.until(lambda: all(p.poll() is not None for p in launchers), 120, "every torchrun ends")
         assert [p.returncode for p in launchers] == [0, 0]
-        assert job.round.closed == "success"
+        job.until(lambda: job.round.closed == "success", 60, "it is closed by success")
