@@ -30,22 +30,24 @@ class Cells:
         self._on_present = on_present
         self._on_pushed = on_pushed
         self._cells: dict[bytes, Cell] = {}
-        self._values: dict[bytes, bytes] = {}
-        self._value_revisions: dict[bytes, int] = {}
+        self.values: dict[bytes, tuple[bytes, int]] = {}
+        """Every value that is known, and since which revision it has been so. Not to be written."""
         self._absent: list[tuple[int, bytes]] = []
         self._applied = 0
 
     def value(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None where none is known."""
-        return self._values.get(key)
+        known = self.values.get(key)
+        return known[0] if known is not None else None
 
     def value_revision(self, key: bytes) -> int:
         """Since when ``key`` has had its value; 0 where none is known."""
-        return self._value_revisions.get(key, 0)
+        known = self.values.get(key)
+        return known[1] if known is not None else 0
 
     def exists(self, key: bytes) -> bool:
         """Whether ``key`` is known to exist."""
-        if key in self._values:
+        if key in self.values:
             return True
         cell = self._cells.get(key)
         return cell is not None and bool(cell.queue())
@@ -56,7 +58,7 @@ class Cells:
 
     def existing(self) -> Iterator[bytes]:
         """Every key with a value (queues are not counted)."""
-        return iter(tuple(self._values))
+        return iter(tuple(self.values))
 
     def reads(self, key: bytes) -> list[Range]:
         """What reads ``key`` in full: its value, what was added, its queue."""
@@ -81,8 +83,7 @@ class Cells:
     def begin_anew(self) -> None:
         """The store was restored or emptied: revisions start anew, and so does what is known."""
         self._cells.clear()
-        self._values.clear()
-        self._value_revisions.clear()
+        self.values.clear()
         self._absent.clear()
         self._applied = 0
 
@@ -189,11 +190,9 @@ class Cells:
     def _revalue(self, key: bytes, cell: Cell) -> None:
         value = cell.value()
         if value is None:
-            self._values.pop(key, None)
-            self._value_revisions.pop(key, None)
+            self.values.pop(key, None)
         else:
-            self._values[key] = value
-            self._value_revisions[key] = cell.value_revision()
+            self.values[key] = value, cell.value_revision()
 
     def _forget(self, key: bytes, revision: int) -> None:
         """Drop parts that are absent for good: the watch has passed their deletion."""

@@ -20,10 +20,10 @@ class Floor:
 
     def may_tell(self, revision: int) -> bool:
         """Whether what has been so since ``revision`` may be told; then it has been told."""
-        if max(self._mirror.revision, revision) < self._revision:
-            return False
-        self.tell(revision)
-        return True
+        if revision > self._revision:
+            self._revision = revision
+            return True
+        return revision == self._revision or self._mirror.revision >= self._revision
 
     def tell(self, revision: int) -> None:
         """Take note that a client is told something of ``revision``: nothing older from now on."""

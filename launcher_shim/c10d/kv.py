@@ -81,10 +81,8 @@ class Kv:
 
     def known(self, key: bytes) -> bytes | None:
         """The value as far as it may be told without asking the store."""
-        value = self.cells.value(key)
-        if value is not None and self._floor.may_tell(self.cells.value_revision(key)):
-            return value
-        return None
+        known = self.cells.values.get(key)
+        return known[0] if known is not None and self._floor.may_tell(known[1]) else None
 
     def known_to_exist(self, key: bytes) -> bool:
         """Whether ``key`` exists, as far as that may be told without asking the store."""

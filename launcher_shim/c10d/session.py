@@ -90,7 +90,8 @@ class LauncherSession:
         self._author = author
         self._relay = relay
         self._asked = 0
-        self._stamp = Stamp(author, 0)
+        self._held_back: Stamp | None = None
+        """Of the request that is being handled, if it had to wait until we were ready."""
         self._signed = relay is not None and relay.following > 1
         self._agent: Agent | None = None
         self._run_id = ""
@@ -120,18 +121,13 @@ class LauncherSession:
 
     def handle(self, request: wire.Request) -> Answer:
         """Answer one request; see ``launcher_shim.c10d.served.Session``."""
-        relay = self._relay
-        if relay is None:
-            self._asked += 1
-            stamp = Stamp(self._author, self._asked)
-        else:
-            stamp = Stamp(self._author, relay.number, relay.again, lasting=True)
-        return self._serve(request, stamp)
+        self._asked += 1
+        return self._serve(request, None)
 
-    def _serve(self, request: wire.Request, stamp: Stamp) -> Answer:
+    def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
         if self._kv is None and (self._resuming is not None or self._runs.shared is None):
-            return self._when_ready(request, stamp)
-        self._stamp = stamp  # for the call that follows, and it alone
+            return self._when_ready(request, held_back or self._newest_stamp())
+        self._held_back = held_back  # for the call that follows, and it alone
         agent = self._agent
         if agent is None:
             return self._answers[type(request)](request)
@@ -180,10 +176,20 @@ class LauncherSession:
         )
         self._run_id, self._state_key = note.run_id, state_key(note.run_id)
 
+    def _stamp(self) -> Stamp:
+        """Stamp the request that is being handled. Reads need none, and are many."""
+        return self._held_back or self._newest_stamp()
+
+    def _newest_stamp(self) -> Stamp:
+        relay = self._relay
+        if relay is None:
+            return Stamp(self._author, self._asked)
+        return Stamp(self._author, relay.number, relay.again, lasting=True)
+
     def _sign(self) -> Stamp:
         """Stamp a request that leaves its number on record."""
         self._signed = True
-        return self._stamp
+        return self._stamp()
 
     @property
     def _nonce(self) -> str | None:
@@ -209,7 +215,7 @@ class LauncherSession:
 
     def _compare_set(self, request: wire.CompareSet) -> Answer:
         if self._agent is not None and request.key == self._state_key:
-            return self._wish(self._agent, request, again=self._stamp.again)
+            return self._wish(self._agent, request, again=self._stamp().again)
         opens = request.desired == SENTINEL and not request.expected
         if self._agent is None and opens and is_state_key(request.key):
             return self._attach(request)
@@ -263,8 +269,12 @@ class LauncherSession:
 
     def _known(self, keys: Sequence[bytes]) -> bool:
         exists = self._keys.known_to_exist
-        missing = [key for key in keys if not exists(key) and self._value(key) is None]
-        return not missing
+        for key in keys:
+            if exists(key):
+                continue
+            if self._value(key) is None:
+                return False
+        return True
 
     def _get(self, request: wire.Get) -> Answer:
         value = self._value(request.key)
