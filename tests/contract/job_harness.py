@@ -71,7 +71,7 @@ async def client(engine: MemoryEngine, faults: Faults | None = None) -> AsyncIte
     mirror = Mirror(KEYS.prefix, monotonic)
     watching = asyncio.create_task(Watching(MemoryStore(engine), mirror).run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await mirror.changed_after(0)
         yield Client(store, mirror, Membership(KEYS, mirror))
     finally:

@@ -44,7 +44,7 @@ class NoticeServer:
 
     async def came(self, count: int = 1) -> None:
         """Wait for so many notices."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.notices) < count:
                 self._came.clear()
                 await self._came.wait()

@@ -15,6 +15,9 @@ UNANSWERED = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
 NUMBERS = (wire.Add, wire.NumKeys, wire.DeleteKey, wire.QueueLen)
 BYTES = (wire.Check, wire.Wait, wire.Barrier, wire.CancelWait)
 
+DEADLINE_S = 30.0
+"""For an answer that is on its way, on cores that are shared."""
+
 
 class RawClient:
     """One connection."""
@@ -41,7 +44,7 @@ class RawClient:
     async def at_end(self) -> bool:
         return await self._reader.read(1) == b""
 
-    async def ask(self, request: wire.Request, timeout_s: float = 10) -> bytes | int | None:
+    async def ask(self, request: wire.Request, timeout_s: float = DEADLINE_S) -> bytes | int | None:
         """Send one request and return its answer."""
         self.send(request)
         async with asyncio.timeout(timeout_s):

@@ -49,7 +49,7 @@ class Scene:
         self.put(*members)
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - a file gives no event
                 await asyncio.sleep(0.02)
 
@@ -104,7 +104,7 @@ async def miss_one_for_long_enough(scene: Scene) -> None:
     scene.mirror.apply([], scene.mirror.revision + 1)
     scene.now += CONFIRM_S / 2 + 0.1
     scene.put(C)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await scene.mirror.asked()
     await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
 
