@@ -19,10 +19,13 @@ from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.chaos.history_pods import Pod, pod
 from tests.contract.agent_harness import until
-from tests.contract.raw_client import RawClient, connected
+from tests.contract.patient_store import CALL_S
+from tests.contract.raw_client import DEADLINE_S, RawClient, connected
 from tests.contract.store_backend import Backend
 
-TTL_S = 5.0
+TTL_S = 60.0
+"""No lease is to end by itself here, however long this machine stands still."""
+
 _jobs = count()
 
 WRITES: tuple[wire.Request, ...] = (
@@ -77,7 +80,8 @@ def job() -> JobKeys:
 
 
 async def stored(one: Pod, keys: JobKeys) -> tuple[KeyValue, ...]:
-    return (await one.store.range(keys.in_generation(1).runs, prefix=True)).kvs
+    runs = keys.in_generation(1).runs
+    return (await one.store.range(runs, prefix=True, timeout_s=CALL_S)).kvs
 
 
 async def before(client: RawClient) -> None:
@@ -111,27 +115,26 @@ async def test_i6_nothing_is_stored_for_a_launcher_whose_sidecar_is_superseded(
     async with pod(store, keys, "w-0", TTL_S) as old, connected(old.port) as first:
         await before(first)
         held_back.passing.clear()
-        async with (
-            writing(old.port) as answers,
-            pod(backend.connect(), keys, "w-0", TTL_S, uid="of-the-next-pod") as new,
-        ):
+        async with writing(old.port) as answers:
+            # Some read before they write, which a sidecar that is superseded no longer does.
             await held_back.under_way(len(WRITES))
+            async with pod(backend.connect(), keys, "w-0", TTL_S, uid="of-the-next-pod") as new:
 
-            async def cleaned_up() -> bool:
-                return not any("/ops/" in kv.key for kv in await stored(new, keys))
+                async def cleaned_up() -> bool:
+                    return not any("/ops/" in kv.key for kv in await stored(new, keys))
 
-            await until(cleaned_up)
-            found = await stored(new, keys)
-            assert len(found) == 3
-            held_back.passing.set()
+                await until(cleaned_up)
+                found = await stored(new, keys)
+                assert len(found) == 3
+                held_back.passing.set()
 
-            async def fenced() -> bool:
-                return not old.registrar.registered.is_set()
+                async def fenced() -> bool:
+                    return not old.registrar.registered.is_set()
 
-            await until(fenced)
-            answered, _ = await asyncio.wait(answers, timeout=0.5)
-            assert await stored(new, keys) == found
-            assert not answered
+                await until(fenced)
+                answered, _ = await asyncio.wait(answers, timeout=0.5)
+                assert await stored(new, keys) == found
+                assert not answered
 
 
 async def test_the_log_says_why_the_records_of_a_fenced_sidecars_clients_stay(
@@ -176,9 +179,9 @@ async def test_i5_what_a_launcher_writes_without_a_registration_is_stored_once_i
         await held_back.under_way(2)
         lease = one.registrar.lease_id
         assert lease is not None
-        await backend.connect().lease_revoke(lease)
+        await backend.connect().lease_revoke(lease, timeout_s=CALL_S)
         held_back.passing.set()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(DEADLINE_S):
             assert await first.number() == 42
         assert one.registrar.lease_id != lease
         assert await second.ask(wire.Get(b"/set")) == b"before and after"
@@ -197,19 +200,20 @@ async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_
         held_back.passing.clear()
         client.send(wire.Add(b"/sum", 2))
         await held_back.under_way(1)
-        now = Job.from_kv((await store.range(keys.job)).kvs[0])
+        now = Job.from_kv((await store.range(keys.job, timeout_s=CALL_S)).kvs[0])
         await one.registrar.next_generation(now, "the run was closed by failure")
         held_back.passing.set()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(DEADLINE_S):
             assert await client.number() == 2
         assert await client.ask(wire.Get(b"/sum")) == b"2"
         run = keys.in_generation(2).run(run_id or SHARED_RUN)
-        assert [kv.value for kv in (await store.range(run.sums, prefix=True)).kvs] == [b"2"]
+        found = (await store.range(run.sums, prefix=True, timeout_s=CALL_S)).kvs
+        assert [kv.value for kv in found] == [b"2"]
 
 
 async def next_life(one: Pod, keys: JobKeys) -> None:
     """Have the job begin its next life, and wait until this sidecar serves it."""
-    now = Job.from_kv((await one.store.range(keys.job)).kvs[0])
+    now = Job.from_kv((await one.store.range(keys.job, timeout_s=CALL_S)).kvs[0])
     former = one.endpoint.shared
     await one.registrar.next_generation(now, "the run was closed by failure")
 
@@ -245,7 +249,7 @@ async def test_i5_a_wait_under_way_when_the_job_begins_its_next_life_goes_on_the
         assert await first.ask(wire.Add(b"/n", 1)) == 1
         await next_life(one, keys)
         await second.ask(wire.Set(b"/k", b"v"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             assert await first.byte() == wire.STOP_WAITING
 
 
@@ -262,6 +266,6 @@ async def test_i5_a_barrier_under_way_when_the_job_begins_its_next_life_counts_a
         await until(counted)
         await next_life(one, keys)
         second.send(wire.Barrier(b"/b", 2))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             assert await second.byte() == wire.STOP_WAITING
             assert await first.byte() == wire.STOP_WAITING
