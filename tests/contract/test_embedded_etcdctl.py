@@ -13,9 +13,12 @@ import pytest
 from rdzv.store import Delete, Put
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.memory import MemoryStore
-from tests.chaos.etcd_cluster import find_etcd
+from tests.chaos.etcd_cluster import START_S, find_etcd
 
 pytestmark = pytest.mark.etcd
+
+PATIENT = (f"--command-timeout={START_S:g}s", f"--dial-timeout={START_S:g}s")
+"""Its own deadlines are 5 and 2 s, which a busy machine may take."""
 
 Etcdctl = Callable[..., Awaitable[str]]
 
@@ -26,14 +29,14 @@ async def etcdctl() -> AsyncIterator[Etcdctl]:
     async with EmbeddedServer() as server:
 
         async def run(*arguments: str, stdin: str = "", status: int = 0) -> str:
-            command = [str(binary), "--endpoints", server.endpoint, *arguments]
+            command = [str(binary), *PATIENT, "--endpoints", server.endpoint, *arguments]
             done = await asyncio.to_thread(
                 subprocess.run,
                 command,
                 input=stdin,
                 capture_output=True,
                 text=True,
-                timeout=20,
+                timeout=START_S + 10,
                 check=False,
             )
             assert done.returncode == status, done.stderr
@@ -92,12 +95,13 @@ async def test_a_live_watch() -> None:
         store = MemoryStore(server.engine)
         await store.txn([], [Put("a/1", b"old")])
         watching = await asyncio.create_subprocess_exec(
-            *(str(binary), "--endpoints", server.endpoint, "watch", "--prefix", "a/", "--rev", "2"),
+            *(str(binary), *PATIENT, "--endpoints", server.endpoint),
+            *("watch", "--prefix", "a/", "--rev", "2"),
             stdout=asyncio.subprocess.PIPE,
         )
         try:
             assert watching.stdout is not None
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(START_S):
                 assert await watching.stdout.readexactly(12) == b"PUT\na/1\nold\n"
                 await store.txn([], [Put("a/2", b"new"), Delete("a/1")])
                 expected = b"PUT\na/2\nnew\nDELETE\na/1\n\n"
