@@ -19,12 +19,13 @@ from muster.lightning import MusterCallback, last_checkpoint
 
 
 class Counter(LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, batch_s: float) -> None:
         super().__init__()
+        self.batch_s = batch_s
         self.weight = nn.Parameter(torch.zeros(1))
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        time.sleep(0.01)
+        time.sleep(self.batch_s)
         return (self.weight * batch).mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -48,7 +49,9 @@ def main() -> None:
         enable_model_summary=False,
     )
     data = DataLoader([torch.ones(1) for _ in range(1000)])
-    trainer.fit(Counter(), data, ckpt_path=last_checkpoint(sys.argv[1]))
+    last = last_checkpoint(sys.argv[1])
+    # Who trains from the beginning is ended on the way, which a busy machine may come to late.
+    trainer.fit(Counter(0.1 if last is None else 0.01), data, ckpt_path=last)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,13 @@ from muster.transformers import MusterCallback, last_checkpoint
 
 
 class Counter(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, batch_s: float) -> None:
         super().__init__()
+        self.batch_s = batch_s
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        time.sleep(0.01)
+        time.sleep(self.batch_s)
         return {"loss": (self.weight * x).mean()}
 
 
@@ -51,8 +52,11 @@ def main() -> None:
         logging_strategy="no",
     )
     data = [{"x": torch.ones(1)} for _ in range(1000)]
-    trainer = Trainer(Counter(), arguments, train_dataset=data, callbacks=[Log(), MusterCallback()])
-    trainer.train(resume_from_checkpoint=last_checkpoint(sys.argv[1]))
+    last = last_checkpoint(sys.argv[1])
+    # Who trains from the beginning is ended on the way, which a busy machine may come to late.
+    counter = Counter(0.1 if last is None else 0.01)
+    trainer = Trainer(counter, arguments, train_dataset=data, callbacks=[Log(), MusterCallback()])
+    trainer.train(resume_from_checkpoint=last)
 
 
 if __name__ == "__main__":
