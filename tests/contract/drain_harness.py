@@ -19,9 +19,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from time import monotonic
 from typing import Literal, cast
 
+import pytest
+
+from agent.draining import drains
 from agent.draining.drains import SOCKET_NAME, Drains
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.nodes import Node, Round, Seat
@@ -37,6 +39,8 @@ from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
+from tests.contract.agent_harness import PATIENCE_S
+from tests.contract.awake_clock import awake_clock
 from tests.contract.drain_parts import (
     FIRST_PORT,
     HERE,
@@ -49,7 +53,9 @@ from tests.contract.drain_parts import (
 from tests.contract.job_harness import KEYS
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30.0
+
+LEASE_TTL_S = 60
+"""No test of drains waits for a lease to end."""
 
 Line = dict[str, object]
 
@@ -88,7 +94,8 @@ class Pod:
             self.cable.cut()
         self._files = MortalRunDir(str(self.run_dir))
         self.store = CabledStore(self.job.engine, self.cable)
-        self.mirror = Mirror(KEYS.prefix, monotonic)
+        clock = self.job.clock
+        self.mirror = Mirror(KEYS.prefix, clock)
         self.membership = Membership(KEYS, self.mirror)
         self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
         identity = Identity(
@@ -107,23 +114,27 @@ class Pod:
             self.mirror,
             self.membership,
             identity,
-            lease_ttl_s=10,
-            clock=monotonic,
+            lease_ttl_s=LEASE_TTL_S,
+            clock=clock,
             random=Random(self.name),
             held=self.held,
             on_held=self._keep,
         )
-        self.drains = Drains(
-            self._files,
-            self.store,
-            self.mirror,
-            self.membership,
-            self.registrar,
-            cast(Endpoint, Rounds(self.mirror, self.membership)),
-            grace_s=self.job.grace_s,
-            below_min=self.job.below_min,
-            random=Random(self.name),
-        )
+        with pytest.MonkeyPatch.context() as patched:
+            # Only while its parts are handed their clocks: tests run several jobs side by side.
+            patched.setattr(drains, "boot_s", clock)
+            patched.setattr(drains, "monotonic", clock)
+            self.drains = Drains(
+                self._files,
+                self.store,
+                self.mirror,
+                self.membership,
+                self.registrar,
+                cast(Endpoint, Rounds(self.mirror, self.membership)),
+                grace_s=self.job.grace_s,
+                below_min=self.job.below_min,
+                random=Random(self.name),
+            )
         self._tasks = [
             asyncio.create_task(Watching(self.store, self.mirror).run()),
             asyncio.create_task(self.registrar.run()),
@@ -216,7 +227,7 @@ class Client:
     def __init__(self, pod: Pod, fields: Line) -> None:
         self.told: list[Told] = []
         self._pod = pod
-        self._given_s = monotonic()
+        self._given_s = pod.job.clock()
         self._fields = fields
         self._task = asyncio.create_task(self._run())
 
@@ -242,7 +253,7 @@ class Client:
     def _line(self) -> bytes:
         left_s = self._fields["seconds_left"]
         if isinstance(left_s, float | int):
-            left_s = max(0.0, left_s - (monotonic() - self._given_s))
+            left_s = max(0.0, left_s - (self._pod.job.clock() - self._given_s))
         return json.dumps({**self._fields, "seconds_left": left_s}).encode() + b"\n"
 
     @property
@@ -281,9 +292,13 @@ class Loop:
 
 @dataclass
 class Job:
-    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them."""
+    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them.
+
+    ``clock`` is that of all sidecars and of the store: what a busy machine takes uses up no grace.
+    """
 
     engine: MemoryEngine
+    clock: Callable[[], float]
     directory: Path
     least: int
     most: int
@@ -300,7 +315,7 @@ class Job:
 
     def follow(self) -> None:
         """Watch the store, as somebody who has no part in it."""
-        self.mirror = Mirror(KEYS.prefix, monotonic)
+        self.mirror = Mirror(KEYS.prefix, self.clock)
         self.membership = Membership(KEYS, self.mirror)
         self.mirror.subscribe(self._see)
         self._watching = asyncio.create_task(Watching(MemoryStore(self.engine), self.mirror).run())
@@ -368,7 +383,7 @@ class Job:
     async def lose_store(self) -> None:
         """Let the store be an empty one from now on. The launcher puts its round back."""
         former = self.mirror.kvs[HERE.run(RUN).round]
-        self.engine = MemoryEngine()
+        self.engine = MemoryEngine(self.clock)
         await self.put(Put(former.key, former.value))
         self._watching.cancel()
         self._watching = asyncio.create_task(Watching(MemoryStore(self.engine), self.mirror).run())
@@ -497,13 +512,14 @@ async def job(
 ) -> AsyncIterator[Job]:
     """Start a sidecar for each name."""
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="drain"))
-    one = Job(MemoryEngine(), directory, least, most, grace_s, below_min)
-    one.follow()
-    try:
-        for name in names:
-            await one.add(name)
-        yield one
-        await asyncio.to_thread(one.check)
-    finally:
-        await one.end()
-        await asyncio.to_thread(shutil.rmtree, directory)
+    async with awake_clock() as clock:
+        one = Job(MemoryEngine(clock), clock, directory, least, most, grace_s, below_min)
+        one.follow()
+        try:
+            for name in names:
+                await one.add(name)
+            yield one
+            await asyncio.to_thread(one.check)
+        finally:
+            await one.end()
+            await asyncio.to_thread(shutil.rmtree, directory)

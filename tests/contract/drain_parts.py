@@ -28,12 +28,25 @@ Moment = Literal["sending", "answering"]
 
 
 class Cable(Cut):
-    """Between one sidecar and the store: can be cut, and can hold a transaction for ever."""
+    """Between one sidecar and the store: can be cut, and can hold transactions back."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._jammed: str | None = None
+        self._freed = asyncio.Event()
         self._wires: list[tuple[Moment, str, asyncio.Event]] = []
         self.on_txn: Callable[[Moment, Sequence[Operation]], None] = lambda moment, operations: None
+
+    def jam(self, prefix: str) -> None:
+        """Hold every transaction that puts a key under ``prefix``, until the cable is mended."""
+        self._jammed = prefix
+        self._freed.clear()
+
+    def mend(self) -> None:
+        """Let through again whatever was cut or jammed."""
+        super().mend()
+        self._jammed = None
+        self._freed.set()
 
     def trip(self, moment: Moment, prefix: str) -> asyncio.Event:
         """Hold the next transaction that puts a key under ``prefix``; the event tells of it."""
@@ -50,6 +63,9 @@ class Cable(Cut):
                 self._wires.remove(wire)
                 tripped.set()
                 await asyncio.Event().wait()
+        jammed = self._jammed
+        if moment == "sending" and jammed is not None and any(k.startswith(jammed) for k in keys):
+            await self._freed.wait()
 
 
 class CabledStore(MemoryStore):

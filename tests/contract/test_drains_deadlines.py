@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
-from time import monotonic
 
 import pytest
 
@@ -25,11 +24,11 @@ async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
     async with job("ab", least=2) as one:
         await one.form("ab")
         await one.training()
-        began = monotonic()
+        began = one.clock()
         client = one.pods["b"].notice("sigterm", 4)
         line = await client.last()
         # The reserve of so short a grace is a third of it.
-        assert 2.6 <= monotonic() - began < 4
+        assert 2.6 <= one.clock() - began < 4
         assert line["outcome"] == "committed"
         await client.release()
         await one.until(lambda: one.commit.granted == ("uid-b",))
@@ -44,8 +43,8 @@ async def test_a_drain_is_written_once_though_its_own_sidecar_sees_it_late() -> 
         one.pods["b"].cable.delivering = late  # type: ignore[method-assign]
         one.pods["b"].notice("sigterm", 30)
         await one.until(lambda: "uid-b" in one.snapshot.drains)
-        began = monotonic()
-        await one.pods["a"].soon(lambda: monotonic() - began > 5)
+        began = one.clock()
+        await one.pods["a"].soon(lambda: one.clock() - began > 5)
         assert one.mirror.kvs[HERE.drain("uid-b")].version == 1
 
 
@@ -53,9 +52,8 @@ async def test_i10_below_min_it_is_released_at_once_where_the_policy_says_so() -
     async with job("ab", least=2, below_min="commit") as one:
         await one.form("ab")
         await one.training()
-        began = monotonic()
-        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
-        assert monotonic() - began < 10
+        # Nobody waits here for as long as this deadline is away.
+        assert (await one.pods["b"].notice("sigterm", 3600).release())["outcome"] == "committed"
 
 
 async def test_i10_a_replacement_lets_it_go() -> None:
@@ -80,11 +78,11 @@ async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() 
 
 async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
     async with job("abc") as one:
-        await one.form("abc", c=Loop(save_s=30))
+        await one.form("abc", c=Loop(save_s=300))
         await one.training()
-        began = monotonic()
+        began = one.clock()
         line = await one.pods["b"].notice("sigterm", 5).last()
-        assert 2.8 <= monotonic() - began < 5
+        assert 2.8 <= one.clock() - began < 5
         assert (line["outcome"], one.done) == ("expired", [])
         drain = one.pods["b"].drain
         assert drain is not None
@@ -110,11 +108,11 @@ async def test_while_the_store_is_away_the_end_of_the_time_is_told(answers: bool
         if answers:
             one.pods["b"].cable.cut()
         else:
-            one.pods["b"].cable.trip("sending", HERE.drains)
-        began = monotonic()
+            one.pods["b"].cable.jam(HERE.drains)
+        began = one.clock()
         client = one.pods["b"].notice("sigterm", 4)
         line = await client.last()
-        assert 1.9 <= monotonic() - began < 4
+        assert 1.9 <= one.clock() - began < 4
         assert (line["phase"], line["outcome"]) == ("released", "expired")
         one.pods["b"].cable.mend()
         await one.until(lambda: one.pods["b"].drain is not None)
@@ -131,19 +129,21 @@ async def test_more_drains_may_end_at_once_than_one_transaction_holds() -> None:
 async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 0.3)
-    async with job("ab", grace_s=1.5) as one:
+    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 1e6)
+    async with job("ab") as one:
         drained = one.pods["b"]
         assert (await drained.notice("prestop").last())["outcome"] == "uncommitted"
         await drained.kill()
         await drained.start()
         assert drained.drains.own.active
+        monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", -1e6)
+        drained.drains.own._stirred.set()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
-        assert await drained.kept("drain.json") is None
+        await drained.soon(lambda: not (drained.run_dir / "drain.json").exists())
         outcomes = [entry.details["outcome"] for entry in one.history()]
         assert outcomes == ["uncommitted", "cancelled"]
-        assert (await drained.notice("sigterm", 20).last())["outcome"] == "uncommitted"
+        assert (await drained.notice("sigterm", 120).last())["outcome"] == "uncommitted"
 
 
 @pytest.mark.parametrize("other", ["sigterm", "hold", "control"])
@@ -155,7 +155,8 @@ async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
         drained = one.pods["b"]
         await drained.notice("prestop").last()
         await drained.notice(other, 1).last()
-        await asyncio.sleep(1.5)
+        told = one.clock()
+        await drained.soon(lambda: one.clock() - told > 1.5)
         assert drained.drain is not None
 
 
@@ -189,7 +190,8 @@ def test_an_operators_drain_without_end_takes_the_time_of_a_notice() -> None:
 
 
 def test_notes_survive_the_file() -> None:
-    notes = Notes.of_notice("uid", notice("sigterm", 30), boot_s(), 30)
+    now_s = boot_s()
+    notes = Notes.of_notice("uid", notice("sigterm", 30), now_s, 30)
     assert Notes.from_json(notes.to_json()) == notes
     assert notes.outlived_boot_s is None
-    assert math.isclose(notes.record("a", boot_s()).seconds_left or 0, 30, abs_tol=0.1)
+    assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)

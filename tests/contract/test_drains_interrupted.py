@@ -15,6 +15,7 @@ import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.store import Operation, Put
+from tests.contract.agent_harness import PATIENCE_S
 from tests.contract.drain_harness import Job, Loop, job
 from tests.contract.drain_parts import HERE, Moment
 from tests.contract.job_harness import KEYS
@@ -48,8 +49,8 @@ async def test_the_sidecar_of_the_pod_that_drains_dies(when: str) -> None:
         await one.training()
         drained = one.pods["b"]
         tripped = drained.cable.trip(*WHEN[when])
-        client = drained.notice("sigterm", 20)
-        async with asyncio.timeout(5):
+        client = drained.notice("sigterm", 120)
+        async with asyncio.timeout(PATIENCE_S):
             await tripped.wait()
         await drained.kill()
         await drained.start()
@@ -64,8 +65,8 @@ async def test_the_sidecar_of_another_pod_dies(when: str) -> None:
         await one.form("abc", loop=SAVES)
         await one.training()
         tripped = one.pods["a"].cable.trip(*WHEN[when])
-        client = one.pods["b"].notice("sigterm", 20)
-        async with asyncio.timeout(5):
+        client = one.pods["b"].notice("sigterm", 120)
+        async with asyncio.timeout(PATIENCE_S):
             await tripped.wait()
         await one.pods["a"].kill()
         await asyncio.sleep(0)
@@ -80,7 +81,7 @@ async def test_a_sidecar_dies_while_ranks_save_and_after(phase: str, who: str) -
     async with job("abc") as one:
         await one.form("abc", loop=SAVES)
         await one.training()
-        client = one.pods["b"].notice("sigterm", 20)
+        client = one.pods["b"].notice("sigterm", 120)
         await drain_until(one, phase)
         await one.pods[who].kill()
         await one.pods["c"].soon(partial(one.pods["c"].logged, "save"))
@@ -93,7 +94,7 @@ async def test_all_sidecars_die_at_once_while_ranks_save() -> None:
     async with job("abc") as one:
         await one.form("abc", loop=SAVES)
         await one.training()
-        client = one.pods["b"].notice("sigterm", 20)
+        client = one.pods["b"].notice("sigterm", 120)
         await one.pods["a"].soon(lambda: all(pod.shown() == "commit" for pod in one.pods.values()))
         await asyncio.gather(*(pod.kill() for pod in one.pods.values()))
         for pod in one.pods.values():
@@ -128,9 +129,9 @@ async def away_for_three_seconds(phase: str) -> None:
         if phase == "noted":
             for pod in pods:
                 pod.cable.cut()
-            client = one.pods["b"].notice("sigterm", 20)
+            client = one.pods["b"].notice("sigterm", 120)
         else:
-            client = one.pods["b"].notice("sigterm", 20)
+            client = one.pods["b"].notice("sigterm", 120)
             await drain_until(one, phase)
             for pod in pods:
                 pod.cable.cut()
@@ -161,7 +162,7 @@ async def losing(seed: int, leavers: str) -> None:
 
         for pod in one.pods.values():
             pod.cable.on_txn = lose
-        clients = [one.pods[name].notice("sigterm", 25) for name in leavers]
+        clients = [one.pods[name].notice("sigterm", 120) for name in leavers]
         for client in clients:
             assert (await client.release())["outcome"] == "committed"
         await finish(one)
@@ -174,7 +175,7 @@ async def test_records_that_cannot_be_read_stop_nothing(key: str) -> None:
         await one.form("ab", loop=SAVES)
         await one.training()
         await one.put(Put(key, b"\xff{not json"))
-        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
+        assert (await one.pods["b"].notice("sigterm", 120).release())["outcome"] == "committed"
         await finish(one)
 
 
@@ -191,8 +192,8 @@ async def with_file(name: str, content: bytes) -> None:
         await one.training()
         drained = one.pods["b"]
         tripped = drained.cable.trip("answering", HERE.votes_of(1))
-        client = drained.notice("sigterm", 20)
-        async with asyncio.timeout(5):
+        client = drained.notice("sigterm", 120)
+        async with asyncio.timeout(PATIENCE_S):
             await tripped.wait()
         await drained.kill()
         await asyncio.to_thread((drained.run_dir / name).write_bytes, content)
@@ -216,14 +217,14 @@ async def test_i8_what_else_lies_in_the_run_directory_stops_nothing() -> None:
 
         for pod in one.pods.values():
             await asyncio.to_thread(litter, pod.run_dir)
-        assert (await one.pods["b"].notice("sigterm", 20).release())["outcome"] == "committed"
+        assert (await one.pods["b"].notice("sigterm", 120).release())["outcome"] == "committed"
         await finish(one)
 
 
 async def test_drain_notes_of_another_pod_drain_nobody() -> None:
     async with job("ab") as one:
         drained = one.pods["b"]
-        client = drained.notice("sigterm", 20)
+        client = drained.notice("sigterm", 120)
         await client.last()
         await drained.kill()
         kept = await drained.kept("drain.json")
