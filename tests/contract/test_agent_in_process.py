@@ -19,7 +19,7 @@ from agent.rundir import RunDir
 from agent.settings import load
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.embedded import EmbeddedServer
-from tests.contract.agent_harness import until
+from tests.contract.agent_harness import PATIENCE_S, until
 from tests.ports import free_ports
 
 
@@ -101,7 +101,7 @@ async def test_a_signal_that_comes_while_it_starts_ends_it(
     # As process 1 of a container, which a signal that it does not handle passes by.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        async with EmbeddedServer() as server, asyncio.timeout(20):
+        async with EmbeddedServer() as server, asyncio.timeout(PATIENCE_S):
             assert await process.run(configured(server.endpoint, tmp_path)) == 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
