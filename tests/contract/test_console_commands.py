@@ -10,10 +10,12 @@ import pty
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import pytest
 
 from launcher_shim.c10d.nodes import Node, Round, Seat
+from rdzv.errors import StoreError
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
@@ -21,7 +23,7 @@ from rdzv.store import Put
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.etcd import EtcdStore
 from rdzv.store.memory import MemoryStore
-from tests.contract.agent_harness import ROOT, muster, until
+from tests.contract.agent_harness import PATIENCE_S, ROOT, muster, until
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)
@@ -124,13 +126,12 @@ async def test_history_shows_hostile_text_spelled_out(server: EmbeddedServer) ->
 async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, command: str) -> None:
     process = await watching(server, [command, "--watch"])
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         first = await process.stdout.readline()
         assert b"join" in first if command == "history" else b"a" in first
-        store = EtcdStore([server.endpoint])
+        store = MemoryStore(server.engine)
         await store.txn([], [Put(KEYS.history_entry(9, "b"), entry("b"))])
         await store.txn([], [Put(KEYS.job, Job(1, 3, generation=4).to_json())])
-        await store.close()
         second = await process.stdout.readline()
         assert second not in (b"", first)
         process.send_signal(signal.SIGINT)
@@ -140,8 +141,12 @@ async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, comma
 
 
 def only_the_corrupt_record(text: str) -> bool:
-    """Whether that record is told once, and nothing else (click ends a line at Ctrl-C)."""
-    lines = [line for line in text.splitlines() if line]
+    """Whether that record is told once, and nothing else (click ends a line at Ctrl-C).
+
+    A busy machine may make the store seem silent, which is told as well.
+    """
+    silence = "the store does not answer"
+    lines = [line for line in text.splitlines() if line and not line.startswith(silence)]
     return len(lines) == 1 and LIVE.member("bad") in lines[0] and "\x1b" not in text
 
 
@@ -169,14 +174,23 @@ async def test_a_terminal_gets_a_table(server: EmbeddedServer) -> None:
         env={**os.environ, **of(server), "TERM": "xterm", "COLUMNS": "120"},
         stdout=theirs,
     )
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert await process.wait() == 0
     os.close(theirs)
-    shown = (await asyncio.to_thread(os.read, ours, 65536)).decode()
+    shown = await asyncio.to_thread(read_terminal, ours)
     os.close(ours)
     assert "standby" in shown
     assert "\x1b[1m" in shown
     assert "\x1b[2J" not in shown
+
+
+def read_terminal(ours: int) -> str:
+    """All that was written to a terminal whose other end is closed."""
+    shown = b""
+    with suppress(OSError):  # how the end is told
+        while got := os.read(ours, 65536):
+            shown += got
+    return shown.decode()
 
 
 async def test_a_store_that_does_not_answer_is_status_69() -> None:
@@ -222,13 +236,16 @@ async def test_the_store_serves_until_it_is_stopped_and_says_what_it_keeps() -> 
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         endpoint = (await process.stdout.readline()).decode().split()[-1].rstrip(".")
         assert b"keeps nothing across a restart" in await process.stdout.readline()
         store = EtcdStore([endpoint])
 
         async def answers() -> bool:
-            return (await store.status()).version != ""
+            try:
+                return (await store.status()).version != ""
+            except StoreError:
+                return False
 
         await until(answers)
         await store.close()
