@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher_shim.c10d import wire
+from tests.contract.agent_harness import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 20.0
 END = wire.Ping(0xC0FFEE)
 CLOSED = b"closed"
 
@@ -56,7 +56,7 @@ def our_server(loop: str) -> Iterator[int]:
     ) as process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
 
 
@@ -65,7 +65,7 @@ def ask(port: int, frames: Sequence[wire.Request | bytes]) -> bytes:
     stream = b"".join(f if isinstance(f, bytes) else wire.encode(f) for f in frames)
     end = wire.pong(END.nonce)
     answers = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         try:
             client.sendall(wire.HANDSHAKE + stream + wire.encode(END))
             while not answers.endswith(end):
@@ -259,7 +259,7 @@ def test_any_sequence_is_answered_as_by_torch(
 
 def drive(port: int) -> Iterator[object]:
     """Do with torch's own client all that it can do, and yield what comes of it."""
-    store = dist.TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=DEADLINE_S))
+    store = dist.TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
     short = timedelta(seconds=0.05)
     yield store.set("a", "1")
     yield store.get("a")
@@ -306,4 +306,4 @@ def test_torchs_own_client_waits_for_what_another_sets(servers: Servers) -> None
         setting.set("unrelated", "1")
         assert not answer.done()
         setting.set("later", "came")
-        assert answer.result(DEADLINE_S) == b"came"
+        assert answer.result(PATIENCE_S) == b"came"

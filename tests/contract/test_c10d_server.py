@@ -20,10 +20,11 @@ from launcher_shim.c10d.connection import PARKED_MAX
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.server import HELD_MAX, C10dServer
 from rdzv.errors import ConfigError, StoreUnavailable
+from tests.contract.agent_harness import PATIENCE_S
 from tests.contract.c10d_memory import MemorySession, MemoryStore
+from tests.contract.calm import calmly
 from tests.contract.listeners import listening_on, loopbacks
 
-DEADLINE_S = 10.0
 HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
 
 
@@ -48,7 +49,7 @@ class StepSession:
         self.is_closed.set()
 
     async def reached(self, count: int) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.handled) < count:
                 self.progress.clear()
                 await self.progress.wait()
@@ -64,12 +65,12 @@ class Client:
         self.writer.write(b"".join(map(wire.encode, requests)))
 
     async def take(self, size: int) -> bytes:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.reader.readexactly(size)
 
     async def ended(self) -> bytes:
         """Wait for the server to close; return what it sent before."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
             except ConnectionResetError:
@@ -167,7 +168,7 @@ async def test_the_session_learns_that_its_client_is_gone() -> None:
         client.send(wire.Wait((b"/a",)), wire.Get(b"/b"))
         await session.reached(2)
         await client.close()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await session.is_closed.wait()
         assert all(result.cancelled() for result in session.results)
 
@@ -178,14 +179,14 @@ async def test_what_a_client_set_before_it_went_is_stored() -> None:
         client.send(wire.Wait((b"/c",)), first, lost, last)
         await session.reached(2)
         await client.close()
-        await asyncio.wait(session.results[:1], timeout=DEADLINE_S)
+        await asyncio.wait(session.results[:1], timeout=PATIENCE_S)
         assert [result.cancelled() for result in session.results] == [True, False]
         assert not session.is_closed.is_set()
         session.results[1].set_result(b"")
         await session.reached(3)
         assert session.handled[1:] == [first, last]
         session.results[2].set_result(b"")
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await session.is_closed.wait()
 
 
@@ -198,7 +199,7 @@ async def test_what_a_client_set_before_it_went_is_not_tried_for_ever(
         done, _ = await asyncio.wait(session.results, timeout=0.2)
         assert not done
         await client.close()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await session.is_closed.wait()
         assert session.results[0].cancelled()
         assert len(session.handled) == 1
@@ -342,30 +343,43 @@ async def test_requests_before_a_bad_one_are_answered() -> None:
 
 
 async def test_i8_a_client_that_never_greets_is_closed() -> None:
-    async with (
-        serving(StepSession, handshake_timeout_s=1.0) as (_, port),
-        connected(port) as greeted,
-        connected(port, b"\x00\xce") as silent,
-    ):
-        assert await silent.ended() == b""
-        greeted.send(wire.Ping(9))
-        assert await greeted.take(4) == wire.pong(9)
+    async def silence(attempt: int) -> None:
+        async with (
+            serving(StepSession, handshake_timeout_s=1.0) as (_, port),
+            connected(port) as greeted,
+            connected(port, b"\x00\xce") as silent,
+        ):
+            assert await silent.ended() == b""
+            greeted.send(wire.Ping(9))
+            assert await greeted.take(4) == wire.pong(9)
+
+    # The one that greets has no longer for it.
+    await calmly(silence)
 
 
 async def test_i8_connections_are_limited_and_free_again() -> None:
-    async with serving(StepSession, connections_max=2) as (_, port), connected(port) as first:
+    # Who is closed is turned away, and not given up for its silence.
+    limits = {"connections_max": 2, "handshake_timeout_s": 3600.0}
+    async with serving(StepSession, **limits) as (_, port), connected(port) as first:
         async with connected(port), connected(port, b"") as third:
             assert await third.ended() == b""
             first.send(wire.Ping(1))
             assert await first.take(4) == wire.pong(1)
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                client = Client(*await asyncio.open_connection("127.0.0.1", port))
-                client.writer.write(HELLO)
-                answer = await client.ended() if not await client.reader.read(4) else b"answered"
-                await client.close()
-                if answer == b"answered":
-                    break
+        async with asyncio.timeout(PATIENCE_S):
+            while not await answers(port):
+                pass
+
+
+async def answers(port: int) -> bytes:
+    """What a new client gets for its greeting; nothing if it is turned away."""
+    client = Client(*await asyncio.open_connection("127.0.0.1", port))
+    client.writer.write(HELLO)
+    try:
+        return await client.reader.read(4)
+    except ConnectionResetError:
+        return b""
+    finally:
+        await client.close()
 
 
 async def test_i8_a_client_is_not_read_while_it_runs_ahead() -> None:
@@ -463,7 +477,7 @@ async def test_i8_unfinished_requests_are_bounded_over_all_clients() -> None:
             writer.write(head + item * 3)
         assert 3 * len(item * 3) > HELD_MAX
         ends = [asyncio.create_task(reader.read()) for reader, _ in clients]
-        done, _ = await asyncio.wait(ends, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(ends, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == 1
         for _, writer in clients:
             writer.close()
