@@ -15,7 +15,6 @@ from rdzv.membership import snapshot_of
 from rdzv.store import Delete, Put
 from rdzv.store.etcd import EtcdStore
 from tests.chaos.certificates import Authority, write
-from tests.chaos.etcd_cluster import START_S
 from tests.chaos.fault_link import Link
 from tests.chaos.fault_rig import Fault, FaultRig
 from tests.chaos.fault_watch import eventually
@@ -163,7 +162,7 @@ async def no_space(rig: FaultRig, seconds: float) -> None:
     # As an operator would: delete, compact, defragment, disarm.
     revision = (await rig.store.txn([], [Delete("/fill/", prefix=True)])).revision
     await rig.store.compact(revision)
-    etcdctl = partial(rig.cluster.etcdctl, f"--command-timeout={START_S:g}s")
+    etcdctl = rig.cluster.etcdctl
     await rig.do("etcd: deleted, compacted, defragmented", partial(etcdctl, "defrag"))
     await rig.do("etcd: disarmed", partial(etcdctl, "alarm", "disarm"))
 

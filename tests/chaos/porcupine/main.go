@@ -39,22 +39,27 @@ func main() {
 		model.Partition = nil
 	}
 	deadline := time.Now().Add(timeout)
-	status := 0
+	illegal, unknown := false, false
 	for _, part := range parts {
-		result, info := porcupine.CheckOperationsVerbose(model, part, time.Until(deadline))
+		// Porcupine takes no time left for no limit at all.
+		left := max(time.Until(deadline), time.Millisecond)
+		result, info := porcupine.CheckOperationsVerbose(model, part, left)
 		switch result {
 		case porcupine.Illegal:
-			status = 1
+			illegal = true
 			tell(part, info)
 		case porcupine.Unknown:
+			unknown = true
 			fmt.Printf("not decided within %s: %d operations\n", timeout, len(part))
-			status = max(status, 3)
 		}
 	}
-	if status == 0 {
-		fmt.Printf("%d operations in %d parts are %s\n", len(history), len(parts), os.Args[1])
+	switch {
+	case illegal:
+		os.Exit(1)
+	case unknown:
+		os.Exit(3)
 	}
-	os.Exit(status)
+	fmt.Printf("%d operations in %d parts are %s\n", len(history), len(parts), os.Args[1])
 }
 
 // tell prints what surrounds the first operation that fits into no order.
