@@ -131,7 +131,7 @@ def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(LauncherSession, "__init__", begin)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "plant",
     [
@@ -160,7 +160,7 @@ async def test_a_planted_bug_is_found(
     pytest.fail("no history showed the bug")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_planted_step_back_from_one_key_to_another_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +172,7 @@ async def test_a_planted_step_back_from_one_key_to_another_is_found(
     pytest.fail("no history showed the bug")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_planted_error_of_the_cells_is_found_by_the_stores_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
