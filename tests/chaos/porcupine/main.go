@@ -5,17 +5,25 @@
 //
 // Usage: porcupine-check MODEL TIMEOUT <HISTORY; MODEL is linearizable, ordered or membership.
 // It ends with 0 if the history is right, with 1 if it is not, and then tells where, and with 3 if
-// that could not be decided in time.
+// that could not be decided in time, or within memoryMax.
 package main
 
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"sort"
+	"sync/atomic"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 )
+
+// memoryMax is in bytes. A search that finds no order takes some 300 MB a second.
+const memoryMax = 2 << 30
+
+// partTime is the least that each part of a history has, also after one that took all of the time.
+const partTime = time.Second
 
 func main() {
 	models := map[string]func() porcupine.Model{
@@ -39,14 +47,16 @@ func main() {
 		model.Partition = nil
 	}
 	deadline := time.Now().Add(timeout)
-	illegal, unknown := false, false
+	var illegal atomic.Bool
+	unknown := false
+	go endBeyondMemory(&illegal)
 	for _, part := range parts {
 		// Porcupine takes no time left for no limit at all.
-		left := max(time.Until(deadline), time.Millisecond)
+		left := max(time.Until(deadline), partTime)
 		result, info := porcupine.CheckOperationsVerbose(model, part, left)
 		switch result {
 		case porcupine.Illegal:
-			illegal = true
+			illegal.Store(true)
 			tell(part, info)
 		case porcupine.Unknown:
 			unknown = true
@@ -54,12 +64,28 @@ func main() {
 		}
 	}
 	switch {
-	case illegal:
+	case illegal.Load():
 		os.Exit(1)
 	case unknown:
 		os.Exit(3)
 	}
 	fmt.Printf("%d operations in %d parts are %s\n", len(history), len(parts), os.Args[1])
+}
+
+// endBeyondMemory ends the search before the machine does: it shares that with others.
+func endBeyondMemory(illegal *atomic.Bool) {
+	var used runtime.MemStats
+	for range time.Tick(50 * time.Millisecond) {
+		runtime.ReadMemStats(&used)
+		if used.Sys <= memoryMax {
+			continue
+		}
+		if illegal.Load() {
+			os.Exit(1)
+		}
+		fmt.Printf("not decided within %d MiB\n", memoryMax>>20)
+		os.Exit(3)
+	}
 }
 
 // tell prints what surrounds the first operation that fits into no order.
