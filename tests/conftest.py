@@ -2,7 +2,8 @@
 """What every test shares: no test blocks the event loop, none sees the caller's settings.
 
 Tests run in a few processes at once, for most of them wait more than they work. Those that start
-real jobs, or share a cluster, go one after another in three of them: more would be too slow.
+real jobs, share a cluster, or bring faults to real etcd members go one after another in four
+sequences: more at once would be too slow.
 
 Properties are tried on the same examples every day, however slowly this machine gets through them;
 ``MUSTER_TEST_RANDOM`` has new ones drawn.
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile(
@@ -29,6 +31,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+if not os.environ.get("MUSTER_TEST_RANDOM"):
+    # Some of what is drawn would be constants of the modules that this process has imported so far:
+    # which they are depends on the tests it was given. There is no setting for it, and a version of
+    # hypothesis that names this otherwise is an error here.
+    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", providers.Constants)
 
 # Under nohup, or in the background of a shell, some are ignored, which every program that a test
 # starts would inherit.
@@ -44,8 +51,10 @@ TOGETHER = (
     re.compile(r"tests/e2e/test_(kube|operator|inject_server|image|drain|bad_input|bypass)"),
     re.compile(r"tests/e2e/test_withstands_"),
     re.compile(r"tests/e2e/"),
+    re.compile(r"tests/chaos/test_(fault_matrix|store_faults|scale|doctor|idle)"),
 )
-"""Three sequences; all tests that use the cluster are in the first."""
+"""Four sequences; all tests that use the cluster of Kubernetes are in the first, and those whose
+etcd members would suffer from each other's in the last."""
 
 
 class Together(LoadScopeScheduling):  # type: ignore[misc]
@@ -76,7 +85,10 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_blocking_call() -> Iterator[None]:
-    with blockbuster_ctx():
+    with blockbuster_ctx() as blockbuster:
+        for function in blockbuster.functions.values():
+            # A test that hangs in its event loop is ended there, after the stacks were written.
+            function.can_block_in("pytest_timeout.py", "timeout_sigalrm")
         yield
 
 
