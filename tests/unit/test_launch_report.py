@@ -198,7 +198,7 @@ async def test_a_report_that_cannot_go_on_is_said_and_no_more(
     reporting = asyncio.ensure_future(Reporter(str(asked_for)).run())
     reporting.add_done_callback(_on_reporting_ended)
     with caplog.at_level(logging.ERROR):
-        await asyncio.wait([reporting], timeout=5)
+        await asyncio.wait([reporting])
     assert [record.message for record in caplog.records] == [
         "the sidecar is not told any more which launcher runs here"
     ]

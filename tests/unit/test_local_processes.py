@@ -19,10 +19,11 @@ from console.local.ports import free_ports
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked, send_to_all
 
 ROOT = Path(console.__file__).parent.parent
+PATIENCE_S = 60.0
 
 ORPHAN = """
 import os, subprocess, sys
-child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
 print(child.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -32,7 +33,7 @@ os.kill(os.getpid(), 9)
 def run() -> Iterator[str]:
     name = uuid.uuid4().hex
     yield name
-    assert end_all(lambda: marked(name), set(), time.monotonic() + 5) == set()
+    assert end_all(lambda: marked(name), set(), time.monotonic() + PATIENCE_S) == set()
 
 
 def start(command: list[str], run: str, node: str) -> subprocess.Popen[str]:
@@ -40,7 +41,7 @@ def start(command: list[str], run: str, node: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "the condition did not come true in time"
@@ -48,21 +49,22 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def close(process: subprocess.Popen[str]) -> None:
-    process.wait(10)
+    process.wait(PATIENCE_S)
     if process.stdout is not None:
         process.stdout.close()
 
 
 def test_a_node_is_its_own_processes_and_no_others(run: str) -> None:
-    first = start(["sleep", "60"], run, "node-0")
-    second = start(["sleep", "60"], run, "node-1")
-    longer_name = start(["sleep", "60"], run, "node-10")
+    first = start(["sleep", "600"], run, "node-0")
+    second = start(["sleep", "600"], run, "node-1")
+    longer_name = start(["sleep", "600"], run, "node-10")
     wait_until(lambda: len(marked(run)) == 3)
     assert marked(run, "node-1") == {second.pid}
-    assert end_all(lambda: marked(run, "node-1"), {second.pid}, time.monotonic() + 5) == set()
-    assert second.wait(5) == -signal.SIGKILL
+    left = end_all(lambda: marked(run, "node-1"), {second.pid}, time.monotonic() + PATIENCE_S)
+    assert left == set()
+    assert second.wait(PATIENCE_S) == -signal.SIGKILL
     assert marked(run) == {first.pid, longer_name.pid}
-    end_all(lambda: marked(run), {first.pid, longer_name.pid}, time.monotonic() + 5)
+    end_all(lambda: marked(run), {first.pid, longer_name.pid}, time.monotonic() + PATIENCE_S)
     for process in (first, second, longer_name):
         close(process)
 
@@ -76,7 +78,7 @@ def test_an_orphan_in_its_own_session_is_still_found(run: str) -> None:
 
 
 def test_a_stopped_node_goes_on(run: str) -> None:
-    process = start(["sleep", "60"], run, "node-0")
+    process = start(["sleep", "600"], run, "node-0")
     wait_until(lambda: marked(run) == {process.pid})
     send_to_all(lambda: marked(run), signal.SIGSTOP)
 
@@ -96,12 +98,12 @@ def test_the_sweeper_ends_the_run_when_its_parent_is_gone(run: str, tmp_path: Pa
     (disks / "1").mkdir(parents=True)
     command = [sys.executable, "-m", "console.local.sweeper", run, str(disks)]
     sweeper = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT)
-    process = start(["sleep", "60"], run, "node-0")
+    process = start(["sleep", "600"], run, "node-0")
     wait_until(lambda: marked(run) == {process.pid})
     assert sweeper.stdin is not None
     sweeper.stdin.close()
-    assert process.wait(10) == -signal.SIGKILL
-    assert sweeper.wait(10) == 0
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    assert sweeper.wait(PATIENCE_S) == 0
     assert not disks.exists()
     close(process)
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -67,4 +65,4 @@ async def test_calls_are_timed_and_failures_counted_by_kind() -> None:
     assert 'muster_store_call_seconds_count{call="txn"} 1.0' in text
     assert 'muster_store_errors_total{kind="StoreUnavailable"} 1.0' in text
     assert metrics.unseen_for_s(1) >= 0.0
-    await asyncio.wait_for(store.close(), 1)
+    await store.close()
