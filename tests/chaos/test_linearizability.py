@@ -270,4 +270,4 @@ async def test_a_search_without_end_ends_before_the_memory_of_the_machine_does(
     history = History()
     history.records += hard_to_judge("/a")
     with pytest.raises(Undecided, match="MiB"):
-        await verdict(porcupine, history, "ordered", 0.5)
+        await verdict(porcupine, history, "ordered", 200)
