@@ -19,6 +19,9 @@ from rdzv.keys import RunKeys
 from rdzv.store import Range, Store, WatchBatch, WatchEvent
 from tests.chaos.history import History, Record
 
+CATCH_UP_S = 60.0
+"""Until the last of what was written has been followed, however busy the machine is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -148,7 +151,7 @@ async def store_order(store: Store, keys: RunKeys) -> AsyncIterator[StoreOrder]:
     try:
         yield order
         last = (await store.txn([], [Range(keys.prefix)])).revision
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(CATCH_UP_S):
             while reached < last:
                 moved.clear()
                 await moved.wait()

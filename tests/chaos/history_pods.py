@@ -29,6 +29,8 @@ NODES = (2, 4)
 REGISTERS = ("/r0", "/r1", "/r2")
 COUNTERS = ("/n0", "/n1")
 LOGS = ("/l0",)
+START_S = 60.0
+"""Until a sidecar is registered and listens, however busy the machine is."""
 FLAGS = tuple(f"/f{number}" for number in range(40))
 """Set once each, by whoever comes first; waited for by others, as a torchrun's ranks are."""
 
@@ -96,7 +98,7 @@ async def pod(
     parts = [Watching(store, mirror).run(), registrar.run(), endpoint.run()]
     tasks = [asyncio.create_task(part) for part in parts]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             await endpoint.listening.wait()
             await registrar.registered.wait()
         yield Pod(name, store, mirror, registrar, endpoint)

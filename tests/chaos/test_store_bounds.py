@@ -13,7 +13,6 @@ import pytest
 from rdzv.history import HISTORY_LENGTH
 from rdzv.leftovers import KEPT_MIN
 from rdzv.store import Store
-from rdzv.store.etcd import EtcdStore
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.chaos.bounds_load import (
     Job,
@@ -25,6 +24,7 @@ from tests.chaos.bounds_load import (
 )
 from tests.chaos.bounds_report import write_report
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.patient_store import PatientEtcdStore
 
 SETTLED_KEYS = HISTORY_LENGTH + KEPT_MIN + 20
 """The present members, the job, and what else does not come with each change."""
@@ -46,7 +46,7 @@ class Backing:
 
     def connect(self) -> Store:
         if self._endpoints:
-            return EtcdStore(self._endpoints)
+            return PatientEtcdStore(self._endpoints)
         return MemoryStore(self._engine)
 
 
@@ -70,7 +70,6 @@ async def test_pods_that_come_and_go_leave_a_bounded_number_of_keys(backing: Bac
         await store.close()
 
 
-@pytest.mark.timeout(180)
 async def test_rounds_that_form_and_end_leave_the_keys_of_two(backing: Backing) -> None:
     store = backing.connect()
     try:
@@ -109,7 +108,7 @@ def compacting() -> Iterator[EtcdCluster]:
 @pytest.mark.timeout(1500)
 async def test_a_long_life_leaves_the_store_flat(tmp_path: Path, compacting: EtcdCluster) -> None:
     def connect() -> Store:
-        return EtcdStore(compacting.endpoints)
+        return PatientEtcdStore(compacting.endpoints)
 
     curves: dict[str, list[Sample]] = {}
     rest: dict[str, Sample] = {}
