@@ -7,7 +7,7 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +25,11 @@ LOOK_S = 0.005
 class EtcdMembers:
     """``async with etcd_members(3) as members: … members.endpoints``."""
 
-    def __init__(self, binary: str, directory: Path, count: int) -> None:
+    def __init__(
+        self, binary: str, directory: Path, count: int, arguments: Sequence[str] = ()
+    ) -> None:
         self._binary = binary
+        self._arguments = arguments
         self._directory = directory
         self._clients = [free_port() for _ in range(count)]
         self._peers = [free_port() for _ in range(count)]
@@ -55,6 +58,7 @@ class EtcdMembers:
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster={','.join(cluster)}",
             "--log-level=fatal",
+            *self._arguments,
         )
 
     async def kill(self, member: int) -> None:
@@ -99,12 +103,15 @@ class EtcdMembers:
 
 
 @asynccontextmanager
-async def etcd_members(count: int) -> AsyncIterator[EtcdMembers]:
-    """Run ``count`` members until the end of the block; the binary is that of ``etcd_server``."""
+async def etcd_members(count: int, arguments: Sequence[str] = ()) -> AsyncIterator[EtcdMembers]:
+    """Run ``count`` members until the end of the block; the binary is that of ``etcd_server``.
+
+    ``arguments`` are more of etcd's own.
+    """
     binary = await asyncio.to_thread(_binary)
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-bench-etcd-")
     try:
-        async with EtcdMembers(binary, Path(directory), count) as members:
+        async with EtcdMembers(binary, Path(directory), count, arguments) as members:
             await members.leader()
             yield members
     finally:

@@ -98,7 +98,12 @@ def _figure(name: str, value: float, unit: str, bar: Bar | None = None) -> Figur
 
 
 async def grow_and_shrink(
-    sidecars: int, processes: int, rest_s: float, wave: int, lease_ttl_s: float
+    sidecars: int,
+    processes: int,
+    rest_s: float,
+    wave: int,
+    lease_ttl_s: float,
+    etcd_arguments: Sequence[str] = (),
 ) -> AsyncGenerator[Phase, None]:
     """Join, rest, a third leaves, and returns; raises ``TimeoutError`` if one takes too long.
 
@@ -107,7 +112,7 @@ async def grow_and_shrink(
     names = [f"node-{number:04}" for number in range(sidecars)]
     third = names[::3]
     async with AsyncExitStack() as stack:
-        members = await stack.enter_async_context(etcd_members(1))
+        members = await stack.enter_async_context(etcd_members(1, etcd_arguments))
         workers = [
             await stack.enter_async_context(worker("benchmarks.scale_parts"))
             for _ in range(processes)

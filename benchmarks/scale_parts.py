@@ -44,9 +44,13 @@ class OwnConnection(Endpoint):
 
 
 class CountedStore(EtcdStore):
-    """Counts what one sidecar asks of the store and what it gets."""
+    """Counts what one sidecar asks of the store and what it gets.
+
+    ``settled`` are its own writes that were taken, or may have been.
+    """
 
     counts: Counter[str]
+    settled = 0
 
     def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
         return [OwnConnection(target, files) for target in access.targets]
@@ -62,8 +66,10 @@ class CountedStore(EtcdStore):
             result = await super().txn(*args, **options)
         except StoreAmbiguous:
             self.counts["writes in doubt"] += 1
+            self.settled += 1
             raise
         self.counts["writes" if result.succeeded else "writes that lost"] += 1
+        self.settled += result.succeeded
         return result
 
     async def lease_keep_alive(self, *args: Any, **options: Any) -> float:
@@ -135,7 +141,12 @@ class Member:
         """Leave on purpose, and stop."""
         self._registering.cancel()
         await asyncio.wait({self._registering})
+        settled = self._store.settled
         await self._registrar.leave(LEAVE_S)
+        if self._store.settled == settled:
+            # The end of its lease took the record along instead, or it went on its way with a call
+            # that was given up.
+            self._counts["writes in doubt"] += 1
         await self.stop()
 
     async def stop(self) -> None:

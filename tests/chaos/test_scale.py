@@ -8,38 +8,46 @@ registers twice, nobody reads for each event, and the changes of a storm are loo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from benchmarks.scale import Phase, grow_and_shrink
+from rdzv.pacing import FIRST_PAUSE_S
 from rdzv.registrar import RENEWALS_PER_TTL
+from rdzv.store.doubling import Doubling
 from tests.chaos.etcd_cluster import find_etcd
 
 pytestmark = pytest.mark.etcd
 
-EVERYDAY = (60, 2, 5.0)
-LONG = (300, 4, 20.0)
+EVERYDAY = (60, 2, 23.0, 60.0, ("--unsafe-no-fsync",))
+LONG = (300, 4, 20.0, 10.0, ())
 """Sidecars, processes, seconds at rest: longer than from one renewal of a lease to the next. 1,000
-are ``scripts/bench scale``."""
-LEASE_TTL_S = 10.0
+are ``scripts/bench scale``. Then the lease: every day longer than this machine may stand still;
+and etcd's own arguments: every day it waits for no disk that others keep busy."""
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("sidecars", "processes", "rest_s"),
-    [
-        EVERYDAY,
-        pytest.param(*LONG, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
-    ],
+    ("sidecars", "processes", "rest_s", "lease_ttl_s", "etcd_arguments"),
+    [EVERYDAY, pytest.param(*LONG, marks=pytest.mark.long)],
 )
 async def test_many_join_rest_leave_and_return(
-    monkeypatch: pytest.MonkeyPatch, sidecars: int, processes: int, rest_s: float
+    monkeypatch: pytest.MonkeyPatch,
+    sidecars: int,
+    processes: int,
+    rest_s: float,
+    lease_ttl_s: float,
+    etcd_arguments: Sequence[str],
 ) -> None:
     folder = (await asyncio.to_thread(find_etcd)).parent
     monkeypatch.setenv("MUSTER_TEST_ETCD", str(folder))
     async with asyncio.timeout(500):
         phases = [
             phase
-            async for phase in grow_and_shrink(sidecars, processes, rest_s, sidecars, LEASE_TTL_S)
+            async for phase in grow_and_shrink(
+                sidecars, processes, rest_s, sidecars, lease_ttl_s, etcd_arguments
+            )
         ]
     join, rest, leave, again = phases
     third = len(range(0, sidecars, 3))
@@ -49,22 +57,31 @@ async def test_many_join_rest_leave_and_return(
     for phase, due in zip(phases, (sidecars, 0, third, third), strict=True):
         sure, doubtful = phase.counts["writes"], phase.counts["writes in doubt"]
         assert sure <= due <= sure + doubtful, story
-    # The first member writes the job; all others have planned on there being none.
-    assert join.counts["writes that lost"] < sidecars, story
+    # The first member writes the job; all others have planned on there being none, and do so again
+    # only if the watch has not shown it within a pause.
+    most = sidecars * losses_within(join.took_s, lease_ttl_s) + join.counts["writes in doubt"]
+    assert join.counts["writes that lost"] <= most, story
 
-    # A read each when it starts; none for any event.
-    assert join.counts["reads"] <= 2 * sidecars, story
-    assert rest.counts["reads"] == 0, story
-    assert leave.counts["reads"] <= 2 * third, story
-    assert again.counts["reads"] <= 2 * third, story
+    # A read each when it starts, and one for each write in doubt; none for any event.
+    for phase, due in zip(phases, (2 * sidecars, 0, 2 * third, 2 * third), strict=True):
+        assert phase.counts["reads"] <= due + phase.counts["writes in doubt"], story
 
     # What nobody can save: each change reaches each watcher. What can be saved is done together.
     for phase in (join, leave, again):
         assert phase.counts["lists made"] < phase.counts["events"] / 2, story
     assert rest.counts["lists made"] == 0, story
-    renewals = rest_s * sidecars * RENEWALS_PER_TTL / LEASE_TTL_S
+    renewals = rest_s * sidecars * RENEWALS_PER_TTL / lease_ttl_s
     assert 0 < rest.counts["renewals"] <= 1.5 * renewals + sidecars, story
     assert memory_is_bounded(join, again), story
+
+
+def losses_within(took_s: float, lease_ttl_s: float) -> int:
+    """How often one sidecar can lose in that time, with the shortest pause after each."""
+    pauses = Doubling(FIRST_PAUSE_S, lease_ttl_s)
+    losses = 1
+    while (took_s := took_s - pauses.after(losses) / 2) >= 0:
+        losses += 1
+    return losses
 
 
 def memory_is_bounded(join: Phase, again: Phase) -> bool:
