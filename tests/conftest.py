@@ -21,6 +21,7 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from xdist.scheduler import LoadScopeScheduling
 
 settings.register_profile(
@@ -35,7 +36,7 @@ if not os.environ.get("MUSTER_TEST_RANDOM"):
     # Some of what is drawn would be constants of the modules that this process has imported so far:
     # which they are depends on the tests it was given. There is no setting for it, and a version of
     # hypothesis that names this otherwise is an error here.
-    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", providers.Constants)
+    pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
 
 # Under nohup, or in the background of a shell, some are ignored, which every program that a test
 # starts would inherit.
