@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client with a lease of 4 s and a watch; the test stops the whole process for longer."""
+"""A client with a lease of 15 s and a watch; the test stops the whole process for longer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.store import Put, WatchEvent
 from rdzv.store.etcd import EtcdStore
+from tests.contract.patient_store import PatientEtcdStore
 
 LEASE = 0xF0F0
+TTL_S = 15
 
 
 async def renew(store: EtcdStore) -> None:
@@ -35,9 +37,11 @@ async def follow(store: EtcdStore, start: int) -> list[WatchEvent]:
 
 
 async def main() -> None:
+    first = PatientEtcdStore(sys.argv[1:])
+    await first.lease_grant(LEASE, TTL_S)
+    start = (await first.txn([], [Put("/frozen-lease", b"", LEASE)])).revision + 1
+    await first.close()
     store = EtcdStore(sys.argv[1:])
-    await store.lease_grant(LEASE, 4)
-    start = (await store.txn([], [Put("/frozen-lease", b"", LEASE)])).revision + 1
     following = asyncio.create_task(follow(store, start))
     renewing = asyncio.create_task(renew(store))
     await asyncio.sleep(1)

@@ -11,17 +11,30 @@ from itertools import pairwise
 
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.store import Compare, Put, Store, WatchEvent
+from tests.chaos.calm_time import calm_time
 
 WRITE_EVERY_S = 0.1
 RENEW_EVERY_S = 0.7
 SWAP_EVERY_S = 0.2
+UNTIL_S = 60.0
+SETTLE_S = 120.0
 
 
 class StoreLoad:
-    """A writer, and a client under test with a watch, leases and a compare-and-swap loop."""
+    """A writer, and a client under test with a watch, leases and a compare-and-swap loop.
+
+    ``first`` does what is done once, before anything is broken.
+    """
 
     def __init__(
-        self, writer: Store, client: Store, prefix: str, *, lease_ids: Sequence[int], ttl_s: int
+        self,
+        first: Store,
+        writer: Store,
+        client: Store,
+        prefix: str,
+        *,
+        lease_ids: Sequence[int],
+        ttl_s: int,
     ) -> None:
         self.prefix = prefix
         self.written: list[str] = []
@@ -33,7 +46,7 @@ class StoreLoad:
         self.leases_lost: list[int] = []
         self.ambiguous = 0
         self.unavailable = 0
-        self._writer, self._client = writer, client
+        self._first, self._writer, self._client = first, writer, client
         self._lease_ids, self._ttl_s = lease_ids, ttl_s
         self._news = asyncio.Event()
 
@@ -41,10 +54,10 @@ class StoreLoad:
     async def running(self) -> AsyncIterator[None]:
         """Run until left; the watch first delivers all that was written."""
         for lease_id in self._lease_ids:
-            await self._client.lease_grant(lease_id, self._ttl_s)
+            await self._first.lease_grant(lease_id, self._ttl_s)
             key = f"{self.prefix}leased/{lease_id}"
-            await self._client.txn([], [Put(key, b"", lease_id)])
-        start = (await self._client.range(self.prefix)).revision + 1
+            await self._first.txn([], [Put(key, b"", lease_id)])
+        start = (await self._first.range(self.prefix)).revision + 1
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch(start))
             busy = [group.create_task(self._write()), group.create_task(self._swap())]
@@ -55,7 +68,7 @@ class StoreLoad:
             await self.until(lambda: {e.kv.key for e in self.events} >= set(self.written))
             watching.cancel()
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = 15.0) -> None:
+    async def until(self, condition: Callable[[], bool], deadline_s: float = UNTIL_S) -> None:
         """Wait for something that the watch or the writer brings about."""
         async with asyncio.timeout(deadline_s):
             while not condition():
@@ -65,7 +78,15 @@ class StoreLoad:
     async def settle(self, writes: int = 10) -> None:
         """Wait until that many further writes have been made, and seen, without a hitch."""
         goal = len(self.written) + writes
-        await self.until(lambda: len(self.written) >= goal and len(self.events) >= goal, 30.0)
+        await self.until(lambda: len(self.written) >= goal and len(self.events) >= goal, SETTLE_S)
+
+    async def outlast(self, fault_s: float) -> None:
+        """Let a fault that leaves the store whole last; by its end the client has gone past it."""
+        goal, swapped = len(self.written) + 5, len(self.swapped_at_s) + 3
+        await calm_time(fault_s, self.written_at_s)
+        assert len(self.events) >= goal, "the watch waits for the end of the fault"
+        assert len(self.swapped_at_s) >= swapped, "writes wait for the end of the fault"
+        assert not self.leases_lost
 
     def assert_exact(self) -> None:
         """No event was lost, doubled or out of order."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The etcd drivers against three real members that are killed, frozen, and cut off.
 
-The bar: no event lost, doubled or out of order in any case, and a client that adds next to
-nothing to what an election costs.
+The bar: no event lost, doubled or out of order in any case, and a client that leaves what is broken
+while it is; in the full proof, one that adds next to nothing to what an election costs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from rdzv.store import Put, WatchBatch
 from rdzv.store.etcd import EtcdStore
 from rdzv.store.etcd3_driver import Etcd3Store
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.chaos.etcd_leader import leader_of
 from tests.chaos.store_load import StoreLoad, gap_s
 from tests.chaos.tcp_proxy import TcpProxy
+from tests.contract.patient_store import PatientEtcdStore
 
 pytestmark = pytest.mark.etcd
 
@@ -39,11 +41,33 @@ _numbers = itertools.count(1)
 
 Driver = type[EtcdStore]
 
-both_drivers = pytest.mark.parametrize("driver", [EtcdStore, Etcd3Store])
-each_driver = pytest.mark.parametrize(
-    "driver", [EtcdStore, pytest.param(Etcd3Store, marks=pytest.mark.long)]
+in_seconds_too = pytest.param(EtcdStore, marks=pytest.mark.long, id="EtcdStore-in-seconds")
+
+both_drivers = pytest.mark.parametrize(
+    "driver",
+    [
+        EtcdStore,
+        Etcd3Store,
+        in_seconds_too,
+        pytest.param(Etcd3Store, marks=pytest.mark.long, id="Etcd3Store-in-seconds"),
+    ],
 )
-"""The default one every day, the other one in the full proof."""
+each_driver = pytest.mark.parametrize(
+    "driver", [EtcdStore, in_seconds_too, pytest.param(Etcd3Store, marks=pytest.mark.long)]
+)
+"""The default one every day; both in the full proof, which holds the bounds in seconds, too."""
+
+
+@pytest.fixture
+def ttl_s(in_seconds: bool) -> int:
+    """Of leases that outlast the fault: on a busy machine renewals come late."""
+    return 10 if in_seconds else 30
+
+
+@pytest.fixture
+def soon_s(in_seconds: bool) -> float:
+    """For a client to find its way back."""
+    return 5.0 if in_seconds else 60.0
 
 
 @asynccontextmanager
@@ -51,17 +75,20 @@ async def load(
     cluster: EtcdCluster,
     driver: Driver,
     *,
-    ttl_s: int = 10,
+    ttl_s: int,
     leases: int = 4,
     endpoints: Sequence[str] = (),
     writes_to: int = 0,
 ) -> AsyncIterator[StoreLoad]:
     """Run the load, whose writer uses the member ``writes_to``."""
     number = next(_numbers)
+    first = PatientEtcdStore(cluster.endpoints)
     writer = EtcdStore(cluster.endpoints, first=writes_to)
     client = driver(endpoints or cluster.endpoints)
     lease_ids = [(number << 40) + index + 1 for index in range(leases)]
-    running = StoreLoad(writer, client, f"/chaos/{number}/", lease_ids=lease_ids, ttl_s=ttl_s)
+    running = StoreLoad(
+        first, writer, client, f"/chaos/{number}/", lease_ids=lease_ids, ttl_s=ttl_s
+    )
     try:
         async with running.running():
             await running.settle()
@@ -70,16 +97,7 @@ async def load(
     finally:
         await client.close()
         await writer.close()
-
-
-async def leader_of(cluster: EtcdCluster) -> int:
-    for member, endpoint in enumerate(cluster.endpoints):
-        store = EtcdStore([endpoint])
-        status = await store.status()
-        await store.close()
-        if status.leader_id == status.member_id:
-            return member
-    raise AssertionError("no member leads")
+        await first.close()
 
 
 async def drain(batches: AsyncIterator[WatchBatch]) -> None:
@@ -96,53 +114,68 @@ async def pass_time(load: StoreLoad, fault_s: float) -> None:
 
 
 @both_drivers
-async def test_leader_killed(cluster: EtcdCluster, driver: Driver) -> None:
-    leader = await leader_of(cluster)
-    async with load(cluster, driver) as job:
+async def test_leader_killed(
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
+) -> None:
+    leader = await leader_of(cluster.access())
+    async with load(cluster, driver, ttl_s=ttl_s) as job:
         cluster.kill(leader)
-        await pass_time(job, 4)
+        await job.outlast(4)
         await asyncio.to_thread(cluster.start, leader)
     job.assert_exact()
     assert job.leases_lost == []
-    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
-    assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S + 1
+    if in_seconds:
+        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
+        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S + 1
 
 
 @pytest.mark.parametrize(
-    ("frozen_s", "ttl_s"), [(8, 6), pytest.param(14, 8, marks=pytest.mark.long)]
+    ("driver", "frozen_s", "lease_s"),
+    [
+        (EtcdStore, 14, 12),
+        pytest.param(EtcdStore, 8, 6, marks=pytest.mark.long),
+        pytest.param(EtcdStore, 14, 8, marks=pytest.mark.long),
+        pytest.param(Etcd3Store, 8, 6, marks=pytest.mark.long),
+        pytest.param(Etcd3Store, 14, 8, marks=pytest.mark.long),
+    ],
 )
-@each_driver
 async def test_leader_frozen_for_longer_than_a_lease(
-    cluster: EtcdCluster, driver: Driver, frozen_s: float, ttl_s: int
+    cluster: EtcdCluster, driver: Driver, frozen_s: float, lease_s: int, in_seconds: bool
 ) -> None:
-    leader = await leader_of(cluster)
-    async with load(cluster, driver, ttl_s=ttl_s, leases=10) as job:
+    leader = await leader_of(cluster.access())
+    async with load(cluster, driver, ttl_s=lease_s, leases=10) as job:
         cluster.freeze(leader)
         # Until it wakes up; then etcd itself (3.6.16) may revoke what others have renewed.
-        await pass_time(job, frozen_s)
+        await job.outlast(frozen_s)
         cluster.resume(leader)
     job.assert_exact()
-    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
+    if in_seconds:
+        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + CLIENT_DELAY_S
 
 
 @each_driver
-async def test_follower_frozen_under_the_client(cluster: EtcdCluster, driver: Driver) -> None:
-    leader = await leader_of(cluster)
+async def test_follower_frozen_under_the_client(
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
+) -> None:
+    leader = await leader_of(cluster.access())
     follower = (leader + 1) % len(cluster)
     endpoints = cluster.endpoints[follower:] + cluster.endpoints[:follower]
-    async with load(cluster, driver, endpoints=endpoints, writes_to=leader) as job:
+    async with load(cluster, driver, ttl_s=ttl_s, endpoints=endpoints, writes_to=leader) as job:
         cluster.freeze(follower)
-        await pass_time(job, 5)
+        await job.outlast(5)
         cluster.resume(follower)
     job.assert_exact()
     assert job.leases_lost == []
-    assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
-    assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+    if in_seconds:
+        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
 @each_driver
-async def test_every_member_killed_and_back(cluster: EtcdCluster, driver: Driver) -> None:
-    async with load(cluster, driver) as job:
+async def test_every_member_killed_and_back(
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
+) -> None:
+    async with load(cluster, driver, ttl_s=ttl_s) as job:
         started_s = time.monotonic()
         for member in range(len(cluster)):
             cluster.kill(member)
@@ -151,15 +184,16 @@ async def test_every_member_killed_and_back(cluster: EtcdCluster, driver: Driver
         outage_s = time.monotonic() - started_s
     job.assert_exact()
     assert job.leases_lost == []
-    assert gap_s(job.events_at_s) < outage_s + 2
-    assert gap_s(job.swapped_at_s) < outage_s + 2
+    if in_seconds:
+        assert gap_s(job.events_at_s) < outage_s + 2
+        assert gap_s(job.swapped_at_s) < outage_s + 2
 
 
 @each_driver
-async def test_quorum_lost(cluster: EtcdCluster, driver: Driver) -> None:
-    leader = await leader_of(cluster)
+async def test_quorum_lost(cluster: EtcdCluster, driver: Driver, ttl_s: int) -> None:
+    leader = await leader_of(cluster.access())
     others = [member for member in range(len(cluster)) if member != leader]
-    async with load(cluster, driver) as job:
+    async with load(cluster, driver, ttl_s=ttl_s) as job:
         for member in others:
             cluster.freeze(member)
         await pass_time(job, 6)
@@ -172,40 +206,47 @@ async def test_quorum_lost(cluster: EtcdCluster, driver: Driver) -> None:
 
 
 @both_drivers
-async def test_black_hole_to_one_endpoint(cluster: EtcdCluster, driver: Driver) -> None:
+async def test_black_hole_to_one_endpoint(
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
+) -> None:
     async with TcpProxy(cluster.endpoints[0]) as proxy:
         endpoints = [proxy.endpoint, *cluster.endpoints[1:]]
-        async with load(cluster, driver, endpoints=endpoints) as job:
+        async with load(cluster, driver, ttl_s=ttl_s, endpoints=endpoints) as job:
             proxy.hold()
-            await pass_time(job, 5)
+            await job.outlast(5)
             proxy.mend()
         job.assert_exact()
         assert job.leases_lost == []
-        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
-        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+        if in_seconds:
+            assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+            assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
 @each_driver
 async def test_one_name_for_all_members_when_one_of_them_freezes(
-    cluster: EtcdCluster, driver: Driver
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
 ) -> None:
     async with TcpProxy(cluster.endpoints[0]) as service:
-        async with load(cluster, driver, endpoints=[service.endpoint]) as job:
+        async with load(cluster, driver, ttl_s=ttl_s, endpoints=[service.endpoint]) as job:
             service.strand(cluster.endpoints[1])
             await pass_time(job, 3)
         job.assert_exact()
         assert job.leases_lost == []
-        assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
-        assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+        if in_seconds:
+            assert gap_s(job.events_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
+            assert gap_s(job.swapped_at_s) < gap_s(job.written_at_s) + ONE_ENDPOINT_S
 
 
 @each_driver
-async def test_black_hole_to_every_endpoint(cluster: EtcdCluster, driver: Driver) -> None:
+async def test_black_hole_to_every_endpoint(
+    cluster: EtcdCluster, driver: Driver, ttl_s: int, in_seconds: bool
+) -> None:
     async with AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
         ]
-        async with load(cluster, driver, endpoints=[proxy.endpoint for proxy in proxies]) as job:
+        endpoints = [proxy.endpoint for proxy in proxies]
+        async with load(cluster, driver, ttl_s=ttl_s, endpoints=endpoints) as job:
             for proxy in proxies:
                 proxy.hold()
             await pass_time(job, 5)
@@ -213,20 +254,23 @@ async def test_black_hole_to_every_endpoint(cluster: EtcdCluster, driver: Driver
                 proxy.mend()
             mended_s = time.monotonic()
             await job.settle()
-            first_s = min(moment for moment in job.events_at_s if moment > mended_s)
-            written_at_s = [moment for moment in job.written_at_s if moment > mended_s]
-            assert first_s - mended_s < gap_s([mended_s, *written_at_s]) + 2
+            if in_seconds:
+                first_s = min(moment for moment in job.events_at_s if moment > mended_s)
+                written_at_s = [moment for moment in job.written_at_s if moment > mended_s]
+                assert first_s - mended_s < gap_s([mended_s, *written_at_s]) + 2
         job.assert_exact()
         assert job.leases_lost == []
 
 
 @each_driver
-async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster, driver: Driver) -> None:
+async def test_cut_off_while_the_history_is_compacted(
+    cluster: EtcdCluster, driver: Driver, soon_s: float
+) -> None:
     async with AsyncExitStack() as stack:
         proxies = [
             await stack.enter_async_context(TcpProxy(endpoint)) for endpoint in cluster.endpoints
         ]
-        writer = EtcdStore(cluster.endpoints)
+        writer = PatientEtcdStore(cluster.endpoints)
         client = driver([proxy.endpoint for proxy in proxies])
         stack.push_async_callback(writer.close)
         stack.push_async_callback(client.close)
@@ -243,11 +287,11 @@ async def test_cut_off_while_the_history_is_compacted(cluster: EtcdCluster, driv
             await client.range("/cut", timeout_s=0.5)
         for proxy in proxies:
             proxy.mend()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(soon_s):
             with pytest.raises(Compacted) as gone:
                 await drain(batches)
         assert gone.value.compact_revision == last.revision - 1
-        listed = await client.range("/cut", prefix=True)
+        listed = await client.range("/cut", prefix=True, timeout_s=soon_s)
         assert [kv.value for kv in listed.kvs] == [b"49"]
 
 
@@ -258,30 +302,35 @@ def member() -> Iterator[EtcdCluster]:
 
 
 @each_driver
-async def test_a_store_that_was_emptied_is_noticed(member: EtcdCluster, driver: Driver) -> None:
-    store = driver(member.endpoints)
+async def test_a_store_that_was_emptied_is_noticed(
+    member: EtcdCluster, driver: Driver, soon_s: float
+) -> None:
+    writer = PatientEtcdStore(member.endpoints)
     for _ in range(20):
-        last = await store.txn([], [Put("/emptied", b"")])
+        last = await writer.txn([], [Put("/emptied", b"")])
+    await writer.close()
+    store = driver(member.endpoints)
     batches = store.watch("/emptied", last.revision + 1)
     await anext(batches)
     await asyncio.to_thread(member.empty)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(soon_s):
         with pytest.raises(Compacted, match="emptied or restored"):
             await drain(batches)
-        assert (await store.range("/emptied", timeout_s=5)).kvs == ()
+        assert (await store.range("/emptied", timeout_s=soon_s)).kvs == ()
     await store.close()
 
 
-async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster) -> None:
+@pytest.mark.parametrize("soon_s", [60.0, pytest.param(5.0, marks=pytest.mark.long)])
+async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster, soon_s: float) -> None:
     command = [sys.executable, str(Path(__file__).with_name("frozen_client.py"))]
     root = str(Path(__file__).parents[2])
     client = await asyncio.create_subprocess_exec(
         *command, *cluster.endpoints, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": root}
     )
     assert client.stdout is not None
-    writer = EtcdStore(cluster.endpoints)
+    writer = PatientEtcdStore(cluster.endpoints)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             assert await client.stdout.readline() == b"ready\n"
             # Before it is stopped: on a busy machine its lease ends amid the writes.
             start = (await writer.range("/frozen-lease")).revision + 1
@@ -292,10 +341,9 @@ async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster) -> 
                 if batch.events:
                     break
             client.send_signal(signal.SIGCONT)
-            resumed_s = time.monotonic()
-            assert await client.stdout.readline() == b"lease lost\n"
-            assert await client.stdout.readline() == b"20 events in order\n"
-            assert time.monotonic() - resumed_s < 5
+            async with asyncio.timeout(soon_s):
+                assert await client.stdout.readline() == b"lease lost\n"
+                assert await client.stdout.readline() == b"20 events in order\n"
             assert await client.wait() == 0
     finally:
         await writer.close()
