@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from tests.chaos.fault_watch import eventually
 
 MONITOR_S = 0.2
-FORM_S = 40.0
+FORM_S = 120.0
 END_S = 5.0
 
 

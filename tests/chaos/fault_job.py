@@ -37,7 +37,7 @@ class LinkedJob(Job):
         twin.run_dir = self.directory / f"{node.name}-twin"
         twin.run_dir.mkdir()
         self.start_sidecar(twin)
-        self.until(twin.ready, 30, "the other pod is ready")
+        self.until(twin.ready, 60, "the other pod is ready")
         self.start_launcher(twin)
 
     def end(self) -> None:

@@ -23,8 +23,11 @@ from tests.chaos.history_pods import pod
 Kind = Literal["leader", "follower"]
 QUOTA_BYTES = 48 << 20
 TOKEN_TTL_S = 3
-LAPSE_S = 20.0
+LAPSE_S = 60.0
 """For the store to end leases that were due: one that has elected meanwhile gives them anew."""
+
+AGAIN_S = 60.0
+"""For a sidecar to learn what became of its registration."""
 
 
 async def _member(rig: FaultRig, kind: Kind) -> int:
@@ -33,10 +36,14 @@ async def _member(rig: FaultRig, kind: Kind) -> int:
     if kind == "leader":
         return leader
     rig.each_line(Link.cut, leader)
+    await rig.settled()
     member = leader
     while member == leader:
         member = await rig.most_used()
     rig.each_line(Link.mend, leader)
+    await rig.settled()
+    # What the way there cost is none of the fault's.
+    rig.measure_from_now()
     return member
 
 
@@ -44,17 +51,21 @@ async def killed(rig: FaultRig, kind: Kind, seconds: float) -> None:
     member = await _member(rig, kind)
     rig.tell(f"etcd: the {kind}, member {member}, is killed")
     rig.cluster.kill(member)
-    await asyncio.sleep(seconds)
-    await rig.do(f"etcd: member {member} starts", rig.cluster.restore)
+    try:
+        await rig.outlast(seconds)
+    finally:
+        await rig.do(f"etcd: member {member} starts", rig.cluster.restore)
 
 
 async def frozen(rig: FaultRig, kind: Kind, seconds: float) -> None:
     member = await _member(rig, kind)
     rig.tell(f"etcd: the {kind}, member {member}, is frozen")
     rig.cluster.freeze(member)
-    await asyncio.sleep(seconds)
-    rig.tell(f"etcd: member {member} goes on")
-    rig.cluster.resume(member)
+    try:
+        await rig.outlast(seconds)
+    finally:
+        rig.tell(f"etcd: member {member} goes on")
+        rig.cluster.resume(member)
 
 
 async def all_killed(rig: FaultRig, seconds: float) -> None:
@@ -110,9 +121,11 @@ async def black_hole_to_one(rig: FaultRig, seconds: float) -> None:
     member = await rig.most_used()
     rig.tell(f"lines: nothing passes to member {member}, which they used most")
     rig.each_line(Link.hold, member)
-    await asyncio.sleep(seconds)
-    rig.tell("lines: all passes again, late")
-    rig.each_line(Link.mend)
+    try:
+        await rig.outlast(seconds)
+    finally:
+        rig.tell("lines: all passes again, late")
+        rig.each_line(Link.mend)
 
 
 async def bad_lines(rig: FaultRig, seconds: float) -> None:
@@ -127,8 +140,9 @@ async def compacted_while_cut(rig: FaultRig, seconds: float) -> None:
     rig.tell("lines: every connection is reset, and every new one")
     rig.each_line(Link.cut)
     await asyncio.sleep(seconds)
-    revision = (await rig.store.range(rig.keys.job)).revision
-    await rig.store.compact(revision)
+    async with rig.operator() as store:
+        revision = (await store.range(rig.keys.job)).revision
+        await store.compact(revision)
     rig.tell(f"etcd: the history is compacted at {revision}")
     rig.each_line(Link.mend)
 
@@ -138,13 +152,15 @@ async def lease_revoked(rig: FaultRig) -> None:
     held = registrar.held
     assert registrar.lease_id is not None
     rig.tell("etcd: the lease of w-0 is revoked")
-    await rig.store.lease_revoke(registrar.lease_id)
-    if rig.job is not None:
-        members = rig.job.keys.in_generation(1).members
-        for kv in (await rig.store.range(members, prefix=True)).kvs[:1]:
-            rig.tell(f"etcd: so is the one of {kv.key}")
-            await rig.store.lease_revoke(kv.lease)
-    assert await eventually(lambda: registrar.held != held, 10), rig.story("not registered again")
+    async with rig.operator() as store:
+        await store.lease_revoke(registrar.lease_id)
+        if rig.job is not None:
+            members = rig.job.keys.in_generation(1).members
+            for kv in (await store.range(members, prefix=True)).kvs[:1]:
+                rig.tell(f"etcd: so is the one of {kv.key}")
+                await store.lease_revoke(kv.lease)
+    again = await eventually(lambda: registrar.held != held, AGAIN_S)
+    assert again, rig.story("not registered again")
 
 
 async def no_space(rig: FaultRig, seconds: float) -> None:
@@ -160,8 +176,9 @@ async def no_space(rig: FaultRig, seconds: float) -> None:
         filled += 1
     await asyncio.sleep(seconds)
     # As an operator would: delete, compact, defragment, disarm.
-    revision = (await rig.store.txn([], [Delete("/fill/", prefix=True)])).revision
-    await rig.store.compact(revision)
+    async with rig.operator() as store:
+        revision = (await store.txn([], [Delete("/fill/", prefix=True)])).revision
+        await store.compact(revision)
     etcdctl = rig.cluster.etcdctl
     await rig.do("etcd: deleted, compacted, defragmented", partial(etcdctl, "defrag"))
     await rig.do("etcd: disarmed", partial(etcdctl, "alarm", "disarm"))
@@ -175,12 +192,14 @@ async def started_twice(rig: FaultRig) -> None:
     rig.fenced.add(old.name)
     try:
         held = rig.joining(old.name)
-        async with pod(store, rig.keys, old.name, 10.0, uid="uid-twice", on_held=held) as other:
+        async with pod(
+            store, rig.keys, old.name, rig.lease_ttl_s, uid="uid-twice", on_held=held
+        ) as other:
             rig.tell("it is registered")
             assert other.registrar.held is not None
             assert old.registrar.held is not None
             assert other.registrar.held.incarnation > old.registrar.held.incarnation
-            gone = await eventually(lambda: not old.registrar.registered.is_set(), 10)
+            gone = await eventually(lambda: not old.registrar.registered.is_set(), AGAIN_S)
             assert gone, rig.story("two hold one name")
             await asyncio.sleep(3)
             assert other.registrar.registered.is_set()
@@ -214,11 +233,12 @@ async def certificate_rotated(rig: FaultRig) -> None:
 class Row:
     """One fault, and what it may cost.
 
-    ``extra_s``: for how long a sidecar may see and write nothing, beyond what the store itself was
-    away for, as ``fault_watch.Health`` saw it, and what the fault itself says that it kept them
-    from it. Any other fault that leaves the store whole lasts for longer than that, so that whoever
-    only waits for its end misses the bar. ``keeps_leases`` and ``new_worlds``: None leaves open
-    what depends on etcd alone.
+    ``extra_s``: for how long, in the full proof, a sidecar may see and write nothing, beyond what
+    the store itself was away for, as ``fault_watch.Health`` saw it, and what the fault itself says
+    that it kept them from it. Any other fault that leaves the store whole lasts for longer than
+    that, so that whoever only waits for its end misses the bar; every day, that of one member ends
+    only after they went past it. ``keeps_leases`` and ``new_worlds``: None leaves open what depends
+    on etcd alone.
     """
 
     name: str
@@ -271,9 +291,13 @@ EVERYDAY = (
         keeps_leases=False,
     ),
 )
-"""In this order on one cluster, with a lease of 6 s."""
+"""In this order on one cluster, with leases of ``EVERYDAY_LEASE_S``; in the full proof, of
+``SHORT_LEASE_S``, which a fault of one member outlasts."""
+EVERYDAY_LEASE_S = 15.0
+SHORT_LEASE_S = 6.0
 
 SECURED_LEASE_S = 15.0
+EVERYDAY_SECURED_LEASE_S = 60.0
 SECURED = (
     _row("token expired", token_expired, extra_s=2.3 * TOKEN_TTL_S + ENDPOINT_S),
     _row("certificate rotated", certificate_rotated, extra_s=2 * ENDPOINT_S),

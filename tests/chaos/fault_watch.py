@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count, pairwise
 
 from rdzv.errors import StoreError
@@ -123,6 +124,27 @@ class Swaps:
                 if (await self._store.txn(*swap)).succeeded:
                     self.done_at_s.append(time.monotonic())
             await asyncio.sleep(SWAP_EVERY_S)
+
+
+@dataclass(frozen=True)
+class Drill:
+    """A writer past the fault, and the sidecars that see its numbers and write themselves."""
+
+    numbers: Numbers
+    seen: Sequence[Seen]
+    swaps: Sequence[Swaps]
+
+    def goes_on(self) -> Callable[[], bool]:
+        """What tells whether every sidecar has come to see, and do, what is written from now on."""
+        goal = self.numbers.count + 5
+        swapped = [len(one.done_at_s) + 3 for one in self.swaps]
+        return lambda: (
+            self.numbers.count >= goal
+            and all(one.numbers and one.numbers[-1] >= goal - 1 for one in self.seen)
+            and all(
+                len(one.done_at_s) >= least for one, least in zip(self.swaps, swapped, strict=True)
+            )
+        )
 
 
 async def eventually(what: Callable[[], bool], timeout_s: float) -> bool:
