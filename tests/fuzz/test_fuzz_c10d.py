@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 HARNESS = Path(__file__).with_name("fuzz_c10d.py")
 RUNS = 150_000
 """Of one seed: they differ by what addresses in memory decide. An idle machine takes some 10 s."""
@@ -18,7 +16,6 @@ SECONDS = 60
 """On a busy one what is done by then must do."""
 
 
-@pytest.mark.timeout(SECONDS + 100)
 def test_i8_fuzzed_frames_and_states_fail_no_more_than_themselves(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
@@ -31,7 +28,7 @@ def test_i8_fuzzed_frames_and_states_fail_no_more_than_themselves(tmp_path: Path
         env={**os.environ, "PYTHONHASHSEED": "1"},
         capture_output=True,
         text=True,
-        timeout=SECONDS + 60,
+        timeout=SECONDS + 180,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
