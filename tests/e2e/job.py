@@ -51,8 +51,10 @@ _SWEEPER = """
 import sys
 from tests.e2e.job import end_all
 from tests.e2e.stillness import measure
-measure()
-end_all(sys.argv[1])
+try:
+    measure()
+finally:  # a test run that was killed may leave half a question
+    end_all(sys.argv[1])
 """
 
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 TICK_S = 0.1
-LATE_S = 0.1
-"""Later than this a turn comes only on a machine that stood still."""
+LATE_S = 0.5
+"""Later than this a turn comes only on a machine that stood still, not on one with much to do."""
 
 
 def measure() -> None:
