@@ -185,6 +185,7 @@ async def verdict(
         stdout=asyncio.subprocess.PIPE,
     )
     said, _ = await checking.communicate(history.text().encode())
-    if checking.returncode not in (0, 1):
+    if checking.returncode == 3:
         raise Undecided(said.decode())
+    assert checking.returncode in (0, 1), said.decode()
     return checking.returncode == 0, said.decode()

@@ -12,15 +12,16 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sort"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/anishathalye/porcupine"
 )
 
 // memoryMax is in bytes. A search that finds no order takes some 300 MB a second.
-const memoryMax = 2 << 30
+const memoryMax = 1 << 30
 
 // partTime is the least that each part of a history has, also after one that took all of the time.
 const partTime = time.Second
@@ -47,24 +48,28 @@ func main() {
 		model.Partition = nil
 	}
 	deadline := time.Now().Add(timeout)
-	var illegal atomic.Bool
-	unknown := false
-	go endBeyondMemory(&illegal)
+	illegal, unknown := false, false
+	var telling sync.Mutex
+	go endBeyondMemory(&telling, &illegal)
+	// The hard ones last: what is wrong in others is told whatever becomes of them.
+	slices.SortStableFunc(parts, func(a, b []porcupine.Operation) int { return len(a) - len(b) })
 	for _, part := range parts {
 		// Porcupine takes no time left for no limit at all.
 		left := max(time.Until(deadline), partTime)
 		result, info := porcupine.CheckOperationsVerbose(model, part, left)
+		telling.Lock()
 		switch result {
 		case porcupine.Illegal:
-			illegal.Store(true)
+			illegal = true
 			tell(part, info)
 		case porcupine.Unknown:
 			unknown = true
 			fmt.Printf("not decided within %s: %d operations\n", timeout, len(part))
 		}
+		telling.Unlock()
 	}
 	switch {
-	case illegal.Load():
+	case illegal:
 		os.Exit(1)
 	case unknown:
 		os.Exit(3)
@@ -73,14 +78,15 @@ func main() {
 }
 
 // endBeyondMemory ends the search before the machine does: it shares that with others.
-func endBeyondMemory(illegal *atomic.Bool) {
+func endBeyondMemory(telling *sync.Mutex, illegal *bool) {
 	var used runtime.MemStats
 	for range time.Tick(50 * time.Millisecond) {
 		runtime.ReadMemStats(&used)
-		if used.Sys <= memoryMax {
+		if used.HeapAlloc <= memoryMax {
 			continue
 		}
-		if illegal.Load() {
+		telling.Lock()
+		if *illegal {
 			os.Exit(1)
 		}
 		fmt.Printf("not decided within %d MiB\n", memoryMax>>20)
