@@ -56,7 +56,7 @@ ensure() {
         alone 9 || exit 1
         [ -e "$venv/.$layer-complete" ] && exit 0
         # One whose making was interrupted has no pip yet.
-        { "$PYTHON" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"; } &&
+        { "$PYTHON" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv"; } &&
             patiently 3600 "$PYTHON" -m pip install --quiet --disable-pip-version-check \
                 --constraint "$REPOSITORY/scripts/constraints.txt" \
                 --constraint "$REPOSITORY/scripts/constraints-tools.txt" "$@" >&2 &&

@@ -7,13 +7,20 @@
 patiently() {
   local seconds=$1 try
   shift
+  # pip and go end with a status of their own when they are interrupted.
+  trap 'exit 130' INT
   for try in 1 2 3; do
-    timeout --foreground --kill-after=30 "$seconds" "$@" && return
+    # Not the lock of the caller's: what a program that was ended leaves behind would go on holding it.
+    timeout --foreground --kill-after=30 "$seconds" "$@" 9>&- && {
+      trap - INT
+      return
+    }
     if ((try < 3)); then
       echo "${0##*/}: $1 failed (attempt $try of 3); again in $((5 * try)) s" >&2
       sleep $((5 * try))
     fi
   done
+  trap - INT
   return 1
 }
 
