@@ -499,6 +499,10 @@ class Job:
                     f"no step for {pause_s:.1f} s, while the machine stood still for {still_s:.1f}"
                 )
 
+    def stood_still_s(self, since_s: float, until_s: float) -> float:
+        """How much of the time between two moments the machine let nobody run."""
+        return self._stillness.between_s(since_s, until_s)
+
     def in_agreement(self) -> bool:
         """Whether store, host lists and metrics of all nodes tell the same membership."""
         names, sight = set(self.nodes), self.witness.sight
