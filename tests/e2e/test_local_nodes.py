@@ -79,7 +79,7 @@ class Drill:
         (directory / "report").mkdir()
         (directory / "checkpoints").mkdir()
 
-    def begin(
+    async def begin(
         self,
         *arguments: str,
         nodes: int = 2,
@@ -107,12 +107,15 @@ class Drill:
             native=native,
         )
         self.screen, self.timeline, self.lives = io.StringIO(), {}, {}
-        shutil.rmtree(self.signs, ignore_errors=True)
-        self.signs.mkdir()
-        for name in awaited if nodes > 1 else ():
-            (self.signs / f"awaited.{name}").touch()
+        await asyncio.to_thread(self._await, awaited if nodes > 1 else ())
         self.job = asyncio.create_task(self._run(settings, events), name="the job")
         return self.job
+
+    def _await(self, names: tuple[str, ...]) -> None:
+        shutil.rmtree(self.signs, ignore_errors=True)
+        self.signs.mkdir()
+        for name in names:
+            (self.signs / f"awaited.{name}").touch()
 
     async def _run(self, settings: Settings, events: tuple[str, ...]) -> int:
         places = Places(self.directory / "logs", self.directory / "report")
@@ -123,9 +126,9 @@ class Drill:
         await asyncio.to_thread(self._read)
         return status
 
-    def end(self, node: str) -> None:
+    async def end(self, node: str) -> None:
         """Let the make-believe torchrun of ``node`` end, and any that is started there later."""
-        (self.signs / f"end.{node}").touch()
+        await asyncio.to_thread((self.signs / f"end.{node}").touch)
 
     async def shown(self, what: str, who: str = "", times: int = 1) -> None:
         """Wait until the screen has shown so many such moments."""
@@ -170,10 +173,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
-    running = drill.begin("0")
+    running = await drill.begin("0")
     await drill.shown("training")
-    drill.end("node-0")
-    drill.end("node-1")
+    await drill.end("node-0")
+    await drill.end("node-1")
     assert await running == 0
     assert drill.timeline["status"] == 0
     assert [world["size"] for world in drill.timeline["worlds"]] == [1]
@@ -182,8 +185,8 @@ async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
 
 
 async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill: Drill) -> None:
-    running = drill.begin("3", "2", nodes=1)
-    drill.end("node-0")
+    running = await drill.begin("3", "2", nodes=1)
+    await drill.end("node-0")
     assert await running == 0
     assert drill.lives["node-0"] == 3
     assert drill.happened("restart", "done") == [
@@ -194,19 +197,19 @@ async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill:
 
 
 async def test_a_launcher_that_keeps_failing_gives_the_job_its_status(drill: Drill) -> None:
-    running = drill.begin("3", nodes=1)
-    drill.end("node-0")
+    running = await drill.begin("3", nodes=1)
+    await drill.end("node-0")
     assert await running == 3
     assert drill.lives["node-0"] == 3
     assert "the end of node-0" in drill.screen.getvalue()
 
 
 async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
-    running = drill.begin("0", events=("kill:rank1@world1+2s", "add@world1+2.2s"))
+    running = await drill.begin("0", events=("kill:rank1@world1+2s", "add@world1+2.2s"))
     await drill.shown("add", "node-1")
-    drill.end("node-0")
+    await drill.end("node-0")
     await drill.shown("done", "node-0")
-    drill.end("node-1")
+    await drill.end("node-1")
     assert await running == 0
     assert drill.happened("kill", "add", "done") == [
         ("kill", "node-1"),
@@ -218,30 +221,31 @@ async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
 
 
 async def test_the_last_node_killed_is_the_end_unless_another_is_to_come(drill: Drill) -> None:
-    assert await drill.begin("0", nodes=1, events=("kill:node-0@0.3s",)) == 137
-    running = drill.begin("0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s"))
+    running = await drill.begin("0", nodes=1, events=("kill:node-0@0.3s",))
+    assert await running == 137
+    running = await drill.begin("0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s"))
     await drill.shown("add", "node-0")
-    drill.end("node-0")
+    await drill.end("node-0")
     assert await running == 0
 
 
 async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(drill: Drill) -> None:
     events = ("kill-launcher:node-1@world1+1s", "kill-container:node-0@world1+1.1s")
-    running = drill.begin("0", awaited=("node-1", "the-test"), events=events)
+    running = await drill.begin("0", awaited=("node-1", "the-test"), events=events)
     before = await drill.until_processes(4)
-    (drill.signs / "awaited.the-test").unlink()
+    await asyncio.to_thread((drill.signs / "awaited.the-test").unlink)
     await drill.shown("restart", times=2)
     assert not before & await drill.processes()
-    drill.end("node-0")
-    drill.end("node-1")
+    await drill.end("node-0")
+    await drill.end("node-1")
     assert await running == 0
     assert (drill.lives["node-0"], drill.lives["node-1"]) == (2, 2)
 
 
 async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) -> None:
-    running = drill.begin("0", events=("stop:node-1@world1+1s",))
+    running = await drill.begin("0", events=("stop:node-1@world1+1s",))
     await drill.shown("stop", "node-1")
-    drill.end("node-0")
+    await drill.end("node-0")
     assert await running == 0
     assert drill.happened("done") == [("done", "node-0")]
     assert await drill.processes() == set()
@@ -249,20 +253,20 @@ async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) ->
         *("cont:node-1@world1+0.5s", "stop:node-1@world1+1s", "stop:node-1@world1+1.1s"),
         "cont:node-1@world1+6s",
     )
-    running = drill.begin("0", events=events)
+    running = await drill.begin("0", events=events)
     await drill.shown("stop", "node-1", times=2)
-    drill.end("node-0")
+    await drill.end("node-0")
     await drill.shown("done", "node-0")
-    drill.end("node-1")
+    await drill.end("node-1")
     assert await running == 0
     assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
 
 
 async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
     events = ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")
-    running = drill.begin("0", nodes=1, events=events)
+    running = await drill.begin("0", nodes=1, events=events)
     await drill.shown("add", "node-0")
-    drill.end("node-0")
+    await drill.end("node-0")
     assert await running == 0
     assert drill.happened("kill", "add") == [
         ("kill", "node-7"),
@@ -274,11 +278,11 @@ async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
 
 async def test_each_node_has_a_sidecar_and_the_store_tells_who_came_and_went(drill: Drill) -> None:
     events = ("kill:node-1@world1+2s", "add:node-1@world1+3s")
-    running = drill.begin("0", native=False, events=events, lease_ttl_s=30)
+    running = await drill.begin("0", native=False, events=events, lease_ttl_s=30)
     await drill.shown("join", "node-1", times=2)
-    drill.end("node-0")
+    await drill.end("node-0")
     await drill.shown("done", "node-0")
-    drill.end("node-1")
+    await drill.end("node-1")
     assert await running == 0
     assert sorted(drill.happened("join")) == [
         ("join", "node-0"),
@@ -294,10 +298,10 @@ async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> 
         *("kill-sidecar:node-0@world1+2s", "drain:node-1@world1+5s"),
         "kill-launcher:node-0@world1+7s",
     )
-    running = drill.begin("0", native=False, events=events, lease_ttl_s=30)
+    running = await drill.begin("0", native=False, events=events, lease_ttl_s=30)
     await drill.shown("drained", "node-1")
     await drill.shown("restart", "node-0")
-    drill.end("node-0")
+    await drill.end("node-0")
     assert await running == 0
     # Which of the two nodes comes first is nobody's promise.
     assert sorted(drill.happened("sidecar", "drained", "restart", "done"), key=itemgetter(1)) == [
@@ -317,15 +321,16 @@ async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> 
 async def test_without_muster_a_drained_node_gets_its_sigterm_and_nothing_else(
     drill: Drill,
 ) -> None:
-    running = drill.begin("0", events=("drain:node-1@world1+1s",))
+    running = await drill.begin("0", events=("drain:node-1@world1+1s",))
     await drill.shown("drained", "node-1")
-    drill.end("node-0")
+    await drill.end("node-0")
     assert await running == 0
     assert drill.happened("drained", "done") == [("drained", "node-1"), ("done", "node-0")]
 
 
 async def test_a_sidecar_that_cannot_start_says_why(drill: Drill) -> None:
-    assert await drill.begin("0", nodes=1, native=False, lease_ttl_s=0.001) == 2
+    running = await drill.begin("0", nodes=1, native=False, lease_ttl_s=0.001)
+    assert await running == 2
     assert "MUSTER_LEASE_TTL" in drill.screen.getvalue()
     assert drill.lives == {}
 
@@ -352,7 +357,7 @@ async def test_a_signal_ends_the_run_and_leaves_nothing(
     event = "stop:node-1@0.3s" if native else "stop:node-1@world1+1s"
     # One that is frozen so soon may make no step that node-0 could wait for.
     awaited = () if native else ("node-1",)
-    running = drill.begin("0", awaited=awaited, events=(event,), native=native)
+    running = await drill.begin("0", awaited=awaited, events=(event,), native=native)
     await drill.shown("stop", "node-1")
     await drill.shown("training")
     os.kill(os.getpid(), number)
@@ -384,7 +389,7 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
 
     monkeypatch.setattr(console.local.node.Node, "interrupt", noted)
     monkeypatch.setattr(console.local.node, "send_to_all", send_slowly)
-    running = drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
+    running = await drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
     await drill.shown("stop", "node-0")
     assert not frozen.is_set()
     os.kill(os.getpid(), signal.SIGTERM)
