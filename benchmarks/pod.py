@@ -23,6 +23,7 @@ from rdzv.keys import JobKeys
 from tests.e2e.kube_job import KubeJob
 from tests.e2e.kube_workload import NAME, Workload
 from tests.e2e.kubelab import TRAINER_IMAGE, Kubelab, Object, host_paths
+from tests.e2e.kubelab_claim import claimed
 from tests.e2e.sidecar_image import sidecar_archive
 from tests.e2e.step_log import World
 
@@ -46,18 +47,13 @@ async def measure(
 ) -> list[Figure]:
     """Measure all in one cluster, which is ended if it was not there before."""
     lab = Kubelab()
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as root:
-        was_there = lab.is_there()
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as root, claimed(lab):
         await asyncio.to_thread(lab.command, "up", timeout_s=900)
-        try:
-            archive = await asyncio.to_thread(sidecar_archive)
-            await asyncio.to_thread(lab.command, "load", str(archive), timeout_s=300)
-            deleted, memory = await _deletes(lab, Path(root), deletes)
-            native = await asyncio.to_thread(_native, lab, Path(root), native_deletes)
-            begun = await asyncio.to_thread(_starts, lab, Path(root), starts)
-        finally:
-            if not was_there:
-                await asyncio.to_thread(lab.command, "down", timeout_s=300)
+        archive = await asyncio.to_thread(sidecar_archive)
+        await asyncio.to_thread(lab.command, "load", str(archive), timeout_s=300)
+        deleted, memory = await _deletes(lab, Path(root), deletes)
+        native = await asyncio.to_thread(_native, lab, Path(root), native_deletes)
+        begun = await asyncio.to_thread(_starts, lab, Path(root), starts)
     delisted, committed, stepped = (list(column) for column in zip(*deleted, strict=True))
     return [
         _shown("pod/delete to delisted everywhere", delisted),

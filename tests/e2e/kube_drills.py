@@ -216,6 +216,8 @@ def kill_sidecar(job: KubeJob, world: World) -> World:
     pod = _another(world)
     before = _sidecar_status(job, pod)["restartCount"]
     job.tell(f"the sidecar of {pod} runs out of memory")
+    # As the API writes it, to whole seconds.
+    filled_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     # It is killed with all that runs in its container.
     with suppress(KubectlFailed):
         job.kubectl("exec", pod, "-c", "muster", "--", "python3", "-c", _FILL_MEMORY)
@@ -225,7 +227,9 @@ def kill_sidecar(job: KubeJob, world: World) -> World:
         "the sidecar has been started again",
     )
     job.until(
-        lambda: _ran_out_of_memory(_sidecar_status(job, pod)["lastState"].get("terminated", {})),
+        lambda: _ran_out_of_memory(
+            _sidecar_status(job, pod)["lastState"].get("terminated", {}), filled_at
+        ),
         30,
         "it was killed for its memory",
     )
@@ -303,9 +307,11 @@ def _sidecar_status(job: KubeJob, pod: str) -> Object:
     return status
 
 
-def _ran_out_of_memory(end: Object) -> bool:
-    # A busy runtime may miss what the kernel tells it of the memory, and has only the signal then,
-    # which nothing else sends here.
+def _ran_out_of_memory(end: Object, filled_at: str) -> bool:
+    # A life that a probe ended has the same signal, but is one that began after the memory's.
+    if not (end.get("startedAt") or "") <= filled_at <= (end.get("finishedAt") or ""):
+        return False
+    # A busy runtime may miss what the kernel tells it of the memory, and has only the signal then.
     return end.get("reason") == "OOMKilled" or (end.get("reason"), end.get("exitCode")) == (
         "Error",
         128 + signal.SIGKILL,

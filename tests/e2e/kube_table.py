@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every drill with Muster and without, and writes what came of it as a Markdown table.
 
-    scripts/kubelab up; python -m tests.e2e.kube_table --slots 1 --slots 2 docs/kubernetes-drills.md
+    python -m tests.e2e.kube_table --slots 1 --slots 2 docs/kubernetes-drills.md
 
-Rows are kept beside the page as they come (``.json``), so that a run that was ended goes on with
-what is missing; ``--again`` begins anew.
+A cluster that is not there is made, and ended afterwards. Rows are kept beside the page
+as they come (``.json``), so that a run that was ended goes on with what is missing; ``--again``
+begins anew.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from tests.e2e.kube_drills import DRILLS, Drill, Row, run, series
 from tests.e2e.kubelab import ROOT, Kubelab
+from tests.e2e.kubelab_claim import claimed
 from tests.e2e.sidecar_image import sidecar_archive
 
 Told = dict[str, str]
@@ -134,10 +136,12 @@ def main() -> None:
     if arguments.again:
         kept.unlink(missing_ok=True)
     lab = Kubelab()
-    lab.command("load", str(sidecar_archive()), timeout_s=300)
     rows = Rows(kept)
-    for slots, muster, drills in rows.missing(arguments.slots):
-        rows.make(lab, slots, muster, drills)
+    with claimed(lab):
+        lab.command("up", timeout_s=900)
+        lab.command("load", str(sidecar_archive()), timeout_s=300)
+        for slots, muster, drills in rows.missing(arguments.slots):
+            rows.make(lab, slots, muster, drills)
     arguments.page.write_text(page(rows.found))
 
 

@@ -22,6 +22,8 @@ KUBECTL = Path("/var/lib/muster-kubelab/programs/kubectl")
 TRAINER_IMAGE = "kubelab/trainer:bookworm"
 ETCD_IMAGE = "kubelab/etcd:3.6.16"
 NODES = ("node-a", "node-b")
+MADE_BY_TESTS = KUBECONFIG.parent.with_name("muster-kubelab-made-by-tests")
+"""There from before tests make it until it is gone, or until a person brings it up, too."""
 UNFIT = 69
 """Its exit status where a machine cannot carry it."""
 
@@ -38,13 +40,9 @@ class KubectlFailed(Exception):
 class Kubelab:
     """Commands of the lab, and kubectl."""
 
-    def is_there(self) -> bool:
-        """Whether somebody has made it, though a part of it may be down at the moment."""
-        return KUBECONFIG.parent.exists()
-
     def left_behind(self) -> list[str]:
         """What is there that should have gone with it."""
-        traces = (KUBECONFIG.parent, Path("/sys/class/net/muster-lab"))
+        traces = (KUBECONFIG.parent, MADE_BY_TESTS, Path("/sys/class/net/muster-lab"))
         found = [str(path) for path in traces if path.exists()]
         found += map(str, Path("/sys/fs/cgroup").glob("*/muster-kubelab"))
         mounts = Path("/proc/mounts").read_text().splitlines()
@@ -55,7 +53,7 @@ class Kubelab:
         return subprocess.run(
             [str(PROGRAM), *arguments],
             # Tests see none of the caller's settings, and the cache is one of them.
-            env={**os.environ, "MUSTER_CACHE": str(CACHE)},
+            env={**os.environ, "MUSTER_CACHE": str(CACHE), "KUBELAB_FOR_TESTS": "1"},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -2,7 +2,7 @@
 """Whose the cluster is: tests end what tests have made, once no session of them uses it any more.
 
 What a killed session has left, with pods that train on, is ended by the next one. A cluster that a
-person has made has no mark, and is left alone.
+person has made, or brought up since, has no mark, and is left alone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from tests.e2e.kubelab import KUBECONFIG, Kubelab
+from tests.e2e.kubelab import MADE_BY_TESTS, Kubelab
 
 LOCK = Path("/run/lock/muster-kubelab-tests.lock")
 """Of the machine, as the cluster is; every session that uses the cluster holds a share of it."""
-MARK = KUBECONFIG.parent / "made-by-tests"
 END_TIMEOUT_S = 600.0
 
 
@@ -30,7 +29,6 @@ def claimed(lab: Kubelab) -> Iterator[None]:
             _end(lab)
         # Between these two locks another session may end it, or begin to: nothing is lost by that.
         fcntl.flock(file, fcntl.LOCK_SH)
-        _mark()
         try:
             yield
         finally:
@@ -50,17 +48,8 @@ def _is_only_one(file: IO[str]) -> bool:
     return True
 
 
-def _mark() -> None:
-    """Say that a cluster which is not there yet is the tests' own."""
-    try:
-        MARK.parent.mkdir(mode=0o711)
-    except FileExistsError:
-        return
-    MARK.touch()
-
-
 def _end(lab: Kubelab) -> None:
     """End the cluster if tests have made it, and see to it that nothing of it is left."""
-    if MARK.exists():
+    if MADE_BY_TESTS.exists():
         lab.command("down", timeout_s=END_TIMEOUT_S)
         assert lab.left_behind() == []

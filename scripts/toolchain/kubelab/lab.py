@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,17 @@ from pathlib import Path
 
 from kubelab import cgroups, control_plane, images, needs, network, node
 from kubelab.errors import LabError
-from kubelab.layout import CGROUP, KUBECONFIG, LOCK, NODES, PROGRAMS, STATE, NodeLayout
+from kubelab.layout import (
+    CGROUP,
+    FOR_TESTS,
+    KUBECONFIG,
+    LOCK,
+    MADE_BY_TESTS,
+    NODES,
+    PROGRAMS,
+    STATE,
+    NodeLayout,
+)
 from kubelab.processes import pid_of, stop
 
 _FOUND = STATE / "found.json"
@@ -73,6 +84,7 @@ def prepare() -> Prepared:
 def up() -> None:
     """Make the lab, or what is missing of it."""
     prepared = prepare()
+    _claim()
     if status().up:
         return
     STATE.mkdir(mode=0o711, exist_ok=True)
@@ -109,6 +121,7 @@ def down() -> None:
     cgroups.remove()
     if STATE.exists():
         shutil.rmtree(STATE)
+    MADE_BY_TESTS.unlink(missing_ok=True)
 
 
 def status() -> Status:
@@ -136,6 +149,14 @@ def layout_of(name: str) -> NodeLayout:
         if layout.name == name:
             return layout
     raise LabError(f"there is no node {name}: {' or '.join(layout.name for layout in NODES)}.")
+
+
+def _claim() -> None:
+    """Say whose it is: of tests that make it, until a person brings it up, too."""
+    if FOR_TESTS not in os.environ:
+        MADE_BY_TESTS.unlink(missing_ok=True)
+    elif not STATE.exists():
+        MADE_BY_TESTS.touch()
 
 
 def _remember() -> None:

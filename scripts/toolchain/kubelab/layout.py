@@ -12,6 +12,12 @@ STATE = Path("/var/lib/muster-kubelab")
 
 LOCK = Path("/run/lock/muster-kubelab.lock")
 """Of the machine, as the lab is; it stays, for whoever removed it might remove another's."""
+MADE_BY_TESTS = STATE.with_name("muster-kubelab-made-by-tests")
+"""The mark of a lab that tests may end; beside it, to be there before it and be gone after it."""
+
+FOR_TESTS = "KUBELAB_FOR_TESTS"
+"""In the environment of a command that tests give."""
+
 KUBECONFIG = STATE / "kubeconfig"
 LOGS = STATE / "logs"
 PIDS = STATE / "pids"

@@ -37,6 +37,8 @@ APT_GET = (
 """A mirror that hangs is asked again, and another apt-get waited for."""
 
 APT_TIMEOUTS_S = {"update": 300.0, "install": 600.0}
+APT_END_TIMEOUT_S = 30.0
+"""For one that was told to end: killed at once it may leave half of a package."""
 
 
 def say(text: str) -> None:
@@ -72,7 +74,10 @@ def missing_packages() -> list[str]:
 
 
 def install(packages: list[str]) -> None:
-    """Install Debian packages, which stay; a containerd among them becomes no service."""
+    """Install Debian packages, which stay; a containerd among them becomes no service.
+
+    Raises MachineUnfit if they cannot be had, and LabError if that takes too long.
+    """
     is_new = "containerd" in packages and not shutil.which("containerd")
     names = " ".join(packages)
     if not shutil.which("apt-get"):
@@ -81,22 +86,24 @@ def install(packages: list[str]) -> None:
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
         timeout_s = APT_TIMEOUTS_S[arguments[0]]
-        try:
-            done = subprocess.run(
-                [*APT_GET, *arguments],
-                env=environ,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise MachineUnfit(
-                f"apt-get {arguments[0]} has not ended within {timeout_s:g} s."
-                f" Install these Debian packages yourself: {names}."
-            ) from error
-        if done.returncode != 0:
-            last_words = " ".join(done.stderr.strip().splitlines()[-1:])
+        with subprocess.Popen(
+            [*APT_GET, *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as apt_get:
+            try:
+                said = apt_get.communicate(timeout=timeout_s)[1]
+            except subprocess.TimeoutExpired as error:
+                _end(apt_get)
+                raise LabError(
+                    f"apt-get {arguments[0]} has not ended within {timeout_s:g} s."
+                    f" Try again, or install these Debian packages yourself: {names}."
+                ) from error
+        if apt_get.returncode != 0:
+            last_words = " ".join(said.strip().splitlines()[-1:])
             raise MachineUnfit(
                 f"apt-get {arguments[0]} failed: {last_words.rstrip('.')}."
                 f" Install these Debian packages yourself: {names}."
@@ -104,6 +111,14 @@ def install(packages: list[str]) -> None:
     if is_new and SYSTEMD.is_dir():
         # The package enables and starts one of the machine's own, which the lab does not use.
         check(["systemctl", "disable", "--now", "containerd"])
+
+
+def _end(apt_get: subprocess.Popen[str]) -> None:
+    apt_get.terminate()
+    try:
+        apt_get.wait(APT_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        apt_get.kill()
 
 
 def programs(what: str = "cluster") -> Path:
