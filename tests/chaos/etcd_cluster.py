@@ -126,7 +126,8 @@ class EtcdCluster:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=START_S,
+            # Longer than its own, so that it says itself what it waited for.
+            timeout=START_S + 10,
             check=True,
         )
         return done.stdout
