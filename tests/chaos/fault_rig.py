@@ -19,6 +19,7 @@ from launcher_shim.c10d.session import SHARED_RUN
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.registrar import RENEWALS_PER_TTL
 from rdzv.registration import Held
 from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
@@ -143,10 +144,28 @@ class FaultRig:
         self._since_s = time.monotonic()
 
     async def outlast(self, seconds: float) -> None:
-        """Let a fault of one member last; by its end everybody has gone past it."""
-        gone_past = self._drill.goes_on()
+        """Let a fault of one member last; by its end everybody has gone past it, and renewed."""
+        gone_past, renewed = self._drill.goes_on(), self._renewed()
         await calm_time(seconds, self._health.served_at_s)
         assert gone_past(), self.story("they wait for the end of the fault")
+        # Who renewed just before it is due once more only when a third of its lease has passed.
+        due_s = self.lease_ttl_s / RENEWALS_PER_TTL
+        await calm_time(due_s, self._health.served_at_s, enough=renewed)
+        assert renewed(), self.story("they do not renew before the end of the fault")
+
+    def _renewed(self) -> Callable[[], bool]:
+        """What tells whether each sidecar has renewed its lease from now on."""
+        before = [one.registrar.lease_valid_until_s for one in self.pods]
+        return lambda: all(
+            one.registrar.lease_valid_until_s > valid_s
+            for one, valid_s in zip(self.pods, before, strict=True)
+        )
+
+    async def _come_back(self, seconds: float) -> None:
+        """A fault is over: everybody goes on within so much of the time that counts."""
+        goes_on = self._drill.goes_on()
+        await calm_time(seconds, self._health.served_at_s, enough=goes_on)
+        assert goes_on(), self.story(f"not everybody went on within {seconds:g} s")
 
     async def most_used(self) -> int:
         """The member that most of the sidecars' bytes go through."""
@@ -202,8 +221,8 @@ class FaultRig:
 
     # -- measuring
 
-    async def endure(self, fault: Fault, porcupine: Path) -> Effect:
-        """Measure what ``fault`` does; everybody must recover from it."""
+    async def endure(self, fault: Fault, porcupine: Path, *, back_s: float) -> Effect:
+        """Measure what ``fault`` does; everybody must go on ``back_s`` after it, and recover."""
         before = [one.registrar.held for one in self.pods]
         rounds_before = await self._round()
         worlds_before = self.agents.worlds() if self.agents else 0
@@ -230,6 +249,7 @@ class FaultRig:
             self.measure_from_now()
             await fault(self)
             self.tell("the fault is over")
+            await self._come_back(back_s)
             await self.settled()
             since_s = self._since_s
             store_gap_s = gap_s(health.served_at_s, since_s)

@@ -236,9 +236,10 @@ class Row:
     ``extra_s``: for how long, in the full proof, a sidecar may see and write nothing, beyond what
     the store itself was away for, as ``fault_watch.Health`` saw it, and what the fault itself says
     that it kept them from it. Any other fault that leaves the store whole lasts for longer than
-    that, so that whoever only waits for its end misses the bar; every day, that of one member ends
-    only after they went past it. ``keeps_leases`` and ``new_worlds``: None leaves open what depends
-    on etcd alone.
+    that, so that whoever only waits for its end misses the bar. Every day, that of one member ends
+    only after they went past it and renewed their leases, and after any they go on within
+    ``back_s`` of the time that counts. ``keeps_leases`` and ``new_worlds``: None leaves open what
+    depends on etcd alone.
     """
 
     name: str
@@ -246,6 +247,11 @@ class Row:
     extra_s: float
     keeps_leases: bool | None = True
     new_worlds: int | None = 0
+
+    @property
+    def back_s(self) -> float:
+        """Within this all go on again, on any machine: time counts only where that is calm."""
+        return self.extra_s + MARGIN_S
 
 
 def _row(
@@ -262,6 +268,8 @@ def _row(
     return Row(name, inject, extra_s, keeps_leases, new_worlds)
 
 
+MARGIN_S = 5.0
+"""For some writes and swaps once they can be done, on a machine that is busy but never late."""
 MEMBER_S = 2.0
 """What one dead member may add where nobody has to be elected: an attempt of 1 s and what leads up
 to it, which is less than what a watch needs to find out by itself."""
