@@ -136,7 +136,12 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         await drained.kill()
         await drained.start()
         assert drained.drains.own.active
-        monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", -1e6)
+        notes = drained.drains.own.notes
+        assert notes is not None
+        assert notes.deadline_boot_s is not None
+        # It reckons anew when to look again: nothing but that timer can list it then.
+        ahead_s = one.clock() - notes.deadline_boot_s + 1.0
+        monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", ahead_s)
         drained.drains.own._stirred.set()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
