@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousJoinOp,
 )
 
+import launcher_shim.c10d.endpoint
+from launcher_shim.c10d.runs import Policy
 from rdzv.store.memory import MemoryEngine
 from tests.contract.test_endpoint import Pod, pod
 
@@ -31,6 +34,13 @@ PATIENCE_S = 90.0
 @pytest.fixture(autouse=True)
 def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is let go here is let go for another reason, however long this machine takes for it."""
+    policy = partial(Policy, hung_s=10 * PATIENCE_S)
+    monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", policy)
 
 
 def handler_at(port: int, address: str) -> tuple[Any, Any]:
