@@ -349,7 +349,8 @@ async def test_i8_a_client_that_never_greets_is_closed() -> None:
             connected(port) as greeted,
             connected(port, b"\x00\xce") as silent,
         ):
-            assert await silent.ended() == b""
+            async with asyncio.timeout(10):
+                assert await silent.ended() == b""
             greeted.send(wire.Ping(9))
             assert await greeted.take(4) == wire.pong(9)
 
