@@ -21,6 +21,17 @@ CALM_S = 0.2
 ATTEMPTS = 5
 
 
+def complaints(errors: str, lag_s: float) -> list[str]:
+    """The lines of what a command complained of, while the loop was late by ``lag_s`` at worst.
+
+    The store seems silent on a machine that stood still: of that alone nothing is made then.
+    """
+    lines = [line for line in errors.splitlines() if line]
+    if lag_s <= CALM_S:
+        return lines
+    return [line for line in lines if not line.startswith("the store does not answer")]
+
+
 @asynccontextmanager
 async def loop_lag() -> AsyncIterator[Callable[[], float]]:
     """Measure by how much the event loop has been late at worst, in seconds."""

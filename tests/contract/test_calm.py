@@ -11,7 +11,7 @@ import pytest
 from tests.contract import calm
 from tests.contract.agent_harness import until
 from tests.contract.awake_clock import awake_clock
-from tests.contract.calm import ATTEMPTS, calmly, loop_lag
+from tests.contract.calm import ATTEMPTS, CALM_S, calmly, complaints, loop_lag
 
 
 def stand_still(seconds: float) -> None:
@@ -63,6 +63,12 @@ async def test_the_lag_of_the_loop_is_seen_also_when_it_is_over() -> None:
         assert lag_s() > 0.3
         await asyncio.sleep(0.1)
         assert lag_s() > 0.3
+
+
+def test_a_store_seems_silent_only_while_the_process_stood_still() -> None:
+    errors = "the store does not answer (127.0.0.1:1)\n\nno room\n"
+    assert complaints(errors, CALM_S) == ["the store does not answer (127.0.0.1:1)", "no room"]
+    assert complaints(errors, CALM_S + 0.1) == ["no room"]
 
 
 async def test_the_awake_clock_goes_on_and_does_not_count_what_was_stood_still() -> None:
