@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script as a user of Lightning has one: a weight that counts down by one an optimizer step.
 
-Arguments: checkpoint directory, log. The log is given the weight after each optimizer step.
+Arguments: checkpoint directory, log, steps in all. The log is given the weight after each optimizer
+step.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Counter(LightningModule):
 def main() -> None:
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=120,
+        max_steps=int(sys.argv[3]),
         accumulate_grad_batches=2,
         callbacks=[MusterCallback(sys.argv[1])],
         logger=False,
@@ -50,7 +51,7 @@ def main() -> None:
     )
     data = DataLoader([torch.ones(1) for _ in range(1000)])
     last = last_checkpoint(sys.argv[1])
-    # Who trains from the beginning is ended on the way, which a busy machine may come to late.
+    # Who trains from the beginning is told to save at steps that are still to come.
     trainer.fit(Counter(0.1 if last is None else 0.01), data, ckpt_path=last)
 
 

@@ -21,7 +21,12 @@ from rdzv.gate import Gate
 from tests.unit.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
-STEPS = 120
+MORE_STEPS = 100
+"""What the next world trains from where the one before it ended."""
+
+ENDLESS = 1_000_000
+"""Steps of a run that is ended on the way, which a busy machine may come to late."""
+
 MASTER = "10.0.0.7:40123"
 START_S = 100.0
 """For a library to be imported, or a step to be trained, on cores that are shared."""
@@ -29,7 +34,7 @@ START_S = 100.0
 
 @contextmanager
 def training(
-    pod: PodGate, script: str, checkpoints: Path, log: Path
+    pod: PodGate, script: str, checkpoints: Path, log: Path, steps: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run the script as a worker of torchrun's in the round that the pod's gate is of."""
     address, _, port = pod.gate.master.partition(":")
@@ -46,7 +51,7 @@ def training(
     }
     with open(pod.run_dir / "output", "ab") as output:
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "contract" / script), checkpoints, log],
+            [sys.executable, ROOT / "tests" / "contract" / script, checkpoints, log, str(steps)],
             env=environ,
             cwd=pod.run_dir,
             stdout=output,
@@ -79,7 +84,7 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
     pod = PodGate(tmp_path / "pod", MASTER)
     idle = Gate(run="job", round=0, master=MASTER)
     pod.show(idle)
-    with training(pod, script, checkpoints, log) as process:
+    with training(pod, script, checkpoints, log, ENDLESS) as process:
         # A first attempt comes to nothing: what was saved does not count, training goes on.
         pod.until(lambda told: told.step >= 3, timeout_s=START_S)
         pod.show(replace(idle, epoch=1, phase="hold"))
@@ -103,12 +108,13 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
         assert process.wait(START_S) == -signal.SIGTERM
     assert counted(log) == list(range(1, step + 1))
     # The next world goes on from there, also past what a save that was killed has left.
-    (checkpoints / "checkpoint-119").mkdir()
+    steps = step + MORE_STEPS
+    (checkpoints / f"checkpoint-{steps - 1}").mkdir()
     (checkpoints / "late.ckpt").mkdir()
     pod.show(replace(idle, round=1, master="10.0.0.8:40999", epoch=2, last_commit=done.last_commit))
-    with training(pod, script, checkpoints, log) as process:
+    with training(pod, script, checkpoints, log, steps) as process:
         assert process.wait(START_S) == 0, (pod.run_dir / "output").read_text()
-    assert counted(log) == list(range(1, STEPS + 1)), "no step is lost, none is trained twice"
+    assert counted(log) == list(range(1, steps + 1)), "no step is lost, none is trained twice"
     told = read_line(pod.run_dir / "progress" / "0.json")
     assert told is not None
-    assert (told.step, told.drain) == (STEPS, False)
+    assert (told.step, told.drain) == (steps, False)

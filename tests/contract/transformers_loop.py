@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A script as a user of transformers has one: a weight that counts down by one an optimizer step.
 
-Arguments: output directory, log. The log is given the weight after each optimizer step.
+Arguments: output directory, log, steps in all. The log is given the weight after each optimizer
+step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Log(TrainerCallback):
 def main() -> None:
     arguments = TrainingArguments(
         output_dir=sys.argv[1],
-        max_steps=120,
+        max_steps=int(sys.argv[3]),
         per_device_train_batch_size=1,
         gradient_accumulation_steps=2,
         learning_rate=1.0,
@@ -53,7 +54,7 @@ def main() -> None:
     )
     data = [{"x": torch.ones(1)} for _ in range(1000)]
     last = last_checkpoint(sys.argv[1])
-    # Who trains from the beginning is ended on the way, which a busy machine may come to late.
+    # Who trains from the beginning is told to save at steps that are still to come.
     counter = Counter(0.1 if last is None else 0.01)
     trainer = Trainer(counter, arguments, train_dataset=data, callbacks=[Log(), MusterCallback()])
     trainer.train(resume_from_checkpoint=last)
