@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
@@ -22,9 +21,6 @@ __all__ = [
     "store",
 ]
 
-TIMEOUT_S = 240
-"""More than the deadlines within a test have, which tell what has not come."""
-
 LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 
 
@@ -33,11 +29,3 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> L
     if item.path.name == "test_c10d_server.py":
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Give each test here that time, unless it has one of its own."""
-    here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(TIMEOUT_S))

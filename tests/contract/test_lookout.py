@@ -185,7 +185,6 @@ def wrapper(run_dir: Path) -> Path:
     return wrapper
 
 
-@pytest.mark.timeout(240)
 async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wrapper: Path) -> None:
     line = f"{run_dir / 'torchrun'} --nnodes 1:2 --rdzv-id=x train.py --token hunter2"
     process = await asyncio.create_subprocess_exec(

@@ -23,8 +23,6 @@ from tests.contract.agent_harness import PATIENCE_S, until
 from tests.contract.calm import calmly
 from tests.contract.notice_server import NoticeServer, notice_server
 
-pytestmark = pytest.mark.timeout(240)
-
 HEAVY = {"argparse", "email", "http", "importlib.metadata", "multiprocessing", "site", "urllib"}
 """What Python takes long to import, and a first process of a container has no use for."""
 

@@ -19,10 +19,7 @@ import pytest
 from rdzv.store.embedded import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, sidecar, until
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users")
 
 SIDECAR, TRAINER, FS_GROUP = 65532, 1000, 2000
 

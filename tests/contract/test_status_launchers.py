@@ -20,8 +20,6 @@ from tests.chaos.tcp_proxy import TcpProxy
 from tests.contract.agent_harness import muster
 from tests.contract.calm import calmly
 
-pytestmark = pytest.mark.timeout(240)
-
 KEYS = JobKeys("default", "digits")
 HERE = KEYS.in_generation(1)
 FORGED = dump_record({"kind": "elsewhere", "sentence": "it was given \x1b[2J:1"})

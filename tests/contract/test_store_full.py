@@ -16,7 +16,7 @@ from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.patient_store import PATIENT
 from tests.contract.store_backend import DRIVERS
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.etcd
 
 QUOTA_BYTES = 8 << 20
 FILLED_WITHIN_S = 60.0

@@ -13,7 +13,6 @@ TTL_S = 12
 """Six times as long as the test waits between two renewals, for a machine that stands still."""
 
 
-@pytest.mark.timeout(120)
 async def test_a_lease_lives_on_its_renewals_and_takes_its_keys_along(
     store: Store, backend: Backend
 ) -> None:

@@ -28,7 +28,7 @@ from tests.contract.secure_store import (
 
 __all__ = ["named_cluster", "secure_cluster"]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.etcd
 
 PLANTED = "planted-secret-password"
 PLANTED_NEXT = "planted-secret-password-2"
@@ -98,7 +98,6 @@ async def test_a_sidecar_is_let_in_by_the_name_in_its_certificate(
         assert await one.end() == 0
 
 
-@pytest.mark.timeout(240)
 async def test_apply_makes_the_role_again_and_changes_the_password(
     secure_cluster: EtcdCluster, tmp_path: Path
 ) -> None:
@@ -205,7 +204,6 @@ async def lease_left_s(one: Sidecar) -> float:
     return float(numbers["muster_lease_remaining_seconds"])
 
 
-@pytest.mark.timeout(240)
 async def test_secrets_are_told_to_nobody(secure_cluster: EtcdCluster, tmp_path: Path) -> None:
     """Through a start, a renewed token, a changed password, and a stop."""
     keys = JobKeys("default", "quiet")

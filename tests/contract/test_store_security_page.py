@@ -18,7 +18,7 @@ from tests.contract.secure_store import ROOT_PASSWORD, secure_cluster, shell
 
 __all__ = ["secure_cluster"]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.etcd
 
 _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

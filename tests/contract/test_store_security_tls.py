@@ -24,7 +24,7 @@ from tests.contract.secure_store import named_cluster, opened
 
 __all__ = ["named_cluster"]
 
-pytestmark = [pytest.mark.etcd, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.etcd
 
 MINE, THEIRS = JobKeys("team", "train"), JobKeys("team", "train-2")
 RECOVERY_S = 30.0

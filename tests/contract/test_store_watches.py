@@ -58,7 +58,6 @@ async def test_a_watch_starts_in_the_past_and_goes_on(store: Store, backend: Bac
     assert [event.kv.value for event in follower.events] == [b"%d" % n for n in range(4, 11)]
 
 
-@pytest.mark.timeout(120)
 async def test_an_idle_watch_shows_that_it_lives(store: Store, backend: Backend) -> None:
     async def idle(attempt: int) -> None:
         prefix = f"{backend.prefix}{attempt}/"
