@@ -121,7 +121,8 @@ class Pod:
             on_held=self._keep,
         )
         with pytest.MonkeyPatch.context() as patched:
-            # Only while its parts are handed their clocks: tests run several jobs side by side.
+            # Only while its parts are handed their clocks: tests run several jobs side by side. The
+            # gate's deadline is of this clock then, not the boot clock: no rank here looks at it.
             patched.setattr(drains, "boot_s", clock)
             patched.setattr(drains, "monotonic", clock)
             self.drains = Drains(
