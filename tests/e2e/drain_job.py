@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rdzv.model import Drain
-from tests.e2e.job import ROOT, Job, Node, marked
+from tests.e2e.job import LEAVE_TIMEOUT_S, ROOT, Job, Node, marked
 from tests.e2e.step_log import World
 from tests.e2e.taken_ports import taken_ports
 
@@ -24,6 +25,8 @@ SCRIPT = Path(__file__).parent / "drain_loop.py"
 DRAINED_STATUS = 143
 GRACE_S = "90"
 """Where nothing is to expire, also on a machine that stands still for a while."""
+SOON_S = 30.0
+"""Of such a grace, for a drain that nothing keeps; the rest is for the machine alone."""
 END_TIMEOUT_S = 120.0
 """For a drain to be over, and for its container to end."""
 
@@ -171,7 +174,7 @@ def gone(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> int:
     left = marked(job.token, node.name) - {node.sidecar.pid}
     assert not left, f"{node.name} has ended, its processes {left} have not"
     node.sidecar.terminate()
-    assert node.sidecar.wait(30) == 0
+    assert node.sidecar.wait(LEAVE_TIMEOUT_S) == 0
     del job.nodes[node.name]
     return int(status)
 
@@ -188,6 +191,26 @@ def released(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> Drain:
     return drain
 
 
+def released_soon(job: Job, node: Node) -> Drain:
+    """Wait as ``released`` does for a drain that nothing keeps, and assert that it was over soon.
+
+    It counts from when the sidecar that ended it saw it, and while the machine lets anybody run.
+    """
+    drain = released(job, node)
+    now_s = time.monotonic()
+    (details,) = (
+        entry["details"]
+        for entry in history(job)
+        if entry["details"].get("pod_uid") == drain.pod_uid
+    )
+    still_s = job.stood_still_s(now_s - details["took_s"], now_s)
+    assert details["took_s"] - still_s < SOON_S, (
+        f"the drain of {node.name} took {details['took_s']} s,"
+        f" while the machine stood still for {still_s:.1f}: {details}"
+    )
+    return drain
+
+
 def nothing_lost(job: Job, restarts: int = 0) -> Account:
     """Assert that every step was made once, in one world, and that no restart was burnt."""
     told = account(job)
@@ -199,13 +222,13 @@ def nothing_lost(job: Job, restarts: int = 0) -> Account:
 
 
 def restarts_counted(job: Job) -> int:
-    """Most restarts that torch has counted on one node, less those over a port that was taken."""
-    workers = [worker for world in job.steps.worlds() for worker in world.workers.values()]
-    taken = {
-        node: taken_ports((job.directory / node / "torchrun.log").read_text(errors="replace"))
-        for node in {worker.node for worker in workers}
-    }
-    return max(max(0, worker.restarts - taken[worker.node]) for worker in workers)
+    """Most restarts that torch has counted on one node, less those over a port that was taken.
+
+    Such a port ends the workers of all nodes, and only rank 0 tells of it.
+    """
+    logs = job.directory.glob("*/torchrun.log")
+    taken = taken_ports(log.read_text(errors="replace") for log in logs)
+    return max(0, max(world.restarts for world in job.steps.worlds()) - taken)
 
 
 def all_saved(job: Job, step: int, ranks: Iterable[int]) -> None:

@@ -44,6 +44,10 @@ A time in which the machine let nobody run does not count.
 """
 READY_TIMEOUT_S = 120.0
 """For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
+LEAVE_TIMEOUT_S = 120.0
+"""For a process to end that was told to, on cores that are shared."""
+STEPS_TIMEOUT_S = 120.0
+"""For some steps of a world; how long it may pause is for ``undisturbed``."""
 KILL_TIMEOUT_S = 60.0
 """For the kernel to end what was sent SIGKILL."""
 
@@ -359,7 +363,7 @@ class Job:
         node.launcher.terminate()
         status = node.launcher.wait(40)
         node.sidecar.terminate()
-        assert node.sidecar.wait(30) == 0
+        assert node.sidecar.wait(LEAVE_TIMEOUT_S) == 0
         del self.nodes[node.name]
         return status
 
@@ -400,7 +404,7 @@ class Job:
         assert node.sidecar is not None
         self.tell(f"{node.name}: sidecar stopped")
         node.sidecar.terminate()
-        assert node.sidecar.wait(30) == 0
+        assert node.sidecar.wait(LEAVE_TIMEOUT_S) == 0
 
     def freeze(self, node: Node) -> None:
         """SIGSTOP everything of the node."""
@@ -478,7 +482,7 @@ class Job:
         self.tell(f"world of {world.size} steps since {time.monotonic() - world.began_s:.1f} s")
         return world
 
-    def goes_on(self, world: World, steps: int = 20, timeout_s: float = 30.0) -> None:
+    def goes_on(self, world: World, steps: int = 20, timeout_s: float = STEPS_TIMEOUT_S) -> None:
         """Wait until ``world`` has made so many more steps."""
         goal = len(world.steps_s) + steps
         self.until(

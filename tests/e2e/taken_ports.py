@@ -8,12 +8,13 @@ there, seconds later on a busy machine, anybody else on the machine may be given
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _TAKEN = re.compile(
     r"failed to listen on any local network address\. port: (\d+),[^\n]*\bEADDRINUSE\b"
 )
 
 
-def taken_ports(launcher_log: str) -> int:
-    """How often the rank 0 of one node has found its port taken, as its log tells."""
-    return len(set(_TAKEN.findall(launcher_log)))
+def taken_ports(launcher_logs: Iterable[str]) -> int:
+    """How many ports a rank 0 has found taken, as the logs of a job's nodes tell."""
+    return len({port for log in launcher_logs for port in _TAKEN.findall(log)})

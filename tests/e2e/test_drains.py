@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from tests.e2e import drain_job as drills
-from tests.e2e.drain_job import DRAINED_STATUS, drain_of, draining_job, gone, nothing_lost, released
+from tests.e2e.drain_job import DRAINED_STATUS, drain_of, draining_job, gone, nothing_lost
 from tests.e2e.job import Job, Node
 from tests.e2e.step_log import World
 
@@ -37,7 +37,7 @@ def drain_and_replace(
         job.until(
             lambda: all(drain_of(job, node) for node in leavers), 120, "the drains are on record"
         )
-    drains = [released(job, node) for node in leavers]
+    drains = [drills.released_soon(job, node) for node in leavers]
     assert {drain.outcome for drain in drains} == {"committed"}
     (step,) = {drain.step for drain in drains}
     assert step is not None
