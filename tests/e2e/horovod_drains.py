@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from console.local.processes import marked, send
+from launcher_shim.horovod.hosts import SETTLE_S
 from rdzv.keys import JobKeys
 from rdzv.model import Drain
 from tests.e2e.background import Background
@@ -25,6 +26,12 @@ from tests.e2e.witness import Witness
 DRAINED_STATUS = 143
 DELISTED_S = 120.0
 """For the host list to follow a notice; how soon it does is measured with the benchmarks."""
+LOOK_S = 0.02
+AT_ONCE_LOOKS = 500
+"""For it to follow where another host is settled: in fewer looks than one needs to settle.
+
+Counted in looks: while the machine stands still, nobody could.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class Going:
 
     node: Node
     asked_s: float
+    replaced: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,10 @@ class Drains:
     def delete(self, *names: str, replaced: bool = True) -> list[Going]:
         """Begin to end pods: each sidecar's preStop hook, and SIGTERM to each container.
 
-        They must go from the host list, if none but them is settled on it once one is. Where
-        nobody is there yet to replace them, they need not.
+        They must go from the host list at once, or if none but them is settled on it, once one
+        is. Where nobody is there yet to replace them, they need not.
         """
+        settled = self._settled()
         nodes = [self.job.nodes.pop(name) for name in names]
         for node in nodes:
             self.job.tell(f"{node.name}: the pod is deleted")
@@ -80,14 +89,34 @@ class Drains:
         ]
         for hook in hooks:
             assert hook.wait(60) == 0
-        going = [Going(node, time.monotonic()) for node in nodes]
+        going = [Going(node, time.monotonic(), replaced) for node in nodes]
         for node in nodes:
             assert node.main is not None
             send({node.main.pid}, signal.SIGTERM)
         leaving = {pod.node.host for pod in going}
         if replaced:
             self.job.until(lambda: not leaving & self.tokens(), DELISTED_S, "they are delisted")
+            if settled - leaving:
+                self._delisted_at_once(going)
         return going
+
+    def _settled(self) -> set[str]:
+        """Hosts that have been on the list for so long that horovodrun surely uses them."""
+        since_s: dict[str, float] = {}
+        for at_s, tokens in tuple(self._lists):
+            for host in tokens:
+                since_s.setdefault(host, at_s)
+        before_s = time.monotonic() - SETTLE_S
+        return {host for host in self.tokens() if since_s.get(host, math.inf) < before_s}
+
+    def _delisted_at_once(self, going: Sequence[Going]) -> None:
+        """Assert that nobody who is going was still listed for many looks."""
+        for pod in going:
+            looks = sum(
+                at_s > pod.asked_s and pod.node.host in tokens
+                for at_s, tokens in tuple(self._lists)
+            )
+            assert looks < AT_ONCE_LOOKS, f"{pod.node.name} was still listed in {looks} looks"
 
     def _last_listed_s(self, host: str) -> float:
         """When a host was last seen on the list."""
@@ -124,7 +153,10 @@ class Drains:
         node.sidecar.terminate()
         assert node.sidecar.wait(END_TIMEOUT_S) == 0
         delisted_s = max(0.0, self._last_listed_s(node.host) - pod.asked_s)
-        return Drained(delisted_s, self._over_s[node.pod.uid] - pod.asked_s, released_s, drain)
+        over_s = self._over_s[node.pod.uid] - pod.asked_s
+        if pod.replaced and drain.outcome == "committed":
+            assert delisted_s < over_s, f"{node.name} was let go while it was still listed"
+        return Drained(delisted_s, over_s, released_s, drain)
 
     def replace(self, *names: str) -> None:
         """Drain pods that train, and once they have gone start others of the same names."""
@@ -180,7 +212,7 @@ class Drains:
 
     def watch(self, over: threading.Event) -> None:
         """Note every look at the host list, and when drains were seen to be over."""
-        while not over.wait(0.02):
+        while not over.wait(LOOK_S):
             self._lists.append((time.monotonic(), self.tokens()))
             for uid, drain in self._witness.sight.membership.drains.items():
                 if drain.outcome:
