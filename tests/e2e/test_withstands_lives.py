@@ -16,6 +16,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
+WAITS = "has no member but may come back: waiting to see"
+"""What a sidecar says while it waits for three leases, where somebody may have died."""
+
 
 def generation(job: Job) -> int:
     record = job.witness.sight.membership.job
@@ -99,11 +102,24 @@ def test_created_again_without_a_uid_after_everybody_left(
         for node in tuple(job.nodes.values()):
             job.stop_node(node)
         job.train_again()
-        # Had anybody died, its sidecars would wait for three leases, and say so.
         for node in job.add(2):
-            assert "has no member but may come back" not in node.sidecar_log()
+            assert WAITS not in node.sidecar_log()
         job.world_of(job.nodes.values())
         assert generation(job) == 2
+
+
+def test_created_again_without_a_uid_after_everybody_died_it_waits_to_see(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=1, most=2) as job:
+        nodes = job.add(2, launch=False)
+        job.until(lambda: len(job.witness.sight.membership.members) == 2, 60, "both are members")
+        for node in nodes:
+            job.kill_node(node)
+        job.until(lambda: not job.witness.sight.membership.members, 60, "their leases end")
+        (again,) = job.add(launch=False)
+        assert f"generation 1 {WAITS}" in again.sidecar_log()
+        job.until(lambda: generation(job) == 2, 60, "the next life has begun")
 
 
 def test_an_agent_without_restarts_does_not_end_a_job_that_lost_a_node(
