@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,12 @@ class Started:
                 pass  # it does not listen yet
             time.sleep(0.01)
         raise AssertionError(f"not ready: {self.lines()}")
+
+    def ready_after_s(self) -> float:
+        """Wait for ``/readyz``; seconds since the first line that it logged."""
+        self.until_ready_s()
+        ready_s = time.time()
+        return ready_s - datetime.fromisoformat(self.lines()[0]["time"]).timestamp()
 
     def lines(self) -> list[dict[str, Any]]:
         """What it has logged."""
@@ -217,6 +224,19 @@ def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
     assert (fields["CapEff"], fields["NoNewPrivs"]) == ("0" * 16, "1")
     assert (run_dir / "env").stat().st_uid == 65532
     assert int(fields["VmRSS"].removesuffix("kB")) <= MEMORY_MAX_KIB
+
+
+def test_nothing_keeps_its_start_waiting(
+    engine: ContainerEngine, store: EtcdCluster, run_dir: Path
+) -> None:
+    """A busy machine holds some starts up; what the start itself waits for holds up all."""
+    took_s = []
+    for turn in range(STARTS):
+        with sidecar(engine, store.endpoints[0], run_dir, MUSTER_POD_UID=f"u{turn}") as started:
+            took_s.append(started.ready_after_s())
+        if took_s[-1] <= READY_MAX_S:
+            break
+    assert min(took_s) <= READY_MAX_S, took_s
 
 
 @pytest.mark.long
