@@ -226,7 +226,11 @@ def test_a_sidecar_frozen_beyond_its_lease_is_stale_and_comes_back(job: Job) -> 
     job.goes_on(smaller)
     job.resume(victim)
     job.world_of(job.nodes.values())
-    assert job.witness.sight.membership.incarnations[victim.name].number > before.number
+    job.until(
+        lambda: job.witness.sight.membership.incarnations[victim.name].number > before.number,
+        60,
+        "it is registered again",
+    )
     assert victim.launcher is not None
     assert victim.launcher.poll() is None
 
