@@ -57,13 +57,14 @@ async def repeatedly(scenario: Callable[[], Awaitable[None]]) -> None:
     """
     deadline_s = monotonic() + PATIENCE_S
     while True:
-        began_s, before_s = monotonic(), waited_s()
+        began_s, before_s = monotonic(), await asyncio.to_thread(waited_s)
         async with loop_lag() as lag_s:
             try:
                 await scenario()
                 return
             except (AssertionError, LookupError, ValueError):
-                busy = waited_s() - before_s > BUSY * (monotonic() - began_s)
+                waiting_s = await asyncio.to_thread(waited_s) - before_s
+                busy = waiting_s > BUSY * (monotonic() - began_s)
                 calm = not busy and lag_s() <= LATE_S
                 if calm or monotonic() > deadline_s:
                     raise
