@@ -425,7 +425,7 @@ async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(
     run_dir: Path,
 ) -> None:
     async with notice_server(run_dir) as server:
-        line = "echo ready; trap 'exit 9' USR1; while :; do sleep 0.05; done"
+        line = "trap 'exit 9' USR1; echo ready; while :; do sleep 0.05; done"
         async with started(run_dir, "muster-run", "--", "sh", "-c", line) as run:
             await run.said("ready")
             run.process.send_signal(signal.SIGTERM)
