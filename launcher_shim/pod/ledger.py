@@ -50,6 +50,12 @@ class Ledger:
         """Whether something is still to be done that counts without its client, too."""
         return any(isinstance(entry.request, wire.SILENT) for entry in self._unsettled.values())
 
+    @property
+    def awaited(self) -> bool:
+        """Whether its client waits for an answer."""
+        unsettled = self._unsettled.values()
+        return any(not isinstance(entry.request, wire.SILENT) for entry in unsettled)
+
     def add(self, request: wire.Request, *, connected: bool) -> bytes:
         """Number a request; return what to send, if there is a sidecar to send it to."""
         frame = wire.encode(request)

@@ -32,6 +32,9 @@ SETTLED_S = 1.0
 """A connection that held for so long was no failed attempt."""
 FAREWELL_S = 1.0
 """For what is on its way to the sidecar when the container ends."""
+LAST_ANSWER_S = 0.5
+"""How long a launcher that is told to end may wait for an answer: until it has come, or its
+connection is closed, torch handles no signal."""
 
 _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
 
@@ -44,6 +47,7 @@ class Relay:
         self._path = path
         self._servers: List[asyncio.AbstractServer] = []
         self._clients: Set[Client] = set()
+        self._hurried = False
 
     async def listen(self) -> None:
         """Take the port; raises ``OSError`` if it is taken."""
@@ -65,8 +69,17 @@ class Relay:
             if client.relaying is not None:
                 client.relaying.cancel()
 
+    def hurry(self) -> None:
+        """The launchers are told to end: from now on none is left waiting for its answer."""
+        self._hurried = True
+        for client in tuple(self._clients):
+            client.hurry()
+
     def _accept(self) -> Client:
-        return Client(self._path, self._clients)
+        client = Client(self._path, self._clients)
+        if self._hurried:
+            client.hurry()
+        return client
 
 
 class Client(asyncio.Protocol):
@@ -84,6 +97,8 @@ class Client(asyncio.Protocol):
         self._reading_paused = False
         self._fault = ""
         self._gone = False
+        self._hurried = False
+        self._overdue: Optional[asyncio.TimerHandle] = None
 
     @property
     def connected(self) -> bool:
@@ -94,6 +109,11 @@ class Client(asyncio.Protocol):
         """Close the client's connection."""
         if not self._gone:
             self._transport.close()
+
+    def hurry(self) -> None:
+        """Close the connection once an answer does not come within ``LAST_ANSWER_S``."""
+        self._hurried = True
+        self._watch_answer()
 
     # --- the launcher's side ---
 
@@ -137,6 +157,7 @@ class Client(asyncio.Protocol):
         self._clients.discard(self)
         if self._handshake is not None:
             self._handshake.cancel()
+        self._watch_answer()
         if self._link is not None:
             self._say_farewell(self._link)
         elif self.relaying is not None and not self._is_wanted():
@@ -154,6 +175,24 @@ class Client(asyncio.Protocol):
             frame = self._ledger.add(request, connected=self.connected)
             if self._link is not None:
                 self._link.send(frame)
+            if self._overdue is None:
+                self._watch_answer()
+
+    def _watch_answer(self) -> None:
+        """See to it that one that is told to end does not wait for long."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+        if self._hurried and self._ledger.awaited and not self._gone:
+            loop = asyncio.get_running_loop()
+            self._overdue = loop.call_later(LAST_ANSWER_S, self._leave_unanswered)
+
+    def _leave_unanswered(self) -> None:
+        log.info(
+            "a launcher that is told to end waits for an answer of the sidecar: its connection is"
+            " closed, so that it handles the signal"
+        )
+        self.shut()
 
     def _regulate(self) -> None:
         """Read on, pause or finish, as what is not settled demands."""
@@ -215,6 +254,7 @@ class Client(asyncio.Protocol):
             self._ledger.note = answer
             return
         out = self._ledger.settle(number, answer)
+        self._watch_answer()
         if self._gone and self._link is not None:
             self._say_farewell(self._link)
         elif out:

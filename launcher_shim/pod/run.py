@@ -68,6 +68,7 @@ class Run:
         self._run_dir = run_dir
         self._container = Container()
         self._delivered: Optional[Dict[str, str]] = None
+        self._relay: Optional[Relay] = None
         self._started = False
         self._ended_early = asyncio.Event()
         self._ended_by: Optional[signal.Signals] = None
@@ -85,14 +86,13 @@ class Run:
             environ = self._run_dir.environment(environ, self._delivered)
         try:
             self._grace_s = grace_s(environ)
-            relay = await self._relay()
+            self._relay = await self._serve_port()
         except ValueError as error:
             log.error("%s", error)
             return USAGE_STATUS
         if self._ended_by is not None:
             log.info("%s came before the command was started", self._ended_by.name)
-            if relay is not None:
-                await relay.close()
+            await self._close_relay()
             return 128 + self._ended_by
         self._started = True
         self._container.start(self._command, environ)
@@ -107,9 +107,12 @@ class Run:
         if self._passed_on_until_s is not None:
             await self._container.group_ended(self._passed_on_until_s)
         await self._container.kill_rest()
-        if relay is not None:
-            await relay.close()
+        await self._close_relay()
         return self._status()
+
+    async def _close_relay(self) -> None:
+        if self._relay is not None:
+            await self._relay.close()
 
     def _status(self) -> int:
         status = self._container.status
@@ -147,7 +150,7 @@ class Run:
                 continue
             return None
 
-    async def _relay(self) -> Optional[Relay]:
+    async def _serve_port(self) -> Optional[Relay]:
         """Serve torchrun's port; raises ``ValueError`` where another program than the sidecar does.
 
         A sidecar of an older version does not deliver which port it serves itself.
@@ -201,6 +204,8 @@ class Run:
         if self._passed_on_until_s is None:
             self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
         self._container.signal(signal.SIGTERM)
+        if self._relay is not None:
+            self._relay.hurry()
 
     async def _hold(self) -> None:
         """Hold the SIGTERM that has come, until the sidecar or the time says otherwise."""

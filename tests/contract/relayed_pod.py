@@ -70,10 +70,10 @@ class RelayedPod:
 
 @asynccontextmanager
 async def relayed_pod(
-    endpoint: str, run_dir: Path, *command: str, **environ: str
+    endpoint: str, run_dir: Path, *command: str, port: int = 0, **environ: str
 ) -> AsyncIterator[RelayedPod]:
-    """Run a pod; end it at the end."""
-    (port,) = free_ports(1)
+    """Run a pod; end it at the end. ``port``: 0 chooses one."""
+    port = port or free_ports(1)[0]
     async with AsyncExitStack() as stack:
         pod = RelayedPod(endpoint, run_dir, port, environ, stack)
         await pod.start_sidecar()

@@ -21,6 +21,7 @@ from rdzv.store.memory import MemoryStore
 from tests.contract.agent_harness import until
 from tests.contract.raw_client import RawClient, connected
 from tests.contract.relayed_pod import RelayedPod, relayed_pod
+from tests.ports import free_ports
 
 PATIENCE_S = 60.0
 IMPORTED_S = 100.0
@@ -337,3 +338,59 @@ async def test_a_client_that_ends_leaves_nothing_on_record(
         return await records() == 0
 
     await until(gone)
+
+
+TERMINATED_WHILE_IT_ASKS = """
+import os, signal, socket, sys, time
+port, run_dir = int(sys.argv[1]), sys.argv[2]
+store = socket.create_connection(("127.0.0.1", port))
+store.sendall(bytes.fromhex(sys.argv[3]))
+assert len(store.recv(4)) == 4
+def end(number, frame):
+    open(run_dir + "/handled", "w").close()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, end)
+open(run_dir + "/greeted", "w").close()
+while not os.path.exists(run_dir + "/go"):
+    time.sleep(0.01)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+store.sendall(bytes.fromhex(sys.argv[4]))
+open(run_dir + "/asks", "w").close()
+store.recv(1)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+time.sleep(600)
+"""
+"""Asks as torch's client does: until the answer is there, no signal is handled."""
+
+
+@pytest.mark.parametrize(
+    "request_", [wire.Get(b"/a"), wire.Wait((b"/never",))], ids=lambda r: type(r).__name__
+)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda n: n.name)
+async def test_a_launcher_that_waits_for_a_sidecar_that_is_away_ends_by_a_sigterm_all_the_same(
+    server: EmbeddedServer, tmp_path: Path, number: signal.Signals, request_: wire.Request
+) -> None:
+    run_dir = tmp_path / "run"
+    hello = wire.HANDSHAKE + wire.encode(wire.Ping(7))
+    (port,) = free_ports(1)
+    asking = (sys.executable, "-c", TERMINATED_WHILE_IT_ASKS, str(port), str(run_dir))
+    command = (*asking, hello.hex(), wire.encode(request_).hex())
+
+    async def there(name: str) -> bool:
+        return await asyncio.to_thread((run_dir / name).exists)
+
+    async with relayed_pod(
+        server.endpoint, run_dir, *command, port=port, MUSTER_GRACE_S="3"
+    ) as pod:
+        assert pod.sidecar is not None
+        assert pod.runner is not None
+        await until(lambda: there("greeted"))
+        pod.sidecar.process.send_signal(number)
+        await asyncio.to_thread((run_dir / "go").touch)
+        await until(lambda: there("asks"))
+        pod.runner.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pod.runner.wait() == 143
+        assert await there("handled")
+        if number == signal.SIGSTOP:
+            pod.sidecar.process.send_signal(signal.SIGCONT)
