@@ -15,8 +15,8 @@ import pytest
 
 from tests.chaos.simulation.invariants import Broken
 from tests.chaos.simulation.planted import PLANTS
+from tests.chaos.simulation.plots import ASKED, EVICTIONS, PLOTS
 from tests.chaos.simulation.simulation import plot_of, simulate
-from tests.chaos.simulation.story import ASKED, EVICTIONS, PLOTS
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,8 +7,8 @@ import argparse
 import sys
 
 from tests.chaos.simulation.planted import PLANTS
+from tests.chaos.simulation.plots import BY_NAME
 from tests.chaos.simulation.simulation import simulate
-from tests.chaos.simulation.story import ASKED
 
 
 def main() -> int:
@@ -16,8 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/simulate", description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--planted", choices=sorted(PLANTS), default="", metavar="NAME")
-    plots = [plot.name for plot in ASKED]
-    parser.add_argument("--plot", choices=plots, default="", metavar="NAME")
+    parser.add_argument("--plot", choices=sorted(BY_NAME), default="", metavar="NAME")
     asked = parser.parse_args()
     outcome = simulate(asked.seed, asked.planted, asked.plot)
     sys.stdout.write(outcome.report() + "\n")

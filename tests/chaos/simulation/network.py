@@ -84,7 +84,10 @@ FAIR = Weather()
 
 
 class Link:
-    """One client's ``Store``: everything that it says goes through the network."""
+    """One client's ``Store``: everything that it says goes through the network.
+
+    ``lag_s``: by how much its watch is late, with everything.
+    """
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class Link:
         self.weather = FAIR
         self.whole = True
         self.refuses = False
+        self.lag_s = 0.0
         self._loop = loop
         self._engine = engine
         self._network = network
@@ -242,7 +246,7 @@ class Link:
     async def _arrives(self, wire: int) -> bool:
         """Let a batch be on its way; False if the connection is torn meanwhile."""
         way_s = self._random.random() * self.weather.delay_s
-        until_s = max(self._loop.time() + way_s, self._stalled_until_s)
+        until_s = max(self._loop.time() + way_s + self.lag_s, self._stalled_until_s)
         while wire == self._wires and (left_s := until_s - self._loop.time()) > 0:
             await self._woken(left_s)
         return wire == self._wires

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from rdzv.store import WatchEvent
 from tests.chaos.simulation.loop import SimulatedLoop
 from tests.chaos.simulation.network import Link, SimulatedEngine, Weather
 from tests.chaos.simulation.nodes import JobShape, Sidecar
+from tests.chaos.simulation.plot import Launchers
 from tests.chaos.simulation.ranks import World
 from tests.chaos.simulation.run_dir import MemoryRunDir
 from tests.chaos.simulation.timeline import Timeline
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 RESTART_S = 2.0
 """Until a kubelet starts a container anew."""
+
+CRASHING_S = (0.5, 4.0)
+"""How long a launcher that crashes lives each time. A kubelet would wait longer each time before
+it starts it again; here it never does."""
 
 
 class Pod:
@@ -49,6 +54,12 @@ class Pod:
         self.run_dir.on_hosts = lambda content: job.invariants.delivered(self, content)
         self._wrapper = job.loop.process(f"muster-run {name}")
         self._skew_s = job.random.random() * 1000
+        self._random = Random(self._skew_s)
+
+    @property
+    def launcher(self) -> Launchers:
+        """What becomes of its launcher; another pod of its name fares no better."""
+        return self._job.launchers.get(self.name, "steady")
 
     @property
     def link(self) -> Link | None:
@@ -105,9 +116,24 @@ class Pod:
 
     def start_container(self) -> None:
         """Start a torchrun, unless one runs or none is to."""
-        if self.torchrun is None and not self.gone and not self.terminating:
-            self._job.timeline.add(self.name, "torchrun starts")
-            self.torchrun = Torchrun(self._job, self, self._job.next_number())
+        if self.torchrun is not None or self.gone or self.terminating:
+            return
+        if self.launcher == "absent":
+            self._job.timeline.add(self.name, "its torchrun cannot be started")
+            return
+        self._job.timeline.add(self.name, "torchrun starts")
+        self.torchrun = Torchrun(self._job, self, self._job.next_number())
+        if self.launcher == "crashing":
+            self._after(self._random.uniform(*CRASHING_S), self._crash_launcher, self.torchrun)
+
+    def _crash_launcher(self, torchrun: Torchrun) -> None:
+        if self.torchrun is torchrun:
+            self._job.timeline.add(self.name, "its torchrun crashes")
+            self.end_container()
+            self._after(RESTART_S, self.start_container)
+
+    def _after(self, seconds: float, act: Callable[..., object], *args: object) -> None:
+        self._job.loop.call_later(seconds, act, *args, context=self._job.director.context)
 
     def end_container(self) -> None:
         """Kill the torchrun."""
@@ -119,8 +145,7 @@ class Pod:
         """Start another torchrun, as a kubelet does, for one that ended by itself."""
         if self.torchrun is torchrun:
             self.torchrun = None
-            context = self._job.director.context
-            self._job.loop.call_later(RESTART_S, self.start_container, context=context)
+            self._after(RESTART_S, self.start_container)
 
     # -- its end
 
@@ -195,6 +220,7 @@ class SimulatedJob:
         self.whole = True
         self.refuses = False
         self.pods: dict[str, Pod] = {}
+        self.launchers: dict[str, Launchers] = {}
         self.failure: BaseException | None = None
         self.director = loop.process("kubelet")
         self.step_s = random.choice((0.5, 1.5))

@@ -18,7 +18,8 @@ from tests.chaos.simulation.torchrun import RUN, Torchrun
 class RoundInvariants:
     """I1, I2 and I5, as far as rounds go. ``may_close``: somebody was told to close the run.
 
-    ``may_form``: something happened for which a world may have to form again.
+    ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
+    somebody was handed a world last.
     """
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
@@ -26,6 +27,7 @@ class RoundInvariants:
         self.round = Round()
         self.may_close = False
         self.may_form = True
+        self.formed_s = 0.0
         self._job = job
         self._truth = truth
         self._break = break_
@@ -85,6 +87,7 @@ class RoundInvariants:
             self._break(f"I1: {name} is in round {number}, which nobody completed")
         elif len(frozen) != size or frozen[rank].member != name:
             self._break(f"I1: {name} is {rank} of {size} in round {number}, which is {frozen}")
+        self.formed_s = self._job.loop.time()
         if not self.may_form:
             self._break(f"I5: {name} had to form round {number} for an outage")
 

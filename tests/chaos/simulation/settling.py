@@ -5,7 +5,13 @@ from __future__ import annotations
 
 from rdzv.listing import decide
 from tests.chaos.simulation.invariants import Invariants
-from tests.chaos.simulation.pods import SimulatedJob
+from tests.chaos.simulation.pods import Pod, SimulatedJob
+
+SETTLED_STEPS = 2
+PASSING = ("hold", "commit", "done")
+
+UNDISTURBED_S = 20.0
+"""For so long a world must have trained beside launchers that crash: they are let in at times."""
 
 
 def unsettled(job: SimulatedJob, invariants: Invariants, *, trains: bool) -> str | None:
@@ -28,6 +34,8 @@ def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
             return f"{pod.name} has no sidecar that works"
         if pod.pod_uid not in known:
             return f"{pod.name} is not listed"
+        if job.launchers:
+            continue  # something is written all the time
         if pod.sidecar.mirror.revision < job.engine.revision:
             return f"the mirror of {pod.name} is behind"
         if dict(pod.sidecar.mirror.kvs) != dict(invariants.truth.kvs):
@@ -45,25 +53,34 @@ def _drains(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 
 def _rounds(job: SimulatedJob, invariants: Invariants) -> str | None:
-    listed = {member.name for member in decide(invariants.snapshot).listed}
-    if len(listed) < job.shape.least:
+    """I11: as many train as there are places, of those who ask; a pod that does not costs none."""
+    steady = {pod.name: pod for pod in job.present() if pod.launcher == "steady"}
+    if len(steady) < job.shape.least:
         return None
     current = invariants.rounds.round
-    frozen = {seat.member for seat in current.frozen}
-    if not current.complete or current.closed or frozen != listed:
-        return f"the round is {current}, and {sorted(listed)} are listed"
-    for name in sorted(listed):
-        torchrun = job.pods[name].torchrun
-        if torchrun is None or torchrun.round != current.number or torchrun.rank is None:
-            return f"{name} is not in round {current.number}"
-        trained = torchrun.rank.world.trained.get(name, -1)
-        if torchrun.rank.ended or trained < torchrun.rank.world.start + SETTLED_STEPS:
-            return f"{name} does not train yet"
+    world = [seat.member for seat in current.frozen]
+    trains = [name for name in world if name in steady]
+    if not current.complete or current.closed:
+        return f"the round is {current}, and {sorted(steady)} ask"
+    if len(trains) < min(len(steady), job.shape.most):
+        return f"the world is {world} of {job.shape}, and {sorted(steady)} ask"
+    for name in world:
+        if (why := _idle(job.pods[name], current.number)) is not None:
+            return why
     commit = invariants.snapshot.commit
     if commit is not None and commit.round == current.number and commit.phase in PASSING:
         return f"the commit is in {commit.phase}"
+    undisturbed_s = job.loop.time() - invariants.rounds.formed_s
+    if job.launchers and undisturbed_s < UNDISTURBED_S:
+        return f"the world of {world} has trained for {undisturbed_s:.1f} s"
     return None
 
 
-SETTLED_STEPS = 2
-PASSING = ("hold", "commit", "done")
+def _idle(pod: Pod, number: int) -> str | None:
+    torchrun = pod.torchrun
+    if torchrun is None or torchrun.round != number or torchrun.rank is None:
+        return f"{pod.name} is not in round {number}"
+    trained = torchrun.rank.world.trained.get(pod.name, -1)
+    if torchrun.rank.ended or trained < torchrun.rank.world.start + SETTLED_STEPS:
+        return f"{pod.name} does not train yet"
+    return None

@@ -13,11 +13,12 @@ from unittest.mock import patch
 
 from tests.chaos.simulation.invariants import Invariants
 from tests.chaos.simulation.loop import SimulatedLoop
-from tests.chaos.simulation.nodes import JobShape
 from tests.chaos.simulation.planted import planted
+from tests.chaos.simulation.plot import Plot
+from tests.chaos.simulation.plots import BY_NAME, PLOTS, SHARES
 from tests.chaos.simulation.pods import SimulatedJob
 from tests.chaos.simulation.run_dir import read_ranks
-from tests.chaos.simulation.story import ASKED, PLOTS, SHARES, Plot, Story
+from tests.chaos.simulation.story import Story
 from tests.chaos.simulation.timeline import Timeline
 
 POLL_S = (0.25, 0.25)
@@ -59,7 +60,7 @@ class Outcome:
 def simulate(seed: int, mutation: str = "", plot: str = "") -> Outcome:
     """Run one simulation. ``mutation`` names a bug to be planted first.
 
-    ``plot``: one of ``ASKED`` instead of that which the seed draws.
+    ``plot``: the name of one, instead of that which the seed draws.
     """
     with _alone(), planted(mutation):
         return _simulate(seed, mutation, plot)
@@ -77,10 +78,10 @@ def _plot(random: Random) -> Plot:
 def _simulate(seed: int, mutation: str, asked: str) -> Outcome:
     random = Random(seed)
     plot = _plot(random)
-    plot = next((one for one in ASKED if one.name == asked), plot)
+    plot = BY_NAME.get(asked, plot)
     loop = SimulatedLoop(Random(random.random()))
     pods = random.choice(plot.pods)
-    shape = JobShape(least=random.randint(1, pods - 1), most=random.randint(pods, pods + 1))
+    shape = plot.shape(random, pods)
     job = SimulatedJob(loop, shape, Random(random.random()))
     job.timeline.add("story", f"seed {seed}: {pods} pods, {shape}")
     invariants = Invariants(job)
@@ -88,7 +89,7 @@ def _simulate(seed: int, mutation: str, asked: str) -> Outcome:
     story = Story(job, invariants, Random(random.random()), plot)
     failure: BaseException | None = None
     try:
-        loop.run_until_complete(story.run(pods, events=random.randint(3, 6)))
+        loop.run_until_complete(story.run(pods, events=random.randint(*plot.length)))
     except (Exception, ExceptionGroup) as error:
         failure = error
     outcome = Outcome(

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of drains: notices, by the pod's end and by hand, and their cancellation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rdzv.draining import cancel
+from rdzv.store.memory import transact
+from tests.chaos.simulation.nodes import KEYS
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.pods import Pod
+    from tests.chaos.simulation.story import Story
+
+
+def notice(story: Story) -> None:
+    """Give one pod notice that it ends."""
+    pod = story.any()
+    if pod is None or pod.terminating or pod.sidecar is None:
+        return
+    pod.terminate(story.random.choice((5.0, 10.0, 20.0)), "sigterm")
+    story.later(story.random.uniform(1.0, 15.0), lambda: story.replace(pod))
+
+
+def notice_and_cancel(story: Story) -> None:
+    """Drain one pod by hand, and think better of it."""
+    pod = story.any()
+    if pod is None or pod.terminating or pod.sidecar is None:
+        return
+    pod.terminate(20.0, "control")
+    story.later(story.random.uniform(0.1, 5.0), lambda: _cancel(story, pod))
+    story.later(story.random.uniform(5.0, 10.0), lambda: story.replace(pod))
+
+
+def _cancel(story: Story, pod: Pod) -> None:
+    """Do as ``muster drain --cancel`` does, over a cable of its own that always works."""
+    writes = cancel(KEYS, story.invariants.snapshot, pod.pod_uid)
+    if isinstance(writes, str):
+        story.say(pod, f"is not cancelled: {writes}")
+    else:
+        story.say(pod, "its drain is cancelled")
+        transact(story.job.engine, *writes)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kind of story a simulation tells: how many pods, which events, and how often each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Literal
+
+from tests.chaos.simulation.nodes import JobShape
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.story import Story
+
+Event = Callable[["Story"], None]
+Shape = Callable[[Random, int], JobShape]
+Launchers = Literal["steady", "absent", "crashing"]
+"""What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start."""
+
+
+def roomy(random: Random, pods: int) -> JobShape:
+    """At least a place for each pod, and one that the world can do without."""
+    return JobShape(least=random.randint(1, pods - 1), most=random.randint(pods, pods + 1))
+
+
+def tight(random: Random, pods: int) -> JobShape:
+    """Often fewer places than pods: the others are spares. One pod at least may be missing."""
+    most = random.randint(1, pods)
+    return JobShape(least=random.randint(1, min(most, pods - 1)), most=most)
+
+
+def any_shape(random: Random, pods: int) -> JobShape:
+    """As many places as pods or more, or spares, or not one place that may stay empty."""
+    most = random.randint(1, pods + 1)
+    return JobShape(least=random.randint(1, min(most, pods)), most=most)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One kind of story. ``trains``: with torchruns and ranks.
+
+    ``healthy``: of its events none may cost a world that trains. ``pods``: how many, one of these.
+    ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
+    pods, from the beginning to the end; as many as ``min`` and one at least are in order.
+    ``prologue``: what happened before the first pod came.
+    """
+
+    name: str
+    events: Mapping[Event, int]
+    pods: tuple[int, ...] = (3, 3, 4)
+    shape: Shape = roomy
+    length: tuple[int, int] = (3, 6)
+    trains: bool = True
+    healthy: bool = False
+    misfits: tuple[Launchers, ...] = ()
+    prologue: Event | None = None

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots: which kinds of story there are, and how often CI tells each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.chaos.simulation.departures import notice, notice_and_cancel
+from tests.chaos.simulation.evictions import (
+    evict_and_crash,
+    evict_and_end_torchrun,
+    evict_and_notice,
+)
+from tests.chaos.simulation.launchers import close, die, end_torchrun, fail_workers
+from tests.chaos.simulation.outages import (
+    bad_weather,
+    compact,
+    crash,
+    crash_briefly,
+    cut_all,
+    cut_one,
+    freeze,
+    lag,
+    stall,
+    tear,
+)
+from tests.chaos.simulation.plot import Event, Plot, any_shape, tight
+
+OUTAGES: Mapping[Event, int] = {
+    cut_one: 3,
+    cut_all: 1,
+    tear: 2,
+    stall: 2,
+    compact: 1,
+    freeze: 2,
+    crash: 2,
+    bad_weather: 2,
+}
+BRIEF: Mapping[Event, int] = {cut_all: 2, tear: 2, stall: 2, compact: 1, crash_briefly: 2}
+ROUNDS: Mapping[Event, int] = {
+    **OUTAGES,
+    die: 2,
+    end_torchrun: 3,
+    fail_workers: 2,
+    close: 1,
+}
+DRAINS: Mapping[Event, int] = {
+    **OUTAGES,
+    die: 1,
+    end_torchrun: 1,
+    notice: 8,
+    notice_and_cancel: 3,
+}
+LAGS: Mapping[Event, int] = {lag: 6, cut_one: 1, die: 2, end_torchrun: 3, notice: 3, crash: 1}
+
+PLOTS = (
+    Plot("members", {**OUTAGES, die: 2}, (3, 4, 5), trains=False),
+    Plot("outages", BRIEF, healthy=True),
+    Plot("rounds", ROUNDS),
+    Plot("drains", DRAINS),
+)
+SHARES = (5, 3, 3, 3)
+
+EVICTIONS = (
+    Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, (3, 4, 5), trains=False),
+    Plot("evicted-rounds", {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4}),
+    Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}),
+)
+"""Leases revoked by hand at bad moments."""
+
+ASKED = (
+    *EVICTIONS,
+    Plot("cuts-of-all", {cut_all: 1}, (3, 4, 5), trains=False),
+    Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
+    Plot("spare-rounds", ROUNDS, (3, 4, 5), tight),
+    Plot("spare-drains", DRAINS, (3, 4, 5), tight),
+    Plot(
+        "spare-evictions",
+        {**OUTAGES, notice: 2, evict_and_notice: 4, evict_and_end_torchrun: 3},
+        (3, 4, 5),
+        tight,
+    ),
+    Plot(
+        "misfits",
+        {cut_one: 1, tear: 1, crash: 1, die: 2, end_torchrun: 2, fail_workers: 1, notice: 2},
+        (2, 3, 4),
+        tight,
+        misfits=("absent", "crashing"),
+    ),
+    Plot("lags", LAGS, (3, 4), any_shape),
+    Plot(
+        "long",
+        {**DRAINS, **ROUNDS, notice: 4, notice_and_cancel: 1, evict_and_notice: 1, lag: 2},
+        (3, 4, 5),
+        any_shape,
+        (12, 25),
+    ),
+)
+"""Told only where asked for by name."""
+BY_NAME = {plot.name: plot for plot in (*PLOTS, *ASKED)}
