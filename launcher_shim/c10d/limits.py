@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from rdzv.errors import WireError
+
+T = TypeVar("T")
 
 MAX_VALUE_BYTES = 1 << 20
 """etcd takes requests up to 1.5 MiB by default; torch's own limit of 8 MiB does not fit."""
@@ -13,6 +16,9 @@ MAX_VALUE_BYTES = 1 << 20
 BATCH_MAX = 63
 """Items set by one transaction: each takes two operations of the 128 that etcd allows, and one
 records them."""
+
+READS_MAX = 42
+"""Keys read by one transaction: each takes three of the 128 operations."""
 
 DELETES_MAX = 100
 """Keys dropped by one transaction."""
@@ -40,3 +46,8 @@ def batches(items: Sequence[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, 
         size += cost
     if batch:
         yield batch
+
+
+def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Split into groups of at most ``size``."""
+    return (items[first : first + size] for first in range(0, len(items), size))

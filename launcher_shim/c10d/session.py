@@ -281,7 +281,8 @@ class LauncherSession:
         return wire.vec(value) if value is not None else self._get_from_store(request.key)
 
     async def _get_from_store(self, key: bytes) -> bytes:
-        return wire.vec(await self._keys.get(key) or b"")
+        (value,) = await self._keys.get_all([key])
+        return wire.vec(value or b"")
 
     def _multi_get(self, request: wire.MultiGet) -> Answer:
         values = [self._value(key) for key in request.keys]
@@ -291,13 +292,10 @@ class LauncherSession:
         return self._multi_get_from_store(request.keys)
 
     async def _multi_get_from_store(self, keys: Sequence[bytes]) -> bytes:
-        values = [self._value(key) for key in keys]
-        return wire.multi_get(
-            [
-                value if value is not None else await self._keys.get(key) or b""
-                for key, value in zip(keys, values, strict=True)
-            ]
-        )
+        values = {key: self._value(key) for key in keys}
+        missing = [key for key, value in values.items() if value is None]
+        values.update(zip(missing, await self._keys.get_all(missing), strict=True))
+        return wire.multi_get([values[key] or b"" for key in keys])
 
     def _check(self, request: wire.Check) -> Answer:
         if self._known(request.keys):

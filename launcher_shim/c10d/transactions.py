@@ -12,13 +12,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from launcher_shim.c10d.cell import Cell
 from launcher_shim.c10d.cells import Cells
 from launcher_shim.c10d.floor import Floor
 from launcher_shim.c10d.ledger import Ledger, Stamp
-from launcher_shim.c10d.limits import DELETES_MAX
+from launcher_shim.c10d.limits import DELETES_MAX, grouped
 from launcher_shim.c10d.registered import Registered
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
 from rdzv.store import Compare, Delete, KeyValue, Operation, Store, TxnResult
@@ -120,21 +121,25 @@ class Transactions:
         found = await self._settled(lambda: self._look(stamp))
         return None if found is None else found[0]
 
-    async def read(self, key: bytes) -> Cell:
-        """Read ``key`` linearizably."""
+    async def read(self, keys: Sequence[bytes]) -> dict[bytes, Cell]:
+        """Read at most ``limits.READS_MAX`` keys linearizably, all at one moment."""
 
-        async def attempt() -> Cell:
-            result = await self._store.txn([], self._cells.reads(key))
-            cell = self._cells.learn_cell(key, result.revision, kvs_of(result.responses))
-            self._floor.tell_read(cell, result.revision)
-            return cell
+        async def attempt() -> dict[bytes, Cell]:
+            reads = [self._cells.reads(key) for key in keys]
+            result = await self._store.txn([], list(chain.from_iterable(reads)))
+            cells: dict[bytes, Cell] = {}
+            responses = iter(result.responses)
+            for key, ranges in zip(keys, reads, strict=True):
+                found = kvs_of(list(islice(responses, len(ranges))))
+                cell = cells[key] = self._cells.learn_cell(key, result.revision, found)
+                self._floor.tell_read(cell, result.revision)
+            return cells
 
         return await self._settled(attempt)
 
     async def drop(self, deletes: Sequence[Delete]) -> None:
         """Drop what nobody needs any more; it stays where this sidecar is not registered."""
-        for first in range(0, len(deletes), DELETES_MAX):
-            batch = deletes[first : first + DELETES_MAX]
+        for batch in grouped(deletes, DELETES_MAX):
             await self._store.txn([self._registered.holds()], batch)
 
     async def forget(self, author: str) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from random import Random
@@ -14,7 +14,7 @@ import pytest
 from launcher_shim.c10d.cell import NotANumber, read_number
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.ledger import Stamp
-from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES
+from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
@@ -66,6 +66,22 @@ async def soon(kv: Kv, key: bytes, value: bytes | None) -> None:
     async with asyncio.timeout(5):
         while kv.cells.value(key) != value:
             await kv._mirror.changed_after(kv._mirror.sequence)
+
+
+class Counted(Faults):
+    """Counts transactions."""
+
+    txns = 0
+
+    async def before(self, call: str) -> None:
+        self.txns += call == "txn"
+
+
+async def until_asked(counted: Counted, times: int) -> None:
+    async def asked() -> bool:
+        return counted.txns >= times
+
+    await until(asked)
 
 
 async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
@@ -152,10 +168,95 @@ async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
         assert len(kv._waiters) == 0
 
 
+class Held(Counted):
+    """Keeps transactions back while ``passing`` is clear."""
+
+    def __init__(self) -> None:
+        self.held, self.passing = asyncio.Event(), asyncio.Event()
+        self.passing.set()
+
+    async def before(self, call: str) -> None:
+        await super().before(call)
+        self.held.set()
+        await self.passing.wait()
+
+
+async def test_many_missing_keys_are_looked_for_in_one_read() -> None:
+    held, many = Held(), [b"/rank/%d" % n for n in range(READS_MAX)]
+    async with sidecars(held) as (kv,), asyncio.timeout(20):
+        assert not await kv.check(many)
+        assert held.txns == 1
+        assert await kv.get_all(many) == [None] * READS_MAX
+        assert held.txns == 2
+        waiting = asyncio.create_task(kv.wait(many))
+        await asyncio.sleep(0)
+        await put(kv, [(key, b"v") for key in many])
+        await waiting
+        # One of the wait, and those of the writes.
+        assert held.txns == 3 + -(-READS_MAX // BATCH_MAX)
+
+
+async def test_more_keys_are_looked_for_than_one_transaction_of_etcd_takes() -> None:
+    many = [b"/rank/%d" % n for n in range(5 * READS_MAX)]
+    held = Held()
+    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+        kv._unsubscribe()  # the watch brings nothing
+        await put(other, [(key, b"v" + key) for key in many[1:]])
+        assert await kv.get_all(many) == [None, *(b"v" + key for key in many[1:])]
+        assert held.txns == 5
+
+
+async def read_wait(kv: Kv) -> object:
+    await kv.wait([b"/x", b"/y"])
+    return None
+
+
+async def read_check(kv: Kv) -> object:
+    return await kv.check([b"/x", b"/y"])
+
+
+async def read_values(kv: Kv) -> object:
+    return await kv.get_all([b"/x", b"/y"])
+
+
+@pytest.mark.parametrize(
+    ("reading", "answer"),
+    [(read_wait, None), (read_check, True), (read_values, [b"1", b"2"])],
+)
+async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answer(
+    reading: Callable[[Kv], Awaitable[object]], answer: object
+) -> None:
+    held = Held()
+    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+        held.passing.clear()
+        asked = asyncio.ensure_future(reading(kv))
+        await held.held.wait()
+        await put(other, [(b"/x", b"1"), (b"/y", b"2")])
+        assert await asked == answer
+        assert len(kv._waiters) == 0
+        held.passing.set()
+
+
+async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
+    held = Held()
+    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+        held.passing.clear()
+        checking = asyncio.create_task(kv.check([b"/q"]))
+        await held.held.wait()
+        waiting = asyncio.create_task(kv.wait([b"/q"]))
+        await asyncio.sleep(0)
+        await other.push(b"/q", b"e", Stamp("a", 1))
+        assert await checking
+        await waiting
+        held.passing.set()
+
+
 async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
-    async with sidecars(None) as (kv,), asyncio.timeout(5):
+    counted = Counted()
+    async with sidecars(counted) as (kv,), asyncio.timeout(5):
         first = asyncio.create_task(kv.wait([b"/q"]))
         second = asyncio.create_task(kv.wait([b"/q"]))
+        await until_asked(counted, 2)
         assert await kv.get(b"/q") is None  # so that both have looked, too
         await kv.push(b"/q", b"1", Stamp("a", 1))
         await first
@@ -166,9 +267,11 @@ async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
 
 
 async def test_a_push_counts_for_those_that_wait_for_more_and_wakes_the_next() -> None:
-    async with sidecars(None) as (kv,), asyncio.timeout(5):
+    counted = Counted()
+    async with sidecars(counted) as (kv,), asyncio.timeout(5):
         both = asyncio.create_task(kv.wait([b"/q", b"/x"]))
         one = asyncio.create_task(kv.wait([b"/q"]))
+        await until_asked(counted, 2)
         assert await kv.get(b"/q") is None
         await kv.push(b"/q", b"1", Stamp("a", 1))
         await one
@@ -318,22 +421,6 @@ async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> 
         await kv.forget_records(kv.left_behind("w-0"))
         left = (await one.store.range(RUN.operations, prefix=True)).kvs
         assert {record.key for record in left} == {RUN.operation(each) for each in others[1:]}
-
-
-class Counted(Faults):
-    """Counts transactions."""
-
-    txns = 0
-
-    async def before(self, call: str) -> None:
-        self.txns += call == "txn"
-
-
-async def until_asked(counted: Counted, times: int) -> None:
-    async def asked() -> bool:
-        return counted.txns >= times
-
-    await until(asked)
 
 
 class SecondHeld(Counted):
