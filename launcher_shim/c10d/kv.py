@@ -279,7 +279,8 @@ class Kv:
         def plan() -> Plan[bool]:
             cell = self.cells.cell(key)
             if not cell.exists():
-                return Plan(self.cells.unchanged(key), (), lambda result: False)
+                none = (*self.cells.unchanged(key), self._queue_empty(key))
+                return Plan(none, (), lambda result: False)
             deletes = (
                 Delete(self.keys.value(key)),
                 Delete(self.keys.addends(key), prefix=True),
@@ -290,7 +291,12 @@ class Kv:
                 self.cells.learn_gone(key, result.revision)
                 return True
 
-            return Plan(self.cells.unchanged(key), deletes, gone)
+            there = self.cells.unchanged(key)
+            if cell.value() is None:
+                name, oldest = cell.queue()[0]
+                element = self.keys.element(key, name)
+                there = (*there, Compare(element, "mod", "=", oldest.mod_revision))
+            return Plan(there, deletes, gone)
 
         async def recall(note: bytes, revision: int) -> Recalled[bool]:
             return Recalled(True)
@@ -318,9 +324,7 @@ class Kv:
         def plan() -> Plan[tuple[int, bytes]]:
             elements = self.cells.cell(key).queue()
             if not elements:
-                # Pushes need no compare, so this one is for what has been pushed meanwhile.
-                empty = Compare(self.keys.queue(key), "create", "=", 0, prefix=True)
-                return Plan((empty,), (), lambda result: (0, b""))
+                return Plan((self._queue_empty(key),), (), lambda result: (0, b""))
             name, oldest = elements[0]
             value, length = oldest.value or b"", len(elements)
             element = self.keys.element(key, name)
@@ -342,6 +346,10 @@ class Kv:
 
         await self._transactions.read([key])
         return await self._transactions.once(stamp, key, plan, recall)
+
+    def _queue_empty(self, key: bytes) -> Compare:
+        """Hold while nothing has been pushed that is not known here: pushes compare nothing."""
+        return Compare(self.keys.queue(key), "create", "=", 0, prefix=True)
 
     async def forget(self, key_prefix: bytes) -> None:
         """Drop everything under ``key_prefix``: an old round's keys, which torch never deletes."""

@@ -296,6 +296,23 @@ async def test_queues_give_each_element_once_in_order() -> None:
         assert not await two.check([b"/q"])
 
 
+async def test_a_queue_that_another_sidecar_has_pushed_to_is_deleted() -> None:
+    async with sidecars(None, None) as (one, two):
+        one._unsubscribe()  # the watch has not brought it yet
+        await two.push(b"/q", b"e", Stamp("b", 1))
+        assert await one.delete(b"/q", Stamp("a", 1)) is True
+        assert await two.queue_length(b"/q") == 0
+        assert await one.delete(b"/q", Stamp("a", 2)) is False
+
+
+async def test_a_queue_that_another_sidecar_has_emptied_is_none_to_delete() -> None:
+    async with sidecars(None, None) as (one, two):
+        await one.push(b"/q", b"e", Stamp("a", 1))
+        one._unsubscribe()  # the watch does not bring what follows
+        assert await two.pop(b"/q", Stamp("b", 1)) == (1, b"e")
+        assert await one.delete(b"/q", Stamp("a", 2)) is False
+
+
 async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
     async with sidecars(*[None] * 10) as kvs:
         revision = (await kvs[0]._store.status()).revision
