@@ -130,14 +130,22 @@ class Sidecar:
 
     async def _stay_registered(self) -> None:
         await self._reach_store()
-        try:
-            await self._job.registrar.run()
-        except Fenced as error:
-            # The launcher beside it stays as it is: its requests find nobody to write them down.
-            self._fenced = str(error)
-            self._launcher.endpoint.fenced = True
-            log.error("fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"})
-            await asyncio.Event().wait()
+        while True:
+            try:
+                await self._job.registrar.run()
+            except Fenced as error:
+                # The launcher beside it stays as it is: nobody writes its requests down.
+                self._fenced = str(error)
+                self._launcher.endpoint.fenced = True
+                log.error(
+                    "fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"}
+                )
+            await self._job.registrar.let_in_again()
+            self._fenced = ""
+            self._launcher.endpoint.fenced = False
+            log.info(
+                "no longer fenced: the job is this pod's again", extra={"event": "fence_lifted"}
+            )
 
     async def _reach_store(self) -> None:
         """Wait for the first read. One that has been a member before waits for ever."""

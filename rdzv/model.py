@@ -77,7 +77,8 @@ class Job:
 
     ``generation`` counts the lives of the job. ``desired`` is the wanted number of workers, or
     None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
-    platform gives none. ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
+    platform gives none; ``former_uids`` are those of the lives before, the newest last, and
+    bounded. ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
     """
 
     min_workers: int
@@ -87,6 +88,7 @@ class Job:
     desired: int | None = None
     paused: bool = False
     vacated: bool = False
+    former_uids: tuple[str, ...] = ()
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -100,6 +102,7 @@ class Job:
                 "desired": self.desired,
                 "paused": self.paused,
                 "vacated": self.vacated,
+                "former_uids": list(self.former_uids),
             }
         )
 
@@ -108,6 +111,9 @@ class Job:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
         desired = fields.get("desired")
+        former_uids = take(kv.key, fields, "former_uids", list, [])
+        if not all(isinstance(uid, str) for uid in former_uids):
+            raise RecordError(f"{kv.key}: 'former_uids' is {former_uids!r}, expected strings")
         return cls(
             min_workers=take(kv.key, fields, "min", int),
             max_workers=take(kv.key, fields, "max", int),
@@ -116,6 +122,7 @@ class Job:
             desired=None if desired is None else take(kv.key, fields, "desired", int),
             paused=take(kv.key, fields, "paused", bool),
             vacated=take(kv.key, fields, "vacated", bool),
+            former_uids=tuple(former_uids),
             mod_revision=kv.mod_revision,
         )
 

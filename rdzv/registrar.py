@@ -105,6 +105,7 @@ class Registrar:
         self._random = random
         self._on_held = on_held
         self._empty_since_s: float | None = None
+        self._refused: Refuse | None = None
         self._pacing = Pacing(lease_ttl_s)
         self._renewed_s = float("-inf")
         self._said = ""
@@ -117,8 +118,8 @@ class Registrar:
     async def run(self) -> None:
         """Stay registered for ever.
 
-        Raises ``Fenced`` when another pod holds the name or the job, ``JobMismatch`` when the
-        settings disagree with the job's.
+        Raises ``Fenced`` when another pod holds the name or the job (``let_in_again`` tells when
+        to run it anew), ``JobMismatch`` when the settings disagree with the job's.
         """
         await self._mirror.changed_after(0)
         pause_s = 0.0
@@ -131,6 +132,23 @@ class Registrar:
             pause_s = self._pacing.pause_s(self._random)
             if (complaint := self._pacing.complaint(self._clock())) is not None:
                 self._say(complaint, logging.WARNING)
+
+    async def let_in_again(self) -> None:
+        """Wait until one that was fenced may register: the job is that of its own UID again.
+
+        Who has lost its name waits for ever: it is another pod's.
+        """
+        while True:
+            if self._refused is not None and self._refused.for_good:
+                await asyncio.Event().wait()
+            sequence = self._mirror.sequence
+            decision = self._plan(waited_s=0.0)
+            if isinstance(decision, Refuse) and decision.fenced:
+                self._refused = decision
+            elif self._membership.snapshot().job is not None:
+                # Else it would seed an emptied store with a life that may be over.
+                return
+            await self._news(sequence, self._lease_ttl_s)
 
     async def leave(self, timeout_s: float) -> None:
         """Leave on purpose: delete the record, note if nobody is left, end the lease."""
@@ -173,17 +191,12 @@ class Registrar:
         """Register, after ``pause_s`` at the earliest, however often it takes."""
         self.registered.clear()
         series = _Series(self._random.getrandbits(62) + 1, self._clock() + pause_s)
+        since_s = self._clock()
         while True:
-            self._note_emptiness()
             sequence = self._mirror.sequence
-            decision = plan(
-                self._membership.snapshot(),
-                self.identity,
-                self.held,
-                empty_for_s=self._empty_for_s(),
-                lease_ttl_s=self._lease_ttl_s,
-            )
+            decision = self._plan(waited_s=self._clock() - since_s)
             if isinstance(decision, Refuse):
+                self._refused = decision
                 raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
             if isinstance(decision, Wait):
                 self._say(decision.reason)
@@ -204,6 +217,17 @@ class Registrar:
                 return written
             # Somebody else was quicker: it can be planned anew once the mirror shows that.
             await self._news(sequence, self._next_pause_s(), revision)
+
+    def _plan(self, *, waited_s: float) -> Register | Wait | Refuse:
+        self._note_emptiness()
+        return plan(
+            self._membership.snapshot(),
+            self.identity,
+            self.held,
+            empty_for_s=self._empty_for_s(),
+            lease_ttl_s=self._lease_ttl_s,
+            waited_s=waited_s,
+        )
 
     def _next_pause_s(self) -> float:
         self._pacing = self._pacing.after_failure()

@@ -6,6 +6,10 @@ fresh sidecar that finds nobody after the last member left on purpose, or after 
 empty membership for three lease times. (A run closed by failure is the third way: the sidecar
 whose torchrun comes back to it asks for that.) A sidecar that holds a generation registers again
 under it, even into an emptied store, and never starts a new one.
+
+UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs
+of former lives are kept and refused; and one that was never seen waits for a while beside members
+that nobody has told to go: those of a deleted job have been told, and a late pod of one is ended.
 """
 
 from __future__ import annotations
@@ -16,6 +20,12 @@ from rdzv.listing import job_mismatch
 from rdzv.model import Incarnation, Job, Member, Role, Snapshot
 
 EMPTY_LEASE_TIMES = 3
+
+CONTESTED_LEASE_TIMES = 3
+"""For so long a job stays with its members though a pod of an unknown UID wants it."""
+
+FORMER_UIDS_MAX = 16
+"""Lives of a job whose late pods are recognized: none is that late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +77,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Never: ``fenced`` if another pod has the name or the job, else the settings disagree."""
+    """Never: ``fenced`` if another pod has the name or the job, else the settings disagree.
+
+    ``for_good``: whatever becomes of the job.
+    """
 
     fenced: bool
     reason: str
+    for_good: bool = True
 
 
 def plan(
@@ -80,15 +94,17 @@ def plan(
     *,
     empty_for_s: float,
     lease_ttl_s: float,
+    waited_s: float = 0.0,
 ) -> Register | Wait | Refuse:
     """Decide on registering, given the snapshot and what was held before.
 
-    ``empty_for_s`` is for how long a healthy watch has shown no member.
+    ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
+    this sidecar has wanted to register.
     """
     holder = snapshot.incarnations.get(identity.member)
     if holder is not None and holder.pod_uid != identity.pod_uid and held is not None:
         return Refuse(True, f"the name {identity.member} was taken over by pod {holder.pod_uid}")
-    chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
+    chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s)
     if isinstance(chosen, Wait | Refuse):
         return chosen
     job, reason = chosen
@@ -137,6 +153,7 @@ def _choose_job(
     held: Held | None,
     empty_for_s: float,
     lease_ttl_s: float,
+    waited_s: float,
 ) -> tuple[Job, str] | Wait | Refuse:
     """Choose the job record to register under, with the reason."""
     stored = snapshot.job
@@ -156,9 +173,7 @@ def _choose_job(
         )
         return job, "the job was not in the store" if held else "first member of the job"
     if identity.job_uid and stored.uid != identity.job_uid:
-        if held is not None:
-            return Refuse(True, f"the job was created again with UID {stored.uid or '(none)'}")
-        return _next_life(stored, identity), f"the job has a new UID {identity.job_uid}"
+        return _change_lives(snapshot, stored, identity, held, empty_for_s, lease_ttl_s, waited_s)
     present = replace(stored, vacated=False)
     if held is not None or identity.job_uid or snapshot.members:
         return present, f"joins generation {stored.generation}"
@@ -173,6 +188,37 @@ def _choose_job(
     )
 
 
+def _change_lives(
+    snapshot: Snapshot,
+    stored: Job,
+    identity: Identity,
+    held: Held | None,
+    empty_for_s: float,
+    lease_ttl_s: float,
+    waited_s: float,
+) -> tuple[Job, str] | Wait | Refuse:
+    """Decide whether a pod whose job has another UID than the stored one may take the job over."""
+    former = identity.job_uid in stored.former_uids
+    patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
+    if held is not None or (former and (snapshot.members or empty_for_s < patience_s)):
+        return Refuse(
+            True, f"the job was created again with UID {stored.uid or '(none)'}", for_good=False
+        )
+    if former:
+        # Taken over by a pod that nobody knew to be late, and that is gone: this one is not.
+        return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"
+    staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
+    patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
+    if stored.uid and staying and waited_s < patience_s:
+        return Wait(
+            patience_s - waited_s,
+            f"{staying} members of the job with UID {stored.uid} are here, and nobody has told"
+            f" them to go: waiting to see which of the jobs goes on, this pod's"
+            f" ({identity.job_uid}) or theirs",
+        )
+    return _next_life(stored, identity), f"the job has a new UID {identity.job_uid}"
+
+
 def _next_life(stored: Job, identity: Identity) -> Job:
     return replace(
         stored,
@@ -181,4 +227,11 @@ def _next_life(stored: Job, identity: Identity) -> Job:
         generation=stored.generation + 1,
         uid=identity.job_uid,
         vacated=False,
+        former_uids=_former_uids(stored, identity.job_uid),
     )
+
+
+def _former_uids(stored: Job, uid: str) -> tuple[str, ...]:
+    """Those of all lives before that of ``uid``, which itself may have been one of them."""
+    known = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
+    return tuple(dict.fromkeys(known))[-FORMER_UIDS_MAX:]

@@ -17,6 +17,7 @@ from rdzv.history import HISTORY_LENGTH
 from rdzv.model import Snapshot
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
+from rdzv.store import Put
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
 from tests.contract.agent_harness import until as until_holds
@@ -140,6 +141,58 @@ async def test_i6_the_old_pod_of_a_name_is_fenced_and_changes_nothing_more() -> 
                 await old.leave(timeout_s=1)
                 record = (await two.store.range(KEYS.in_generation(1).member("w-0"))).kvs[0]
                 assert b'"new"' in record.value
+
+
+def of_job(name: str, job_uid: str) -> Identity:
+    return replace(identity(name), job_uid=job_uid)
+
+
+async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        first = registrar(one, of_job("old-0", "deleted"), lease_ttl_s=LONG_TTL_S)
+        async with running(first):
+            await registered(first)
+        await first.leave(timeout_s=5)
+        new = [
+            registrar(one, of_job(f"new-{n}", "created again"), lease_ttl_s=LONG_TTL_S)
+            for n in range(2)
+        ]
+        async with running(new[0]) as one_task, running(new[1]) as other_task:
+            await registered(*new)
+            late = registrar(one, of_job("old-1", "deleted"), lease_ttl_s=LONG_TTL_S)
+            async with asyncio.timeout(30):
+                with pytest.raises(Fenced, match="created again with UID created again"):
+                    await late.run()
+            assert [member.generation for member in new] == [2, 2]
+            assert not one_task.done()
+            assert not other_task.done()
+
+
+async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None:
+    engine = MemoryEngine()
+    async with client(engine) as one:
+        member = registrar(one, of_job("w-0", "mine"), lease_ttl_s=LONG_TTL_S)
+        async with running(member) as task:
+            await registered(member)
+            mine = one.membership.snapshot().job
+            assert mine is not None
+            # As a sidecar of an earlier version does, which knows of no former life.
+            theirs = replace(mine, uid="another", generation=2)
+            await one.store.txn([], [Put(KEYS.job, theirs.to_json())])
+            async with asyncio.timeout(30):
+                with pytest.raises(Fenced, match="UID another"):
+                    await task
+        back = asyncio.create_task(member.let_in_again())
+        await one.store.txn([], [Put(KEYS.job, replace(theirs, desired=3).to_json())])
+        await until(one, lambda s: s.job is not None and s.job.desired == 3)
+        assert not back.done()
+        await one.store.txn([], [Put(KEYS.job, replace(mine, generation=3).to_json())])
+        async with asyncio.timeout(30):
+            await back
+        async with running(member):
+            await registered(member)
+            assert member.generation == 3
 
 
 async def test_a_member_whose_settings_disagree_is_told_so() -> None:

@@ -55,6 +55,15 @@ def test_i8_junk_is_a_record_error_and_nothing_else(junk: bytes) -> None:
             kind.from_kv(kv("k", junk))
 
 
+def test_a_job_record_of_an_earlier_version_has_no_former_uids() -> None:
+    fields = json.loads(Job(1, 2, former_uids=("a", "b")).to_json())
+    assert Job.from_kv(kv("k", json.dumps(fields).encode())).former_uids == ("a", "b")
+    del fields["former_uids"]
+    assert Job.from_kv(kv("k", json.dumps(fields).encode())).former_uids == ()
+    with pytest.raises(RecordError, match="former_uids"):
+        Job.from_kv(kv("k", json.dumps({**fields, "former_uids": [1]}).encode()))
+
+
 def test_i8_a_deeply_nested_record_is_refused() -> None:
     with pytest.raises(RecordError):
         Job.from_kv(kv("k", b"[" * 100_000))

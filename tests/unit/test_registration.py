@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.model import Incarnation, Job, Member, Snapshot
-from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
+from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.registration import (
+    FORMER_UIDS_MAX,
+    Held,
+    Identity,
+    Refuse,
+    Register,
+    Wait,
+    plan,
+)
 
 ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
 JOB = Job(2, 4, generation=5, mod_revision=9)
@@ -15,9 +23,15 @@ TTL_S = 10.0
 
 
 def decide(
-    snapshot: Snapshot, identity: Identity = ME, held: Held | None = None, empty_for_s: float = 0
+    snapshot: Snapshot,
+    identity: Identity = ME,
+    held: Held | None = None,
+    empty_for_s: float = 0,
+    waited_s: float = 0,
 ) -> Register | Wait | Refuse:
-    return plan(snapshot, identity, held, empty_for_s=empty_for_s, lease_ttl_s=TTL_S)
+    return plan(
+        snapshot, identity, held, empty_for_s=empty_for_s, lease_ttl_s=TTL_S, waited_s=waited_s
+    )
 
 
 def registered(decision: Register | Wait | Refuse) -> Register:
@@ -40,12 +54,54 @@ def test_a_joiner_takes_the_generation_it_finds() -> None:
 
 
 def test_a_new_job_uid_starts_the_next_life_and_ends_the_old_one() -> None:
-    snapshot = Snapshot(20, replace(JOB, uid="old"), {"w-1": OTHER})
+    drain = Drain("uid-1", "w-1", "deleted", "preStop")
+    snapshot = Snapshot(20, replace(JOB, uid="old"), {"w-1": OTHER}, drains={"uid-1": drain})
     decision = registered(decide(snapshot, replace(ME, job_uid="new", min_workers=1)))
     assert decision.job.generation == 6
     assert decision.job.uid == "new"
+    assert decision.job.former_uids == ("old",)
     assert decision.job.min_workers == 1
     assert decision.superseded_generation == 5
+
+
+def test_an_unknown_uid_waits_beside_members_that_nobody_has_told_to_go() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="present"), {"w-1": OTHER})
+    unknown = replace(ME, job_uid="unknown")
+    waiting = decide(snapshot, unknown, waited_s=12)
+    assert isinstance(waiting, Wait)
+    assert waiting.retry_in_s == pytest.approx(18)
+    assert "1 members of the job with UID present" in waiting.reason
+    assert registered(decide(snapshot, unknown, waited_s=30)).job.uid == "unknown"
+    assert registered(decide(replace(snapshot, members={}), unknown)).job.uid == "unknown"
+
+
+@pytest.mark.parametrize("held", [None, Held(4, 3)])
+def test_a_pod_of_a_former_life_is_refused_for_as_long_as_the_job_has_a_member(
+    held: Held | None,
+) -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="new", former_uids=("old",)), {"w-1": OTHER})
+    decision = decide(snapshot, replace(ME, job_uid="old"), held, waited_s=1000)
+    assert isinstance(decision, Refuse)
+    assert decision.fenced
+    assert not decision.for_good
+
+
+def test_a_new_pod_takes_the_job_back_from_a_late_one_that_is_gone() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="late", former_uids=("mine", "late")))
+    mine = replace(ME, job_uid="mine")
+    assert isinstance(decide(snapshot, mine, empty_for_s=29), Refuse)
+    assert isinstance(decide(snapshot, mine, Held(4, 3), empty_for_s=1000), Refuse)
+    back = registered(decide(snapshot, mine, empty_for_s=30)).job
+    assert (back.uid, back.former_uids) == ("mine", ("late",))
+
+
+def test_the_uids_of_former_lives_are_bounded() -> None:
+    job = JOB
+    for life in range(2 * FORMER_UIDS_MAX):
+        decision = registered(decide(Snapshot(20, job), replace(ME, job_uid=f"uid-{life}")))
+        job = decision.job
+    newest = 2 * FORMER_UIDS_MAX - 1
+    assert job.former_uids == tuple(f"uid-{n}" for n in range(newest - FORMER_UIDS_MAX, newest))
 
 
 def test_the_same_job_uid_stays_in_its_life_even_when_nobody_is_left() -> None:
@@ -58,6 +114,8 @@ def test_who_holds_a_generation_of_a_job_that_was_created_again_is_fenced() -> N
     decision = decide(snapshot, replace(ME, job_uid="old"), Held(5, 3))
     assert isinstance(decision, Refuse)
     assert decision.fenced
+    again = replace(snapshot, job=replace(JOB, uid="old", generation=7, former_uids=("new",)))
+    assert registered(decide(again, replace(ME, job_uid="old"), Held(5, 3))).job.generation == 7
 
 
 def test_a_fresh_sidecar_starts_anew_at_once_where_the_last_member_left_on_purpose() -> None:
@@ -107,6 +165,7 @@ def test_only_a_fresh_boot_takes_a_name_over() -> None:
     fenced = decide(snapshot, held=Held(5, 6))
     assert isinstance(fenced, Refuse)
     assert fenced.fenced
+    assert fenced.for_good
     assert "another-pod" in fenced.reason
 
 

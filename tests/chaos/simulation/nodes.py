@@ -167,11 +167,13 @@ class Sidecar:
 
     async def _stay_registered(self) -> None:
         await self.mirror.changed_after(0)
-        try:
-            await self.registrar.run()
-        except Fenced:
-            self.fenced = self.endpoint.fenced = True
-            await asyncio.Event().wait()
+        while True:
+            try:
+                await self.registrar.run()
+            except Fenced:
+                self.fenced = self.endpoint.fenced = True
+            await self.registrar.let_in_again()
+            self.fenced = self.endpoint.fenced = False
 
     async def _deliver_hosts(self) -> None:
         await self.registrar.registered.wait()
