@@ -16,16 +16,21 @@ from __future__ import annotations
 import glob
 import logging
 import os
-from typing import Any, Optional
+from typing import Any, Dict, Optional
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
+from muster.torch_file import whole_step
 
 log = logging.getLogger(__name__)
 
 KEPT = 2
 """How many of the callback's own checkpoints stay: an older one until the next is whole."""
+
+ASIDE = ".part"
+"""Ends the name of a checkpoint that is being written."""
 
 
 class MusterCallback(Callback):
@@ -77,42 +82,64 @@ class MusterCallback(Callback):
             self._drain = None
 
     def _save(self, trainer: Trainer, step: int) -> None:
+        """Write aside and rename, so that a kill leaves no checkpoint that is not whole."""
         path = _path(self._directory, step)
-        trainer.save_checkpoint(path)
+        aside = path + ASIDE
+        trainer.save_checkpoint(aside)
+        trainer.strategy.checkpoint_io.teardown()  # one that writes in the background has written
         if not trainer.is_global_zero:
             return
-        if not os.path.exists(path):  # Lightning passes over a directory that it may not write to
-            raise PermissionError("%s could not be written" % path)
+        if not os.path.exists(aside):  # Lightning passes over a directory that it may not write to
+            raise PermissionError("%s could not be written" % aside)
+        if os.path.isdir(path):  # of an attempt at this very step that came to nothing
+            trainer.strategy.remove_checkpoint(path)
+        os.replace(aside, path)
         own = glob.glob(os.path.join(glob.escape(self._directory), "muster-*.ckpt"))
         for older in sorted(own, key=os.path.getmtime)[:-KEPT]:
             trainer.strategy.remove_checkpoint(older)
+        for unfinished in glob.glob(os.path.join(glob.escape(self._directory), "muster-*" + ASIDE)):
+            trainer.strategy.remove_checkpoint(unfinished)
 
 
 def last_checkpoint(directory: str) -> Optional[str]:
-    """The newest whole checkpoint in ``directory``, for ``ckpt_path``; None if there is none.
+    """The checkpoint in ``directory`` to go on from, for ``ckpt_path``; None if there is none.
 
-    Warns where the last commit is newer than all of them: then ``directory`` is not the same one
-    for all pods.
+    That of the last commit, unless one of a later step is proven to be whole: a save that was cut
+    short may have left part of a file. Every rank has to call it, equally often: rank 0 looks, and
+    the others are told. Warns of what is passed over, and where the last commit is not there.
     """
-    found = set(glob.glob(os.path.join(glob.escape(directory), "*.ckpt")))
-    committed = last_commit()
-    if committed is not None:
-        found.add(_path(directory, committed))  # by name: a listing may be out of date
-    whole = [path for path in found if os.path.isfile(path) or _is_whole(path)]
-    if committed is not None and not whole:
-        log.warning(
-            "all ranks have saved step %d, but there is no checkpoint in %s: is it a directory that"
-            " all pods share?",
-            committed,
-            directory,
-        )
-    return max(whole, key=os.path.getmtime, default=None)
+    return of_rank_0(lambda: _newest(directory, last_commit()))
+
+
+def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
+    own = None if committed is None else _path(directory, committed)
+    steps: Dict[str, int] = {}
+    for path in glob.glob(os.path.join(glob.escape(directory), "*.ckpt")):
+        step = _whole_step(path)
+        if step is not None:
+            steps[path] = step
+        elif path != own:
+            log.warning("%s is not whole, or no checkpoint of Lightning's: passed over", path)
+    if committed is not None and own is not None:
+        # By name, for a listing may be out of date; and whatever its format is: all have saved it.
+        if os.path.isfile(own) or _whole_step(own) is not None:
+            steps[own] = committed
+        elif max(steps.values(), default=-1) < committed:
+            log.warning(
+                "all ranks have saved step %d, but its checkpoint is not in %s: is it a directory"
+                " that all pods share?",
+                committed,
+                directory,
+            )
+    # Of two of the same step, the one that was renamed into place.
+    ordered = sorted(steps, key=lambda path: (steps[path], path == _path(directory, steps[path])))
+    return ordered[-1] if ordered else None
 
 
 def _path(directory: str, step: int) -> str:
     return os.path.join(directory, "muster-%d.ckpt" % step)
 
 
-def _is_whole(sharded: str) -> bool:
-    """Whether the part of a sharded checkpoint is there that is written last."""
-    return os.path.exists(os.path.join(sharded, "meta.pt"))
+def _whole_step(path: str) -> Optional[int]:
+    """The step of a file, or of the part of a sharded checkpoint that is written last."""
+    return whole_step(os.path.join(path, "meta.pt") if os.path.isdir(path) else path)

@@ -20,6 +20,7 @@ from typing import Any, Optional
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,14 @@ class MusterCallback(TrainerCallback):
 def last_checkpoint(output_dir: str) -> Optional[str]:
     """The newest whole checkpoint in ``output_dir``, for ``resume_from_checkpoint``; None if none.
 
-    One that a save left unfinished when its process was killed is passed over. Warns where the last
-    commit is not among them: then ``output_dir`` is not the same directory for all pods.
+    One that a save left unfinished when its process was killed is passed over. Every rank has to
+    call it, equally often: rank 0 looks, and the others are told. Warns where the last commit is
+    not among them: then ``output_dir`` is not the same directory for all pods.
     """
-    committed = last_commit()
+    return of_rank_0(lambda: _newest(output_dir, last_commit()))
+
+
+def _newest(output_dir: str, committed: Optional[int]) -> Optional[str]:
     steps = set() if committed is None else {committed}  # by name: a listing may be out of date
     if os.path.isdir(output_dir):
         matches = map(_CHECKPOINT.fullmatch, os.listdir(output_dir))

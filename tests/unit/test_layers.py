@@ -31,6 +31,9 @@ STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", *FRAMES)
 CALLBACKS = {"muster/lightning.py": "lightning", "muster/transformers.py": "transformers"}
 """What is only imported by name, and needs the library that it is for."""
 
+NEEDS = {**CALLBACKS, "muster/choice.py": "torch"}
+"""What is only imported by a callback, and needs what that one needs."""
+
 
 def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
@@ -79,7 +82,7 @@ def test_imports_point_one_way(path: Path) -> None:
 )
 def test_the_users_containers_need_only_the_standard_library(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, part_of(path).partition("/")[0]}
-    allowed.add(CALLBACKS.get(relative(path), "muster"))
+    allowed.add(NEEDS.get(relative(path), "muster"))
     assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
 
 
@@ -99,6 +102,12 @@ def test_a_callback_is_imported_by_nothing_else_of_ours() -> None:
     modules = {path.removesuffix(".py").replace("/", ".") for path in CALLBACKS}
     for path in sources():
         assert modules.isdisjoint(imports(path)), path
+
+
+def test_what_a_callback_needs_is_imported_by_callbacks_alone() -> None:
+    for path in sources():
+        needed = {*files(path)} & (NEEDS.keys() - CALLBACKS.keys())
+        assert not needed or relative(path) in CALLBACKS, path
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=relative)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning's checkpoints: written aside and renamed; a file cut short is not gone on from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import muster
+from tests.ports import free_ports
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+ROOT = Path(muster.__file__).parents[1]
+START_S = 100.0
+"""For the libraries to be imported, on cores that are shared."""
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``muster.lightning``, beside no sidecar so far; ``commit`` gives it a last commit."""
+    module = import_module("muster.lightning")
+    monkeypatch.setattr(module, "last_commit", lambda: None)
+    return module
+
+
+def commit(library: Any, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setattr(library, "last_commit", lambda: step)
+
+
+def save(path: Path, step: int) -> Path:
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"epoch": 0, "global_step": step, "state_dict": {"w": torch.zeros(1000)}}, path)
+    return path
+
+
+def cut_short(path: Path) -> Path:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    return path
+
+
+def test_the_committed_step_comes_before_a_newer_file_that_was_cut_short(
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = save(tmp_path / "muster-10.ckpt", 10)
+    torn = cut_short(save(tmp_path / "muster-20.ckpt", 20))
+    commit(library, monkeypatch, 10)
+    with caplog.at_level(logging.WARNING):
+        assert library.last_checkpoint(str(tmp_path)) == str(whole)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"{torn} is not whole, or no checkpoint of Lightning's: passed over"
+    ]
+
+
+def test_a_newer_one_that_is_whole_comes_before_the_committed_step(
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = save(tmp_path / "epoch=1-step=30.ckpt", 30)
+    older = save(tmp_path / "last.ckpt", 5)
+    committed = save(tmp_path / "muster-10.ckpt", 10)
+    os.utime(older)  # by the clock of its file system it is the newest
+    commit(library, monkeypatch, 10)
+    assert library.last_checkpoint(str(tmp_path)) == str(newer)
+    newer.unlink()
+    assert library.last_checkpoint(str(tmp_path)) == str(committed)
+
+
+def test_what_all_ranks_have_committed_is_taken_in_whatever_format(
+    tmp_path: Path, library: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    committed = tmp_path / "muster-10.ckpt"
+    committed.write_bytes(b"as a plug-in writes it")
+    commit(library, monkeypatch, 10)
+    assert library.last_checkpoint(str(tmp_path)) == str(committed)
+    assert caplog.records == []
+
+
+def test_without_a_commit_the_newest_whole_one_is_taken(tmp_path: Path, library: Any) -> None:
+    assert library.last_checkpoint(str(tmp_path)) is None
+    cut_short(save(tmp_path / "muster-20.ckpt", 20))
+    assert library.last_checkpoint(str(tmp_path)) is None
+    sharded = save(tmp_path / "muster-12.ckpt" / "meta.pt", 12).parent
+    assert library.last_checkpoint(str(tmp_path)) == str(sharded)
+    cut_short(sharded / "meta.pt")
+    assert library.last_checkpoint(str(tmp_path)) is None
+
+
+class FakeTrainer:
+    """What the callback asks of a trainer; once ``ended``, a save comes half as far."""
+
+    def __init__(self) -> None:
+        self.is_global_zero = True
+        self.strategy = SimpleNamespace(
+            checkpoint_io=SimpleNamespace(teardown=self._teardown), remove_checkpoint=self._remove
+        )
+        self.ended = False
+        self.waited = 0
+
+    def save_checkpoint(self, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        if self.ended:
+            raise SystemExit("killed in the middle of it")
+        Path(path).write_bytes(b"whole")
+
+    def _teardown(self) -> None:
+        self.waited += 1
+
+    def _remove(self, path: str) -> None:
+        Path(path).unlink()
+
+
+def test_a_save_that_is_killed_leaves_no_checkpoint_and_the_next_clears_up(
+    tmp_path: Path, library: Any
+) -> None:
+    callback, trainer = library.MusterCallback(str(tmp_path)), FakeTrainer()
+    callback._save(trainer, 10)
+    assert (tmp_path / "muster-10.ckpt").read_bytes() == b"whole"
+    trainer.ended = True
+    with pytest.raises(SystemExit):
+        callback._save(trainer, 20)
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["muster-10.ckpt"]
+    trainer.ended = False
+    callback._save(trainer, 30)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["muster-10.ckpt", "muster-30.ckpt"]
+    assert trainer.waited == 2, "for a plug-in that writes in the background"
+
+
+def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
+    """Also one that sees another directory, as where a listing is out of date; before there is a
+    process group, which can be made afterwards."""
+    whole = save(tmp_path / "0" / "muster-10.ckpt", 10)
+    save(tmp_path / "1" / "muster-7.ckpt", 7)
+    (port,) = free_ports(1)
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
+        "TORCHELASTIC_RUN_ID": "job",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+    }
+    script = ROOT / "tests" / "contract" / "choosing_rank.py"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / rank)],
+            env={**environ, "RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        for rank in ranks:
+            said, complaints = rank.communicate(timeout=START_S)
+            assert rank.returncode == 0, complaints
+            assert said == f"{whole} {whole} 2\n"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
