@@ -72,6 +72,11 @@ def add_gauges(
         lambda: metrics.store.unseen_for_s(mirror.revision),
     )
     metrics.gauge(
+        "muster_watch_listener_errors",
+        "How often a part of this sidecar failed on news of the store: a defect, see its log.",
+        lambda: float(mirror.listener_errors),
+    )
+    metrics.gauge(
         "muster_c10d_connections",
         "Launchers connected to the rendezvous endpoint.",
         lambda: float(endpoint.connections),

@@ -11,7 +11,7 @@ from launcher_shim.horovod.hosts import Host, host_of
 from rdzv.bypass import Bypass, member_of
 from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
-from rdzv.keys import GenerationKeys, JobKeys
+from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import Listing, decide, first_to_go
 from rdzv.model import Job, Member, Snapshot
 from rdzv.phases import phase_of
@@ -95,7 +95,7 @@ class JobView:
 
 def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobView:
     """Look at a job's membership and its other keys; a record that cannot be read is left out."""
-    kvs = tuple(kvs)
+    kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
     return JobView(
         keys.namespace,

@@ -7,11 +7,29 @@ and one grant of rights fits it. Names are percent-encoded: no name can reach ou
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 
 ROOT = "/muster/v1/"
+
+
+_NAME = "[A-Za-z0-9_.~%-]+"
+
+_SPELLED = re.compile(
+    rf"{_NAME}(?:/{_NAME})*"
+    # Only what launchers store may have an empty name.
+    rf"|g/[0-9]+/c10d/{_NAME}/(?:kv/|(?:sum|queue)//{_NAME})"
+)
+
+
+def spelled(below_prefix: str) -> bool:
+    """Whether a key, given by what follows its job's prefix, may be one of this page at all.
+
+    Anybody with rights may write others, of any bytes: to take such a key apart may raise.
+    """
+    return _SPELLED.fullmatch(below_prefix) is not None
 
 
 @lru_cache(maxsize=4096)  # every event of a watch is held against a few prefixes

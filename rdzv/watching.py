@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from rdzv.errors import Compacted, StoreError, StoreRefused
+from rdzv.keys import spelled
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
 
 log = logging.getLogger(__name__)
@@ -31,18 +32,29 @@ RELIST_PAUSE_S = 0.5
 PAST_S = 0.01
 """A timer may fire a moment early: the end of health is looked for just past it."""
 
+ALIENS_TOLD = 8
+"""Keys of strangers that are named in the log."""
+
+SHOWN_KEY_LENGTH = 200
+
 Listener = Callable[[Sequence[WatchEvent]], None]
 
 
 class Mirror:
-    """Every key under one prefix, as of one revision. Only ``Watching`` writes to it."""
+    """Every key under one prefix, as of one revision. Only ``Watching`` writes to it.
+
+    Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts how
+    often a listener raised.
+    """
 
     def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
         self.prefix = prefix
         self.revision = 0
         self.sequence = 0
         self.heard_s = float("-inf")
+        self.listener_errors = 0
         self.clock = clock
+        self._aliens: set[str] = set()
         self._asked = asyncio.Event()
         self._kvs: dict[str, KeyValue] = {}
         self._last_proof_s = float("-inf")
@@ -96,13 +108,13 @@ class Mirror:
     def heard(self, asked_s: float) -> None:
         """Take note that all that had happened by ``asked_s`` is shown."""
         self.heard_s = asked_s
-        for listener in tuple(self._listeners):
-            listener(())
+        self._tell(())
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` synchronously with each batch of changes, in order.
 
-        Returns what ends the subscription. A listener must not raise.
+        Returns what ends the subscription. A listener that raises has a defect: it is logged and
+        counted, the batch is given to it again one event at a time, and nobody else is disturbed.
         """
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
@@ -122,7 +134,7 @@ class Mirror:
 
     def replace(self, kvs: Sequence[KeyValue], revision: int) -> None:
         """Take a full read as the new content; listeners see the difference as events."""
-        new = {kv.key: kv for kv in kvs}
+        new = {kv.key: kv for kv in kvs if self._is_ours(kv.key)}
         events = [
             WatchEvent("delete", KeyValue(key, b"", 0, revision, 0, 0))
             for key in self._kvs
@@ -138,6 +150,7 @@ class Mirror:
 
     def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
         """Apply one batch of the watch."""
+        events = [event for event in events if self._is_ours(event.kv.key)]
         for event in events:
             if event.kind == "put":
                 self._kvs[event.kv.key] = event.kv
@@ -154,11 +167,57 @@ class Mirror:
         self.revision = revision
         self.sequence += 1 if moved or events else 0
         if events:
-            for listener in tuple(self._listeners):
-                listener(events)
+            self._tell(events)
         if moved or events:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
+
+    def _tell(self, events: Sequence[WatchEvent]) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(events)
+            except Exception:
+                # One event at a time: what came with the one that it cannot bear is not lost on it.
+                borne = [self._tell_alone(listener, event) for event in events]
+                if all(borne):
+                    self._note_defect(listener, f"a batch of {len(events)} events")
+
+    def _tell_alone(self, listener: Listener, event: WatchEvent) -> bool:
+        try:
+            listener((event,))
+        except Exception:
+            self._note_defect(listener, f"the {event.kind} of {shown_key(event.kv.key)}")
+            return False
+        return True
+
+    def _note_defect(self, listener: Listener, news: str) -> None:
+        """Log the exception that is being handled."""
+        self.listener_errors += 1
+        log.exception(
+            "a defect of muster: %s failed on %s, and goes on without it",
+            getattr(listener, "__qualname__", listener),
+            news,
+            extra={"event": "listener_failed"},
+        )
+
+    def _is_ours(self, key: str) -> bool:
+        if spelled(key[len(self.prefix) :]):
+            return True
+        if key not in self._aliens and len(self._aliens) < ALIENS_TOLD:
+            self._aliens.add(key)
+            more = "" if len(self._aliens) < ALIENS_TOLD else "; others like it are not named"
+            log.warning(
+                "a key that Muster has not written is left out: %s%s",
+                shown_key(key),
+                more,
+                extra={"event": "alien_key"},
+            )
+        return False
+
+
+def shown_key(key: str) -> str:
+    """Spell a key, whatever its bytes, for people: one line of bounded length."""
+    return ascii(key[:SHOWN_KEY_LENGTH])[1:-1]
 
 
 class Watching:

@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.keys import JobKeys, last_name
+from rdzv.keys import JobKeys, last_name, spelled
 
 NAMES = st.text(min_size=1, max_size=20)
 
@@ -38,3 +38,29 @@ def test_the_layout_is_the_documented_one() -> None:
     assert generation.member("w-0") == "/muster/v1/team/digits/g/2/members/w-0"
     assert generation.run("r").round == "/muster/v1/team/digits/g/2/c10d/r/round"
     assert generation.run("r").node("w-0") == "/muster/v1/team/digits/g/2/c10d/r/nodes/w-0"
+
+
+@given(st.binary(max_size=40), NAMES)
+def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None:
+    keys = JobKeys(name, name)
+    life = keys.in_generation(3)
+    run = life.run(name)
+    for spelling in (
+        keys.job,
+        keys.last_commit,
+        keys.incarnation(name),
+        keys.history_entry(7, name),
+        keys.probe(name),
+        life.member(name),
+        life.drain(name),
+        life.commit,
+        life.vote(7, name),
+        life.bypass(name),
+        run.round,
+        run.node(name),
+        run.value(key),
+        run.addend(key, name),
+        run.element(key, name),
+        run.operation(name),
+    ):
+        assert spelled(spelling[len(keys.prefix) :]), spelling

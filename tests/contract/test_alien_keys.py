@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys below a job's prefix that are none of ours, and parts that fail on news, end no sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+from time import monotonic
+
+import pytest
+
+from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.nodes import Round
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.registrar import Registrar
+from rdzv.registration import Identity
+from rdzv.store import Put, WatchEvent
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.watching import Mirror, Watching
+
+KEYS = JobKeys("team", "digits")
+LIFE = KEYS.in_generation(1)
+RUN = LIFE.run("digits")
+
+ALIENS = {
+    "no UTF-8 in a key of a run": RUN.kv + "\udcff",
+    "no UTF-8 in a key of the shared run": LIFE.run("~").kv + "\udcff",
+    "no UTF-8 in a run id": LIFE.runs + "\udcff/round",
+    "no run id": LIFE.runs + "/round",
+    "no name of a member": LIFE.members,
+    "no name of a node": RUN.nodes,
+    "no adder": RUN.sums + "counter/",
+    "no element": RUN.queues + "queue/",
+    "no connection": RUN.operations,
+    "no name of a pod": KEYS.incarnations,
+    "no ASCII": KEYS.prefix + "é",
+    "a line break": KEYS.prefix + "g/1/members/a\nb",
+    "nothing below the prefix": KEYS.prefix,
+}
+
+
+class Pod:
+    """The parts of a sidecar that follow the store."""
+
+    def __init__(self, engine: MemoryEngine, name: str) -> None:
+        store = MemoryStore(engine)
+        self.mirror = Mirror(KEYS.prefix, monotonic)
+        self.membership = Membership(KEYS, self.mirror)
+        identity = Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
+        self.registrar = Registrar(
+            store,
+            self.mirror,
+            self.membership,
+            identity,
+            lease_ttl_s=60,
+            clock=monotonic,
+            random=Random(name),
+        )
+        self.endpoint = Endpoint(
+            registrar=self.registrar,
+            membership=self.membership,
+            mirror=self.mirror,
+            store=store,
+            port=0,
+            unix_path=None,
+            last_call_s=2.0,
+            clock=monotonic,
+            random=Random(name),
+        )
+        self._watching = Watching(store, self.mirror)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for part in (self._watching, self.registrar, self.endpoint):
+                tasks.create_task(part.run())
+
+
+@asynccontextmanager
+async def running(engine: MemoryEngine, name: str) -> AsyncIterator[Pod]:
+    """A pod that must not end by itself before the block does."""
+    pod = Pod(engine, name)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(pod.run())
+        async with asyncio.timeout(30):
+            await pod.registrar.registered.wait()
+            await pod.endpoint.ready()
+        yield pod
+        task.cancel()
+
+
+@pytest.mark.parametrize("alien", ALIENS.values(), ids=ALIENS.keys())
+async def test_i8_an_alien_key_is_skipped_and_said_once(
+    alien: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = MemoryEngine()
+    writer = MemoryStore(engine)
+    async with running(engine, "w-0") as first:
+        # With a run that every sidecar holds keys of.
+        await writer.txn([], [Put(RUN.round, Round().to_json())])
+        for value in (b"x", b"y"):
+            await writer.txn([], [Put(alien, value)])
+        last = (await writer.txn([], [Put(RUN.value(b"mine"), b"1")])).revision
+        async with asyncio.timeout(30):
+            await first.mirror.reached(last)
+        assert alien not in first.mirror.kvs
+        assert RUN.value(b"mine") in first.mirror.kvs
+        warnings = [record for record in caplog.records if record.name == "rdzv.watching"]
+        assert [record.levelname for record in warnings] == ["WARNING"]
+        assert ascii(alien)[1:-1] in warnings[0].getMessage()
+        assert warnings[0].getMessage().isprintable()
+        # And one that starts with it there.
+        async with running(engine, "w-1") as second:
+            async with asyncio.timeout(30):
+                while set(first.membership.snapshot().members) != {"w-0", "w-1"}:
+                    await first.mirror.changed_after(first.mirror.sequence)
+            assert alien not in second.mirror.kvs
+
+
+async def test_many_alien_keys_are_no_flood_of_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    engine = MemoryEngine()
+    writer = MemoryStore(engine)
+    await writer.txn([], [Put(f"{KEYS.prefix}é{number}", b"") for number in range(100)])
+    async with running(engine, "w-0") as pod:
+        assert not any("é" in key for key in pod.mirror.kvs)
+    assert len([record for record in caplog.records if record.name == "rdzv.watching"]) < 20
+
+
+async def test_a_part_that_fails_on_news_takes_nobody_down(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = MemoryEngine()
+    writer = MemoryStore(engine)
+    seen: list[str] = []
+
+    def fragile(events: Sequence[WatchEvent]) -> None:
+        for event in events:
+            if event.kv.key.endswith("/bad"):
+                raise LookupError("no such thing")
+            seen.append(event.kv.key.rpartition("/")[2])
+
+    async with running(engine, "w-0") as pod:
+        pod.mirror.subscribe(fragile)
+        names = ["good", "bad", "better"]
+        await writer.txn([], [Put(KEYS.prefix + name, b"") for name in names])
+        async with running(engine, "w-1"):
+            async with asyncio.timeout(30):
+                while set(pod.membership.snapshot().members) != {"w-0", "w-1"}:
+                    await pod.mirror.changed_after(pod.mirror.sequence)
+        assert {KEYS.prefix + name for name in names} <= set(pod.mirror.kvs)
+        # What came with it is not lost on the part that failed.
+        assert {"good", "better"} <= set(seen)
+        assert pod.mirror.listener_errors == 1
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 1
+    assert errors[0].exc_info is not None
+    assert "fragile" in errors[0].getMessage()
+    assert KEYS.prefix + "bad" in errors[0].getMessage()
