@@ -43,6 +43,7 @@ class Drain:
         self._warned = False
 
     def __enter__(self) -> Drain:
+        self._require_own_process("muster.drain()")
         if self._entered or (self._file is not None and self._file.of_drain):
             raise RuntimeError("muster.drain() is entered already: a process has one at a time")
         self._entered = True
@@ -73,13 +74,14 @@ class Drain:
         microseconds; while a drain is being agreed on it blocks, as a rule for less than a second,
         and for a rank that is told to go on at a later step not at all.
 
-        Raises ``RuntimeError`` outside of the ``with`` block and ``ValueError`` for a step that is
-        not above the one before.
+        Raises ``RuntimeError`` outside of the ``with`` block, or in a process that was forked from
+        the rank, and ``ValueError`` for a step that is not above the one before.
         """
         if not self._entered:
             raise RuntimeError("drain.commit_due() belongs into `with muster.drain() as drain`")
         if self._file is None:
             return False
+        self._require_own_process("drain.commit_due(%d)" % step)
         if step <= self._rank.step:
             raise ValueError(
                 "drain.commit_due(%d) comes after step %d: steps must grow"
@@ -99,7 +101,8 @@ class Drain:
         Returns when training goes on. After a grant it never does: the round ends here, by the
         launcher's SIGTERM, which ends the process also where a handler is installed for it.
         Does nothing if ``commit_due`` did not ask for this save, so that a periodic checkpoint may
-        share the line. Raises ``ValueError`` for another step than the one that is due.
+        share the line. Raises ``ValueError`` for another step than the one that is due, and
+        ``RuntimeError`` in a process that was forked from the rank.
         """
         if not self._is_due(step, "committed"):
             return
@@ -147,7 +150,15 @@ class Drain:
             raise ValueError(
                 "drain.%s(%d): the save of step %d is due" % (call, step, self._rank.step)
             )
+        if self._rank.saving:
+            self._require_own_process("drain.%s(%d)" % (call, step))
         return self._rank.saving != 0
+
+    def _require_own_process(self, call: str) -> None:
+        if self._file is not None and not self._file.of_this_process:
+            raise RuntimeError(
+                "%s in a process that was forked from the rank: call it in the rank's own" % call
+            )
 
     def _own_reading(self) -> Optional[Reading]:
         reading = self._gate.read() if self._gate is not None else None
@@ -201,8 +212,11 @@ class Drain:
             log.warning("nor can be taken back what was told before: %s", error)
 
     def _leave(self, why: str) -> None:
-        """Take no part any more; a save that was due has failed."""
-        if self._file is None:
+        """Take no part any more; a save that was due has failed.
+
+        A forked child that ends leaves nothing: it is the rank that takes part.
+        """
+        if self._file is None or not self._file.of_this_process:
             return
         atexit.unregister(self._leave)
         if self._rank.saving:

@@ -55,6 +55,7 @@ class Identity:
 class ProgressFile:
     """Writes one rank's progress file; made at its first line.
 
+    It speaks for the process that made it: in one that was forked from that it writes nothing.
     ``of_drain``: ``muster.drain()`` tells the steps now. ``mute``: ``report_step`` has given up.
     """
 
@@ -62,12 +63,13 @@ class ProgressFile:
         self.directory = directory
         self.rank = rank = Identity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
+        self._pid = os.getpid()
         self._who = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
             '"world_size":%d,"local_world_size":%d,"master":"%s",'
             % (
                 SCHEMA,
-                os.getpid(),
+                self._pid,
                 _started(),
                 rank.restart,
                 rank.rank,
@@ -83,6 +85,16 @@ class ProgressFile:
         self.of_drain = False
         self.mute = False
 
+    @property
+    def of_this_process(self) -> bool:
+        """Whether this process made it, and is not one that was forked since."""
+        return os.getpid() == self._pid
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether something is told in it."""
+        return self._descriptor >= 0
+
     def write(
         self,
         step: int,
@@ -93,6 +105,8 @@ class ProgressFile:
         failed: Optional[Tuple[int, str]] = None,
     ) -> None:
         """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
+        if not self.of_this_process:
+            return
         told = '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s}' % (
             self._who,
             step,
@@ -118,7 +132,7 @@ class ProgressFile:
 
     def remove(self) -> None:
         """Take back everything told: a line that is no longer true must not stand."""
-        if self._descriptor >= 0:
+        if self._descriptor >= 0 and self.of_this_process:
             os.close(self._descriptor)
             self._descriptor = -1
             os.unlink(self._path)
@@ -160,8 +174,14 @@ _looked = False
 
 
 def own_file() -> Optional[ProgressFile]:
-    """This process's file; None without ``MUSTER_RUN_DIR``, that is, where no sidecar runs."""
+    """This process's file; None without ``MUSTER_RUN_DIR``, that is, where no sidecar runs.
+
+    In a process that was forked from a rank which has spoken, as a worker of a data loader, it is
+    that rank's: not to be spoken through.
+    """
     global _file, _looked
+    if _file is not None and not _file.has_spoken and not _file.of_this_process:
+        _looked = False  # a launcher that forks its ranks
     if not _looked:
         _looked = True
         run_dir = os.environ.get("MUSTER_RUN_DIR")

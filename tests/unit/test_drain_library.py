@@ -413,6 +413,97 @@ def script(pod: PodGate) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+FORKS = """
+import atexit, os, sys
+import muster
+
+def in_a_child(does):
+    child = os.fork()
+    if not child:
+        does()
+        sys.exit(0)
+    os.waitpid(child, 0)
+
+def fail():
+    raise ArithmeticError("in a child")
+
+def calls(drain):
+    for call in (drain.commit_due, drain.committed):
+        try:
+            call(2)
+        except RuntimeError as error:
+            print(error, flush=True)
+
+with muster.drain() as drain:
+    assert drain.commit_due(2)
+    in_a_child(lambda: None)
+    in_a_child(lambda: muster.report_step(9))
+    in_a_child(lambda: calls(drain))
+    in_a_child(fail)
+    print("asked", flush=True)
+    sys.stdin.readline()
+    drain.committed(2)
+"""
+
+
+def test_a_forked_child_does_not_speak_for_its_rank(
+    pod: PodGate, script: list[subprocess.Popen[str]]
+) -> None:
+    pod.show(replace(COMMIT, step=2))
+    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        env={"PYTHONPATH": str(Path(muster.__file__).parents[1]), **environ},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    script.append(process)
+    assert process.stdout is not None
+    said = [process.stdout.readline() for _ in range(3)]
+    told = pod.told()
+    assert (told.pid, told.step, told.drain, told.failed) == (process.pid, 2, True, None)
+    assert said == [
+        "drain.commit_due(2) in a process that was forked from the rank: call it in the rank's"
+        " own\n",
+        "drain.committed(2) in a process that was forked from the rank: call it in the rank's"
+        " own\n",
+        "asked\n",
+    ]
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    pod.until(lambda told: told.acked == (4, 2))
+
+
+FORKED_RANK = """
+import os, sys
+import muster
+
+muster.last_commit()  # this process tells nothing itself
+child = os.fork()
+if not child:
+    muster.report_step(5)
+    os._exit(0)
+os.waitpid(child, 0)
+print(child)
+"""
+
+
+def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate) -> None:
+    environ = {"MUSTER_RUN_DIR": str(pod.run_dir)}
+    root = str(Path(muster.__file__).parents[1])
+    said = subprocess.run(
+        [sys.executable, "-c", FORKED_RANK],
+        env={"PYTHONPATH": root, **environ},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    assert (pod.told().step, pod.told().pid) == (5, int(said))
+
+
 LATER = replace(IDLE, round=4, master="10.0.0.8:40999")
 
 
