@@ -52,10 +52,6 @@ class MirroredRun:
         """The record of one node."""
         return self._nodes.get(member)
 
-    def newest_node(self) -> Node | None:
-        """The node whose record changed last."""
-        return max(self._nodes.values(), key=lambda node: node.mod_revision, default=None)
-
     def snapshot(self, revision: int, membership: Membership) -> RunSnapshot:
         """The run as it is now; ``revision``: the mirror's."""
         return RunSnapshot(revision, self.round, dict(self._nodes), membership)

@@ -25,6 +25,7 @@ from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.turns import delay_s, order
 from launcher_shim.c10d.views import View, hand, must_form_again, view
 from rdzv.keys import RunKeys
 from rdzv.live_round import LiveRound
@@ -37,8 +38,8 @@ COALESCE_S = 0.02
 COALESCE_PER_NODE_S = 0.0005
 """A burst of joins is looked at this often, so that hundreds of them stay cheap."""
 
-STAGGER_S = (0.1, 0.4)
-"""Whose write made a decision due takes it at once; the others after so long, if still due."""
+LOOK_AGAIN_S = 0.1
+"""Before a decision that is due, and is not in the store yet, is looked at again."""
 
 LATE_S = 1.0
 """A sidecar that wakes later than planned by more was stopped, or starved, itself."""
@@ -371,12 +372,12 @@ class Rendezvous:
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
-                due = (wanted, now + self._stagger())
+                due = (wanted, now + delay_s(self.member, order(wanted, word), self._random))
             if due is not None:
                 if now >= due[1] and self._registered.lease() is not None:
                     # Only once the watch has passed a lost race is there anything new to decide by.
                     await self._reach(await self._round_key.decide(due[0], word) or 0)
-                wake_at_s = min(wake_at_s, max(due[1], now + STAGGER_S[0]))
+                wake_at_s = min(wake_at_s, max(due[1], now + LOOK_AGAIN_S))
             await self._stirred_by(wake_at_s)
             if self._agent is not None and self.clock() > wake_at_s + LATE_S:
                 # It was this sidecar that stood still: what the agent asked may still wait.
@@ -390,13 +391,6 @@ class Rendezvous:
                 await self._stirred.wait()
         except TimeoutError:
             return
-
-    def _stagger(self) -> float:
-        """For how long to leave a decision to whoever made it due by its own write."""
-        newest = self._run.newest_node()
-        if newest is not None and newest.member == self.member:
-            return 0.0
-        return self._random.uniform(*STAGGER_S)
 
     def _bury_hung(self, now: float) -> float:
         """Leave a tombstone for an agent that has been silent too long; when to look again."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 from time import monotonic
 
@@ -17,9 +18,10 @@ from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
-from launcher_shim.c10d.runs import Membership, Policy
+from launcher_shim.c10d.round_key import RoundKey
+from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
-from rdzv.errors import StoreAmbiguous
+from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.faults import Cut, Faults
@@ -435,3 +437,76 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     finally:
         running.cancel()
         await asyncio.wait({running})
+
+
+class LateWatch(Faults):
+    """Shows that everybody asks, and nothing after it until ``passing`` is set."""
+
+    def __init__(self) -> None:
+        self.seen: Callable[[], bool] = lambda: False
+        self.passing = asyncio.Event()
+        self.refusing = False
+
+    async def before(self, call: str) -> None:
+        if call == "txn" and self.refusing and self.seen():
+            raise StoreUnavailable("txn: cut off from the store")
+
+    async def delivering(self) -> None:
+        if self.seen():
+            await self.passing.wait()
+
+
+@asynccontextmanager
+async def pods_that_all_see_a_round_due(
+    late: dict[str, LateWatch], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[dict[str, Pod], list[str]]]:
+    """Four pods that ask, d the last; and the names of those that have sent the round."""
+    senders: list[str] = []
+    decide = RoundKey.decide
+
+    async def noted(key: RoundKey, wanted: Round, word: RunSnapshot) -> int | None:
+        senders.append(next(name for name, one in pods.items() if one.rendezvous._round_key is key))
+        return await decide(key, wanted, word)
+
+    monkeypatch.setattr(RoundKey, "decide", noted)
+    engine, pods = MemoryEngine(), dict[str, Pod]()
+    async with AsyncExitStack() as stack:
+        for name, fault in late.items():
+            one = pods[name] = await stack.enter_async_context(pod(engine, name, fault))
+            one.policy = Policy(4, 4, last_call_s=3600, first_call_s=3600)
+            fault.seen = partial(all_ask, one)
+        for name, one in pods.items():
+            one.rendezvous._own.aim(Node(name, "asking", f"n-{name}", 1, name, 1, 0))
+            await until(partial(asks, one))
+        await until(lambda: all(all_ask(one) for one in pods.values()))
+        yield pods, senders
+
+
+def asks(one: Pod) -> bool:
+    return one.node is not None
+
+
+def all_ask(one: Pod) -> bool:
+    return len(one.rendezvous.snapshot().asking()) == 4
+
+
+async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher_shim.c10d.turns.TURN_S", 3600.0)
+    late = {name: LateWatch() for name in "abcd"}
+    async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
+        await asyncio.sleep(1)  # in which all of them would have written, were it not for turns
+        for fault in late.values():
+            fault.passing.set()
+        await until(lambda: all(one.rendezvous.round.complete for one in pods.values()))
+        assert senders == ["d"]
+
+
+async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher_shim.c10d.turns.TURN_S", 0.01)
+    late = {name: LateWatch() for name in "abcd"}
+    late["a"].passing.set()
+    late["d"].refusing = True
+    async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
+        await until(lambda: pods["a"].rendezvous.round.complete)
+        assert "d" in senders
+        assert set(senders) > {"d"}
