@@ -57,6 +57,8 @@ class Agent:
         self.seen_s = rendezvous.clock()
         self.pending = 0
         self.finished_round = -1
+        self.filled_round = -1
+        """The round that it was given fillers for: there it never meets the others."""
         self.parked = False
         self.parks = True
         self.foreign_size = False
@@ -126,9 +128,16 @@ class Agent:
     def filler(self, key: bytes) -> bytes | None:
         """Make a value for an unset key of a round that is over or doomed; else None."""
         of_round = round_key(key, self._rendezvous.run_id)
-        if of_round is None or not self._rendezvous.is_dead(of_round[0]):
+        if of_round is None:
             return None
-        return filler(of_round[1])
+        number, name = of_round
+        # Whoever was told one such value is told the others too, although all may be back.
+        if number != self.filled_round and not self._rendezvous.is_dead(number):
+            return None
+        made = filler(name)
+        if made is not None:
+            self.filled_round = number
+        return made
 
     async def news(self) -> None:
         """Wait until ``filler`` or ``get_state`` may answer something else."""
@@ -154,7 +163,7 @@ class Agent:
         """Go on in the run of the job's next life."""
         self._rendezvous = rendezvous
         self._drawn = None
-        self.finished_round = -1
+        self.finished_round = self.filled_round = -1
 
     def record(self, ask: int) -> Node:
         """Make the record of this agent asking for the ``ask``-th time."""

@@ -203,7 +203,8 @@ class Endpoint:
             # Its world was of a former life of the job: it asks again in this one.
             kept = replace(kept, state="left", left_reason="hung", round=0)
         agent = run.rendezvous.connect(nonce, kept)
-        agent.finished_round = -1 if foreign else note.finished_round
+        if not foreign:
+            agent.finished_round, agent.filled_round = note.finished_round, note.filled_round
         run.attached[author] = (agent, move)
         log.info(
             "a torchrun of %s has outlived its sidecar and goes on",
@@ -214,7 +215,9 @@ class Endpoint:
 
     def note_of(self, run_id: str, agent: Agent) -> Note:
         """Describe an agent to the sidecar that serves it next."""
-        return Note(run_id, self._generation or 0, agent.node, agent.finished_round)
+        return Note(
+            run_id, self._generation or 0, agent.node, agent.finished_round, agent.filled_round
+        )
 
     def detach(self, author: str) -> None:
         """Take note that a connection is closed."""

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 class Note:
     """Which run a client takes part in, in which generation, and its node there if it has one.
 
-    ``finished_round``: the round whose exit barrier its agent has come to.
+    ``finished_round``: the round whose exit barrier its agent has come to. ``filled_round``: the
+    round that its agent was given fillers for.
 
     It only has to stand in for what a sidecar would have in memory: where the store has the node's
     record, that counts.
@@ -29,6 +30,7 @@ class Note:
     generation: int
     node: Node | None = None
     finished_round: int = -1
+    filled_round: int = -1
 
     def encode(self) -> bytes:
         """Encode for the relay."""
@@ -36,6 +38,7 @@ class Note:
             "run_id": self.run_id,
             "generation": self.generation,
             "finished_round": self.finished_round,
+            "filled_round": self.filled_round,
         }
         if self.node is not None:
             fields["member"] = self.node.member
@@ -60,6 +63,7 @@ class Note:
                 take(name, fields, "generation", int),
                 node,
                 take(name, fields, "finished_round", int),
+                take(name, fields, "filled_round", int) if "filled_round" in fields else -1,
             )
         except RecordError as error:
             log.warning("a client goes on as a new one: %s", error)

@@ -235,6 +235,7 @@ class Rendezvous:
             node,
             parked=agent.parked,
             parks=agent.parks,
+            filled_round=agent.filled_round,
         )
 
     def is_dead(self, round_number: int) -> bool:

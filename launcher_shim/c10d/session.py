@@ -264,7 +264,10 @@ class LauncherSession:
                 self._keep_note(self._agent)
                 return state
             if keys.cells.value(key) is None:
-                return self._agent.filler(key)
+                filler = self._agent.filler(key)
+                if filler is not None:
+                    self._keep_note(self._agent)
+                return filler
         return value
 
     def _known(self, keys: Sequence[bytes]) -> bool:

@@ -49,18 +49,23 @@ def view(
     *,
     parked: bool,
     parks: bool,
+    filled_round: int,
 ) -> View:
     """Make the view of ``node``, whose record in ``snapshot`` must be what it should be.
 
     ``parked``: the agent was last shown ``parked`` (or may have been, before a restart) and has
     not taken itself off the list since. ``parks``: it knows a redundancy list (torch 2.3) and its
     own maximum is ours; one that does not waits in the wait list, where its join may time out.
+    ``filled_round``: the round that it was given fillers for.
     """
     current = snapshot.round
     member = node.member
     leaving = member in snapshot.membership.leaving
     if node.state == "in" and node.round == current.number and current.complete:
-        phantom = not leaving and must_form_again(snapshot, standings, policy)
+        # A filler cannot be taken back: its workers look for each other where nobody is, whoever
+        # of its world has returned. One that leaves the job has nothing to save there either.
+        misled = filled_round == current.number
+        phantom = misled or (not leaving and must_form_again(snapshot, standings, policy))
         return View("participant", current, phantom=phantom, closed=bool(current.closed))
     number = Round(current.number)
     if current.closed:

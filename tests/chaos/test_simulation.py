@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.simulation.invariants import Broken
 from tests.chaos.simulation.planted import PLANTS
-from tests.chaos.simulation.plots import ASKED, EVICTIONS, PLOTS
+from tests.chaos.simulation.plots import ASKED, EVICTIONS, PLOTS, RETURNS
 from tests.chaos.simulation.simulation import plot_of, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,7 @@ FOUND_IN = {
     "done-before-all-have-saved": ("drains", 30),
     "drained-member-listed": ("drains", 60),
     "drains-not-fenced": ("evicted-drains", 20),
+    "fillers-forgotten": ("returns", 40),
     "launchers-not-fenced": ("evicted-rounds", 30),
     "lease-loss-ignored": ("members", 30),
     "lost-hosts-dropped-at-once": ("cuts-of-all", 20),
@@ -64,6 +65,11 @@ def test_invariants_hold(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, SEEDS_EVICTED, BATCH))
 def test_i6_leases_that_are_revoked_at_bad_moments(plot: str, first: int) -> None:
     _run(first, BATCH, plot)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS_EVICTED, BATCH))
+def test_i11_first_ranks_that_return_when_they_are_given_up(first: int) -> None:
+    _run(first, BATCH, RETURNS.name)
 
 
 @pytest.mark.long

@@ -135,6 +135,9 @@ class Wire:
         self._loop = loop
         self.agent = agent
         self.calls: list[Call] = []
+        self.stores = threading.Event()
+        """Whether what its agent sets is stored at once; else it waits until it may be."""
+        self.stores.set()
         self._lock = threading.Lock()
         self._pending: set[Future[bytes]] = set()
         self._down = False
@@ -194,6 +197,7 @@ class Wire:
         """End what is pending, and whatever may still come."""
         with self._lock:
             self._down = True
+            self.stores.set()
             for pending in tuple(self._pending):
                 pending.cancel()
 
@@ -207,6 +211,7 @@ class RoundStore:
         self._prefix = f"/torch.rendezvous.{RUN_ID}.{number}/"
 
     def set(self, key: str, value: bytes) -> None:
+        self._wire.stores.wait()
         self._kv[self._prefix + key] = value
 
     def get(self, key: str) -> bytes:

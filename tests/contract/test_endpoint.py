@@ -16,8 +16,10 @@ import pytest
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.nodes import Node, Round
-from launcher_shim.c10d.session import SHARED_RUN
-from launcher_shim.c10d.state import SENTINEL
+from launcher_shim.c10d.note import Note
+from launcher_shim.c10d.relay import Relay
+from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
+from launcher_shim.c10d.state import SENTINEL, decode
 from rdzv.registrar import Registrar
 from rdzv.registration import Identity
 from rdzv.store import Put
@@ -26,6 +28,8 @@ from rdzv.store.memory import MemoryEngine
 from tests.contract.job_harness import KEYS, Client, client
 from tests.contract.listeners import listening, loopbacks
 from tests.contract.raw_client import DEADLINE_S, RawClient, connected
+
+STATE_KEY = b"/torch.rendezvous.digits"
 
 LEASE_TTL_S = 60.0
 """No lease is to end here, however long this machine stands still."""
@@ -257,6 +261,37 @@ async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:
             await raw.open_rendezvous("digits")
         assert one.registrar.generation == 1
         assert one.endpoint.rendezvous()["digits"].closed == "success"
+
+
+async def test_what_fillers_a_client_was_given_outlives_its_sidecar() -> None:
+    preface = wire.Preface(b"s" * 16, following=2)
+    mine = Node("w-0", "in", preface.session.hex(), 1, "10.0.0.1", 7, 0, round=3)
+    other = replace(GONE, state="in", round=3, left_reason="")
+    world = Round(3, complete=True, frozen=(other.seat, mine.seat))
+    notes = [Note("digits", 1, mine).encode()]
+
+    async def ask(session: LauncherSession, request: wire.Request) -> bytes:
+        answer = session.handle(request)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async with pod(MemoryEngine(), "w-0") as one, asyncio.timeout(DEADLINE_S):
+
+        def session() -> LauncherSession:
+            relay = Relay(preface._replace(note=notes[-1]), notes.append)
+            return LauncherSession(one.endpoint, "w-0.client", relay)
+
+        async def waits() -> bool:
+            state, _ = decode((await ask(session(), wire.Get(STATE_KEY)))[8:])
+            return bool(state.wait_list)
+
+        await put_run(one.client, 1, world, mine, GONE)
+        address = STATE_KEY + b".3/MASTER_ADDR"
+        assert await ask(session(), wire.Wait((address,))) == wire.STOP_WAITING
+        await put_run(one.client, 1, world, other)
+        assert await waits()
+        # It has been told to look for its world where there is none, so it leaves, once.
+        notes[:] = [Note("digits", 1, mine).encode()]
+        assert not await waits()
 
 
 async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:

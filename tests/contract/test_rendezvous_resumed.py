@@ -62,6 +62,27 @@ async def test_a_torchrun_whose_world_went_on_without_it_asks_again() -> None:
         assert one.torchruns["b"].failure is None
 
 
+async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_back() -> None:
+    async with job(replace(QUICK, return_s=0.5), ttl_s=1.0) as one:
+        for name in "ab":
+            await one.sidecar(name)
+        first, other = one.torchrun("a"), one.torchrun("b")
+        first.wire.stores.clear()
+        other.awake.clear()
+        agent = first.wire.agent
+        await one.until(lambda: agent.node is not None and agent.node.state == "in")
+        # It waits for the address of the first rank, whose sidecar is gone for long enough.
+        kept = await lost(one, "a")
+        await one.until(lambda: bool(other.worlds))
+        await come_back(one, "a", kept)
+        await one.until(lambda: "a" in one.sidecars["b"].rendezvous.snapshot().nodes)
+        first.wire.stores.set()
+        await one.until(lambda: bool(first.worlds))
+        other.awake.set()
+        await one.until(lambda: len(other.worlds) == len(first.worlds) == 2)
+        assert await one.world("a", "b") == 1
+
+
 async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
     async with job(QUICK) as one:
         await all_of(one, "ab")
@@ -79,7 +100,7 @@ async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_ba
 
 def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:
     node = Node("w-0", "in", "nonce", 1, "10.0.0.1", 7, 0, round=3, flavour="aware")
-    note = Note("run/ü", 2, node, finished_round=3)
+    note = Note("run/ü", 2, node, finished_round=3, filled_round=2)
     assert Note.read(note.encode()) == note
     assert Note.read(Note("run", 1).encode()) == Note("run", 1)
     assert Note.read(b"") is None

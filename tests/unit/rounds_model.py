@@ -2,11 +2,11 @@
 """A small world of sidecars, agents and one store, to be explored step by step.
 
 Decisions, views and handing are the real pure functions. What is modelled is everything around
-them that can go wrong: mirrors that lag, writes whose answer is lost or that land late, leases
-that lapse, cuts, crashes, connections that close, pods that are drained. Each step is one atomic
-change, and any order of steps may happen. Time is not modelled: whatever takes time may take any.
-Of the commit only so much is: while a world is whole it may save, and then let go and let in; who
-is in no whole world has nothing to save, and is let go.
+them that can go wrong: mirrors that lag, writes whose answer is lost or that land late, leases that
+lapse, cuts, crashes, connections that close, pods that are drained, fillers. Each step is one
+atomic change, and any order of steps may happen. Time is not modelled: whatever takes time may take
+any. Of the commit only so much is: while a world is whole it may save, and then let go and let in;
+who is in no whole world has nothing to save, and is let go.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEVER = -1e9
 CONFIRMED = NOW - 10
 HELD = NOW - 100
 
-Mode = Literal["off", "joining", "in", "failed"]
+Mode = Literal["off", "joining", "meeting", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
     "kill",
@@ -57,7 +57,8 @@ class Rules:
     """The size of the job, and what is left out of the protocol on purpose.
 
     ``calm``: nothing goes wrong, so that no world may form twice. ``commits``: its ranks save
-    before anybody is let in, or let go from a whole world.
+    before anybody is let in, or let go from a whole world. ``meets``: who was handed a world waits
+    until its first rank has said where they meet, or for a filler.
     """
 
     nodes: int
@@ -85,6 +86,8 @@ class Rules:
     by_create_revision: bool = False
     calm: bool = False
     incarnation_compare: bool = True
+    meets: bool = False
+    fillers_latched: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -121,7 +124,10 @@ class Late(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One sidecar and its agent. ``own``: what the record should be."""
+    """One sidecar and its agent. ``own``: what the record should be.
+
+    ``filled``: the round that its agent was given a filler for.
+    """
 
     up: bool
     connected: bool
@@ -136,10 +142,14 @@ class Side(NamedTuple):
     nonce: int
     asked: int
     world: tuple[int, tuple[Seat, ...]] | None
+    filled: int = -1
 
 
 class State(NamedTuple):
-    """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen."""
+    """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen.
+
+    ``said``: the newest round whose first rank has said where they meet.
+    """
 
     revision: int
     round: Round
@@ -152,6 +162,7 @@ class State(NamedTuple):
     faults: int
     asked: tuple[Seat | None, ...]
     shown: tuple[Seat, ...] | None
+    said: int = -1
 
     @property
     def mirror(self) -> Mirror:
@@ -217,6 +228,7 @@ def look(
     own: Node | None,
     missing: tuple[int, ...],
     parked: bool,
+    filled: int,
 ) -> Sight:
     """Call the real functions on what sidecar ``me`` sees."""
     nodes, mine = mirror.nodes, own
@@ -250,7 +262,9 @@ def look(
     seen_by_agent = None
     handed = None
     if mine is not None:
-        seen_by_agent = view(shown, standings, rules.policy, mine, parked=parked, parks=True)
+        seen_by_agent = view(
+            shown, standings, rules.policy, mine, parked=parked, parks=True, filled_round=filled
+        )
         handed = hand(shown, standings, mine)
         if handed is not None and own is not None and rules.by_create_revision:
             handed = replace(handed, nonce=own.nonce, ask=own.ask + handed.ask)
@@ -265,7 +279,8 @@ def look(
 
 def sight(rules: Rules, me: int, side: Side) -> Sight:
     """What sidecar ``me`` makes of what it knows."""
-    return look(rules, me, side.mirror, side.own, side.missing, side.parked)
+    filled = side.filled if rules.fillers_latched else -1
+    return look(rules, me, side.mirror, side.own, side.missing, side.parked, filled)
 
 
 # --- states that differ in names only ---
@@ -288,6 +303,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
     seats += [seat for side in state.sides if side.world for seat in side.world[1]]
     revisions = {0, *(n.mod_revision for n in nodes), *(r.mod_revision for r in rounds)}
     numbers = {n.round for n in nodes} | {r.number for r in rounds}
+    numbers |= {state.said, *(side.filled for side in state.sides)}
     incarnations = {0}
     revisions.add(state.drained_at)
     for mirror in mirrors.values():
@@ -366,12 +382,15 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
             s.mode,
             of_seat(Seat(rules.names[at], str(s.nonce), s.asked)),
             s.world and (number[s.world[0]], *map(of_seat, s.world[1])),
+            number[s.filled],
         )
         for at, s in enumerate(state.sides)
     )
     asked = tuple(of_seat(seat) if seat else None for seat in state.asked)
     shown = None if state.shown is None else tuple(map(of_seat, state.shown))
-    return (described[id(state)], rev[state.drained_at], sides, state.faults, asked, shown)
+    ghosts = (asked, shown)
+    said = number[state.said]
+    return (described[id(state)], rev[state.drained_at], sides, state.faults, said, *ghosts)
 
 
 def _ranks(values: set[int]) -> dict[int, int]:
@@ -465,6 +484,9 @@ def check_end(rules: Rules, state: State) -> None:
     expected = min(len(live), rules.policy.max_nodes)
     if len(live) < rules.policy.min_nodes:
         expected = 0
+    nowhere = [me for me in inside if state.sides[me].filled == state.round.number]
+    if nowhere:
+        raise Broken(f"it ends with {nowhere} in a world of nowhere")
     worlds = {state.sides[me].world for me in inside}
     members = [rules.names.index(seat.member) for seat in state.round.frozen]
     if len(inside) != expected or len(worlds) > 1:
@@ -502,6 +524,7 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
                     asked=0,
                     world=None,
                     parked=False,
+                    filled=-1,
                 ),
             )
         elif side.mode != "off":
@@ -605,6 +628,8 @@ def _agent(rules: Rules, state: State, me: int) -> Iterator[Step]:
         after = _join(rules, state, me, shown)
         if after is not None:
             yield f"the agent of {me} joins", after
+    elif side.mode == "meeting":
+        yield from _meet(state, me, lost=sight(rules, me, side).standings.lost)
     elif side.mode == "in" and shown.phantom:
         if rules.calm:
             raise Broken(f"{me} is told to form again, though nothing has happened")
@@ -637,7 +662,25 @@ def _finish(rules: Rules, state: State, me: int) -> State:
         if state.shown not in (None, world):
             raise Broken(f"{me} was handed {world}, others {state.shown}")
         state = state._replace(shown=world)
-    return _with(state, me, mode="in", world=(number, world))
+    mode: Mode = "meeting" if rules.meets else "in"
+    return _with(state, me, mode=mode, world=(number, world))
+
+
+def _meet(state: State, me: int, *, lost: bool) -> Iterator[Step]:
+    """The first rank says where; the others wait for that, or for a filler."""
+    side = state.sides[me]
+    assert side.world is not None
+    assert side.own is not None
+    number, world = side.world
+    registered = side.connected and state.registered[me] == side.incarnation
+    if world[0].member == side.own.member:
+        if registered:
+            said = state._replace(said=max(state.said, number))
+            yield f"{me} says where round {number} meets", _with(said, me, mode="in")
+    elif side.connected and state.said >= number:
+        yield f"{me} meets the others", _with(state, me, mode="in")
+    elif side.mirror.round.number > number or (side.mirror.round.number == number and lost):
+        yield f"{me} is given a filler", _with(state, me, mode="in", filled=number)
 
 
 def _ask(rules: Rules, state: State, me: int) -> State:
@@ -653,7 +696,7 @@ def _leave_world(rules: Rules, state: State, me: int, shown: View) -> State:
     own = side.own
     if shown.role == "participant":
         own = replace(own, state="left", left_reason="exit", round=0)
-    return _with(state, me, own=own, mode="joining", world=None)
+    return _with(state, me, own=own, mode="joining", world=None, filled=-1)
 
 
 def _true_seat(rules: Rules, side: Side, me: int) -> Seat:

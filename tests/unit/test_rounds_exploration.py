@@ -60,6 +60,14 @@ def test_i1_many_faults_in_random_orders(nodes: int, policy: Policy) -> None:
     assert all(walk(Rules(nodes, policy), 5, Random(seed)) > 10 for seed in range(8))
 
 
+def test_i11_nobody_stays_in_a_world_of_nowhere_when_its_first_rank_returns() -> None:
+    rules = replace(alone("cut"), meets=True)
+    assert explore(rules, faults=1, states_max=3000).states == 2999
+    for nodes, policy in ((2, Policy(2, 2)), (3, Policy(2, 3)), (3, Policy(3, 3))):
+        rules = Rules(nodes, policy, faults=("cut", "lapse", "kill"), meets=True)
+        assert all(walk(rules, 3, Random(seed)) > 10 for seed in range(20))
+
+
 @pytest.mark.parametrize("commits", [False, True])
 def test_i2_a_drain_at_any_of_the_first_thousands_of_moments(commits: bool) -> None:
     rules = replace(alone("drain"), commits=commits)
@@ -91,6 +99,14 @@ def test_i2_two_drains_as_far_as_it_goes(rules: Rules, commits: bool) -> None:
 @pytest.mark.parametrize("policy", [Policy(1, 2), Policy(2, 2)])
 def test_i1_one_fault_of_each_kind_exhausted(fault: Fault, policy: Policy) -> None:
     rules = replace(alone(fault), policy=policy)
+    assert explore(rules, faults=1, states_max=STATES_MAX).exhausted
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("fault", ["cut", "lapse", "kill"])
+def test_i11_one_that_is_away_when_they_meet_exhausted(fault: Fault) -> None:
+    rules = replace(alone(fault), meets=True)
     assert explore(rules, faults=1, states_max=STATES_MAX).exhausted
 
 
@@ -161,6 +177,11 @@ def test_nodes_told_apart_by_create_revision_are_found() -> None:
     rules = replace(alone("kill"), by_create_revision=True)
     with pytest.raises(Broken, match="which it did not ask for"):
         explore(rules, faults=1, states_max=20_000)
+
+
+def test_i11_fillers_that_are_forgotten_are_found() -> None:
+    rules = replace(alone("cut"), meets=True, fillers_latched=False)
+    assert "in a world of nowhere" in broken_within(rules, 1)
 
 
 def test_i6_a_write_of_a_stale_incarnation_is_found() -> None:

@@ -34,6 +34,7 @@ def shown(
     parked: bool = False,
     parks: bool = True,
     membership: Membership | None = None,
+    filled_round: int = -1,
 ) -> View:
     snapshot = RunSnapshot(
         50,
@@ -43,7 +44,9 @@ def shown(
     )
     seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
     standings = stand(2e3, snapshot, seen, POLICY)
-    return view(snapshot, standings, POLICY, me, parked=parked, parks=parks)
+    return view(
+        snapshot, standings, POLICY, me, parked=parked, parks=parks, filled_round=filled_round
+    )
 
 
 A, B, C = (node(member, "in") for member in "abc")
@@ -131,6 +134,13 @@ def test_one_whose_round_is_no_longer_live_comes_back(current: Round) -> None:
     assert shown(node("a", "in", number=2), current=current) == View(
         "apart", Round(3), phantom=True
     )
+
+
+@pytest.mark.parametrize("leaving", ["", "a"])
+def test_one_that_was_given_fillers_leaves_though_all_of_its_world_are_back(leaving: str) -> None:
+    membership = Membership(frozenset("abc") - frozenset(leaving), leaving=frozenset(leaving))
+    assert shown(A, B, C, membership=membership, filled_round=3).phantom
+    assert not shown(A, B, C, membership=membership, filled_round=2).phantom
 
 
 def test_one_that_was_given_up_for_hung_comes_back() -> None:

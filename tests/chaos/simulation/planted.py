@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+import launcher_shim.c10d.views
 import rdzv.draining
 import rdzv.gate
 import rdzv.listing
@@ -142,6 +143,16 @@ def _hasty_policy(*args: Any, **changes: Any) -> Policy:
     return replace(Policy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
+def fillers_forgotten() -> list[Patch]:
+    """Who was given a filler stays where it says, once all of its world are back."""
+    original = launcher_shim.c10d.views.view
+
+    def view(*args: Any, **known: Any) -> Any:
+        return original(*args, **{**known, "filled_round": -1})
+
+    return [patch("launcher_shim.c10d.rendezvous.view", view)]
+
+
 # --- drains ---
 
 
@@ -223,6 +234,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         round_completed_twice,
         launchers_not_fenced,
         cut_taken_for_death,
+        fillers_forgotten,
         done_before_all_have_saved,
         vote_not_one_more,
         stale_gate,

@@ -25,6 +25,7 @@ from tests.chaos.simulation.outages import (
     tear,
 )
 from tests.chaos.simulation.plot import Event, Plot, any_shape, tight
+from tests.chaos.simulation.returns import lose_first_rank
 
 OUTAGES: Mapping[Event, int] = {
     cut_one: 3,
@@ -68,8 +69,12 @@ EVICTIONS = (
 )
 """Leases revoked by hand at bad moments."""
 
+RETURNS = Plot("returns", {lose_first_rank: 4, crash_briefly: 1, stall: 1}, (2, 3, 4), any_shape)
+"""Somebody is away for about as long as it takes to be given up, at a bad moment."""
+
 ASKED = (
     *EVICTIONS,
+    RETURNS,
     Plot("cuts-of-all", {cut_all: 1}, (3, 4, 5), trains=False),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
     Plot("spare-rounds", ROUNDS, (3, 4, 5), tight),

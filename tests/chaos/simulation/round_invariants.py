@@ -19,7 +19,8 @@ class RoundInvariants:
     """I1, I2 and I5, as far as rounds go. ``may_close``: somebody was told to close the run.
 
     ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
-    somebody was handed a world last.
+    somebody was handed a world last. ``at_freeze`` is called with the next round that is frozen,
+    once.
     """
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
@@ -28,6 +29,7 @@ class RoundInvariants:
         self.may_close = False
         self.may_form = True
         self.formed_s = 0.0
+        self.at_freeze: Callable[[Round], None] | None = None
         self._job = job
         self._truth = truth
         self._break = break_
@@ -54,6 +56,9 @@ class RoundInvariants:
             self._break(f"I1: round {new.number} is frozen twice: {frozen} and {new.frozen}")
         if known is None or (known.number, known.complete) != (new.number, True):
             self._check_freeze(before, new)
+            if self.at_freeze is not None:
+                act, self.at_freeze = self.at_freeze, None
+                act(new)
 
     def _check_freeze(self, before: Snapshot, new: Round) -> None:
         shape = self._job.shape
