@@ -33,6 +33,15 @@ def notice_and_cancel(story: Story) -> None:
     story.later(story.random.uniform(5.0, 10.0), lambda: story.replace(pod))
 
 
+def drain_patiently(story: Story) -> None:
+    """Drain one pod by hand, with minutes to spare."""
+    pod = story.any()
+    if pod is None or pod.terminating or pod.sidecar is None:
+        return
+    pod.terminate(story.random.choice((60.0, 120.0)), "control")
+    story.later(story.random.uniform(5.0, 20.0), lambda: story.replace(pod))
+
+
 def _cancel(story: Story, pod: Pod) -> None:
     """Do as ``muster drain --cancel`` does, over a cable of its own that always works."""
     writes = cancel(KEYS, story.invariants.snapshot, pod.pod_uid)

@@ -10,9 +10,9 @@ from rdzv.draining import is_enough
 from rdzv.listing import decide
 from rdzv.model import Drain, Snapshot
 from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.ranks import Rank
+from tests.chaos.simulation.ranks import Rank, RoundId
 from tests.chaos.simulation.round_invariants import RoundInvariants
-from tests.chaos.simulation.torchrun import FIRST_PORT
+from tests.chaos.simulation.torchrun import port_of
 
 CLOCK_SLACK_S = 0.05
 
@@ -27,7 +27,7 @@ class DrainInvariants:
         self._rounds = rounds
         self._break = break_
         self._done: set[int] = set()
-        self._ended_at: dict[int, int] = {}
+        self._ended_at: dict[RoundId, int] = {}
         self._due_s: dict[str, float] = {}
 
     def committed(self, before: Snapshot, after: Snapshot) -> None:
@@ -47,7 +47,7 @@ class DrainInvariants:
         for uid in set(commit.granted) - set(had):
             self._check_may_grant(before, uid)
         if (commit.granted or commit.admitted) and commit.step is not None:
-            self._ended_at.setdefault(commit.round, commit.step)
+            self._ended_at.setdefault((commit.run, commit.round), commit.step)
 
     def _check_done(self, before: Snapshot, after: Snapshot) -> None:
         last, commit = after.last_commit, before.commit
@@ -55,9 +55,9 @@ class DrainInvariants:
         self._done.add(last.step)
         if commit is None or (commit.phase, commit.epoch) != ("commit", last.epoch):
             self._break(f"I3: step {last.step} is done, but the commit is {commit}")
-        number = last.round
-        world = self._job.worlds.get((number, f"127.0.0.1:{FIRST_PORT + number}"))
-        for seat in self._rounds.frozen.get(number, ()):
+        run, number = commit.run if commit is not None else "", last.round
+        world = self._job.worlds.get(((run, number), f"127.0.0.1:{port_of(run, number)}"))
+        for seat in self._rounds.frozen.get((run, number), ()):
             saved = world.saved.get(seat.member, set()) if world else set()
             trained = world.trained.get(seat.member, 0) if world else 0
             if last.step not in saved:
@@ -115,15 +115,15 @@ class DrainInvariants:
         """A rank was told from which step to go on."""
         if step != rank.world.start:
             self._break(
-                f"I3: {rank.pod.name} starts round {rank.number} from step {step},"
+                f"I3: {rank.pod.name} starts round {rank.round[1]} from step {step},"
                 f" and {rank.world.start} is done"
             )
 
     def trained(self, rank: Rank, step: int) -> None:
         """A rank has finished a step."""
-        ended_at = self._ended_at.get(rank.number)
+        ended_at = self._ended_at.get(rank.round)
         if ended_at is not None and step > ended_at:
             self._break(
-                f"I3: {rank.pod.name} trains step {step} of round {rank.number},"
+                f"I3: {rank.pod.name} trains step {step} of round {rank.round[1]},"
                 f" from which somebody was let go after {ended_at}"
             )

@@ -37,6 +37,7 @@ def evict_and_end_torchrun(story: Story) -> None:
 
 
 def _evict(story: Story, pod: Pod, *, unseen: bool = False) -> bool:
+    story.job.engine.expire_leases()
     lease_id = pod.sidecar.registrar.lease_id if pod.sidecar else None
     if lease_id is None or lease_id not in story.job.engine.leases or pod.link is None:
         return False

@@ -15,8 +15,10 @@ from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.model import Drain, Incarnation, Member, Snapshot
 from rdzv.store import WatchEvent
+from rdzv.store.intervals import Interval
 from rdzv.watching import Mirror
 from tests.chaos.simulation.drain_invariants import DrainInvariants
+from tests.chaos.simulation.liveness import Liveness
 from tests.chaos.simulation.network import Sender
 from tests.chaos.simulation.nodes import KEYS
 from tests.chaos.simulation.pods import Pod, SimulatedJob
@@ -49,6 +51,7 @@ class Invariants:
         self._ever_listed: set[str] = set()
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
+        self.liveness = Liveness(job, self.break_)
         job.invariants = self
         job.engine.on_commit = self._committed
         job.loop.after_turn = self._after_turn
@@ -63,6 +66,14 @@ class Invariants:
         self._job.timeline.add("BROKEN", sentence)
         if self._broken is None:
             self._broken = Broken(sentence)
+
+    def restored(self) -> None:
+        """The store has gone back to what a backup holds of it."""
+        engine = self._job.engine
+        kvs = engine.read(Interval.of(KEYS.prefix, prefix=True))
+        self.truth.replace(kvs, engine.revision)
+        self._unlisted |= self._ever_listed - self._listed(self.snapshot)
+        self.rounds.restored()
 
     # -- what torchruns and ranks do
 
@@ -81,6 +92,7 @@ class Invariants:
     def trained(self, rank: Rank, step: int) -> None:
         """A rank has finished a step."""
         self.drains.trained(rank, step)
+        self.liveness.trained(rank)
 
     def let_go(self, pod: Pod, outcome: str, due_s: float) -> None:
         """SIGTERM passes to the pod's torchrun."""
@@ -112,6 +124,8 @@ class Invariants:
             return
         generation = before.job.generation if before.job else 1
         here = KEYS.in_generation(generation)
+        # Who begins the job's next life takes away all that is left of the former one.
+        begins = any(event.kind == "put" and event.kv.key == KEYS.job for event in events)
         for event in events:
             key = event.kv.key
             if event.kind == "put" and key.startswith(KEYS.incarnations):
@@ -129,6 +143,8 @@ class Invariants:
                         f"I6: the record of incarnation {member.incarnation} of {member.name}"
                         f" overwrites that of {old_member.incarnation}"
                     )
+            elif event.kind == "delete" and begins:
+                continue
             elif key.startswith((here.commit, here.drains, here.runs)):
                 member_now = before.members.get(sender.member)
                 if member_now is None or member_now.lease != sender.lease_id:
@@ -138,13 +154,16 @@ class Invariants:
                     )
 
     def _note_listed(self, before: Snapshot, after: Snapshot, sender: Sender | None) -> None:
-        listed = {member.pod_uid for member in decide(after).listed}
+        listed = self._listed(after)
         self._unlisted |= self._ever_listed - listed
         self._ever_listed |= listed
         self._went |= after.drains.keys()
         if sender is not None:
             gone = before.members.keys() - after.members.keys()
             self._went |= {before.members[name].pod_uid for name in gone}
+
+    def _listed(self, snapshot: Snapshot) -> set[str]:
+        return {member.pod_uid for member in decide(snapshot).listed}
 
     # -- each turn
 
@@ -160,6 +179,7 @@ class Invariants:
 
     def look(self) -> None:
         """Look at what must not stand for long; to be called every second or so."""
+        self.liveness.look()
         now = self._job.loop.time()
         for pod in self._job.present():
             content = self._hosts.get(pod.pod_uid)
@@ -221,6 +241,8 @@ def _hosts(content: bytes) -> set[str]:
 
 def _outline(events: Sequence[WatchEvent]) -> str:
     signs = {"put": "+", "delete": "-"}
-    return " ".join(
-        f"{signs[event.kind]}{event.kv.key.removeprefix(KEYS.prefix)}" for event in events
+    return (
+        " ".join(f"{signs[event.kind]}{event.kv.key.removeprefix(KEYS.prefix)}" for event in events)
+        .encode(errors="backslashreplace")
+        .decode()
     )

@@ -8,7 +8,7 @@ has given up, or was killed. What the client then knows is what a real driver wo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from rdzv.errors import Compacted, StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.store import (
     WATCH_PROGRESS_S,
     Compare,
+    KeyValue,
     Operation,
     RangeResult,
     StoreStatus,
@@ -26,7 +27,7 @@ from rdzv.store import (
 from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.leases import Lease
+from rdzv.store.leases import Lease, LeaseTable
 from rdzv.store.memory import transact
 from tests.chaos.simulation.loop import Process, SimulatedLoop
 from tests.chaos.simulation.timeline import Timeline
@@ -46,13 +47,43 @@ class Sender:
     lease_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """What a store held at one revision. ``leases``: the time to live of each, in seconds."""
+
+    revision: int
+    kvs: Mapping[bytes, KeyValue]
+    leases: Mapping[int, int]
+
+
 class SimulatedEngine(MemoryEngine):
-    """The store. ``on_commit`` sees each revision as it comes, with who made it; None: a lease."""
+    """The store. ``on_commit`` sees each revision as it comes, with who made it; None: a lease.
+
+    ``life`` grows when it is restored: nothing that was sent before reaches it then.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__(clock)
+        self.life = 0
         self.sender: Sender | None = None
         self.on_commit: Callable[[int, Sequence[WatchEvent], Sender | None], None] = lambda *_: None
+
+    def backup(self) -> Backup:
+        """Keep what is there now."""
+        self.expire_leases()
+        leases = {lease_id: self.leases[lease_id].ttl_s for lease_id in self.leases}
+        return Backup(self.revision, dict(self._kvs), leases)
+
+    def restore(self, backup: Backup) -> None:
+        """Be as at the time of the backup; the leases of that time begin anew."""
+        self.life += 1
+        self.revision = self.compact_revision = backup.revision
+        self._kvs, self._keys, self._history = dict(backup.kvs), sorted(backup.kvs), []
+        self.leases = LeaseTable()
+        for lease_id, ttl_s in backup.leases.items():
+            self.leases.add(lease_id, ttl_s, self.clock())
+        for key, kv in backup.kvs.items():
+            self.leases.attach(kv.lease, key)
 
     def _commit(self, changes: list[Any]) -> None:
         super()._commit(changes)
@@ -209,9 +240,12 @@ class Link:
         if start_revision > engine.revision + 1:
             raise Compacted("that revision was never reached here", engine.compact_revision)
         interval, following = Interval.of(prefix, prefix=True), start_revision
+        life = engine.life
         while True:
             while not self.whole:
                 await self._woken(None)
+            if engine.life != life:
+                raise Compacted("the store was restored", engine.compact_revision)
             wire = self._wires
             watcher = engine.watch(interval, following, self._wake)
             try:
@@ -286,18 +320,19 @@ class Link:
     def _post(self, way_s: float, act: Callable[[], T], answer: asyncio.Future[T] | None) -> None:
         self._loop.call_later(
             way_s,
-            *(self._land, self._wires, self.sender(), act, answer),
+            *(self._land, self._wires, self._engine.life, self.sender(), act, answer),
             context=self._network.context,
         )
 
     def _land(
         self,
         wire: int,
+        life: int,
         sender: Sender | None,
         act: Callable[[], T],
         answer: asyncio.Future[T] | None,
     ) -> None:
-        if answer is not None and wire != self._wires:
+        if life != self._engine.life or (answer is not None and wire != self._wires):
             return  # torn on the way
         self._engine.sender = sender
         result: T | StoreError

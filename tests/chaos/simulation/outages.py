@@ -32,6 +32,16 @@ def cut_one(story: Story) -> None:
     story.later(story.outage_s(), lambda: _mend(story, pod))
 
 
+def cut_one_for_long(story: Story) -> None:
+    """Cut one pod off for longer than anybody waits for its return."""
+    pod = story.any()
+    if pod is None or pod.link is None or not pod.link.whole:
+        return
+    story.say(pod, "is cut off for long")
+    pod.link.cut(refuses=story.random.random() < 0.3)
+    story.later(story.random.uniform(14.0, 40.0), lambda: _mend(story, pod))
+
+
 def cut_all(story: Story) -> None:
     """Take the store away from everybody."""
     if not story.job.whole:

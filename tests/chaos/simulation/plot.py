@@ -40,7 +40,8 @@ def any_shape(random: Random, pods: int) -> JobShape:
 class Plot:
     """One kind of story. ``trains``: with torchruns and ranks.
 
-    ``healthy``: of its events none may cost a world that trains. ``pods``: how many, one of these.
+    ``healthy``: of its events none may cost a world that trains. ``ends``: the last step is near,
+    and all is well at first. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
     ``prologue``: what happened before the first pod came.
@@ -53,5 +54,6 @@ class Plot:
     length: tuple[int, int] = (3, 6)
     trains: bool = True
     healthy: bool = False
+    ends: bool = False
     misfits: tuple[Launchers, ...] = ()
     prologue: Event | None = None

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.chaos.simulation.departures import notice, notice_and_cancel
+from tests.chaos.simulation.aliens import alien_key
+from tests.chaos.simulation.departures import drain_patiently, notice, notice_and_cancel
 from tests.chaos.simulation.evictions import (
     evict_and_crash,
     evict_and_end_torchrun,
     evict_and_notice,
 )
 from tests.chaos.simulation.launchers import close, die, end_torchrun, fail_workers
+from tests.chaos.simulation.other_runs import failed_run, other_run
 from tests.chaos.simulation.outages import (
     bad_weather,
     compact,
@@ -19,13 +21,16 @@ from tests.chaos.simulation.outages import (
     crash_briefly,
     cut_all,
     cut_one,
+    cut_one_for_long,
     freeze,
     lag,
     stall,
     tear,
 )
 from tests.chaos.simulation.plot import Event, Plot, any_shape, tight
+from tests.chaos.simulation.restores import backup_of_former_lives, restore
 from tests.chaos.simulation.returns import lose_first_rank
+from tests.chaos.simulation.strays import former_lives, late_pod
 
 OUTAGES: Mapping[Event, int] = {
     cut_one: 3,
@@ -86,11 +91,47 @@ ASKED = (
         tight,
     ),
     Plot(
+        "spare-absences",
+        {
+            cut_one_for_long: 4,
+            drain_patiently: 4,
+            evict_and_notice: 2,
+            notice: 1,
+            stall: 1,
+            die: 1,
+            crash: 1,
+        },
+        (3, 4, 5),
+        tight,
+    ),
+    Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True),
+    Plot(
         "misfits",
         {cut_one: 1, tear: 1, crash: 1, die: 2, end_torchrun: 2, fail_workers: 1, notice: 2},
         (2, 3, 4),
         tight,
         misfits=("absent", "crashing"),
+    ),
+    Plot(
+        "strays",
+        {late_pod: 6, cut_one: 1, crash: 2, tear: 1, die: 1, freeze: 1, end_torchrun: 1},
+        (2, 3),
+        prologue=former_lives,
+    ),
+    Plot("aliens", {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1}, (2, 3)),
+    Plot("restores", {restore: 6, crash: 1, die: 1, end_torchrun: 1}, (2, 3)),
+    Plot(
+        "earlier-lives-restored",
+        {restore: 6, crash: 1, die: 1, end_torchrun: 1},
+        (2, 3),
+        prologue=backup_of_former_lives,
+    ),
+    Plot("restores-and-drains", {restore: 4, notice: 6, crash: 1, end_torchrun: 1}, (3, 4)),
+    Plot(
+        "other-runs",
+        {other_run: 6, crash: 1, end_torchrun: 1, cut_one: 1, tear: 1},
+        (2, 3, 4),
+        prologue=failed_run,
     ),
     Plot("lags", LAGS, (3, 4), any_shape),
     Plot(

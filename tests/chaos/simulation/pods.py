@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,10 @@ from tests.chaos.simulation.loop import SimulatedLoop
 from tests.chaos.simulation.network import Link, SimulatedEngine, Weather
 from tests.chaos.simulation.nodes import JobShape, Sidecar
 from tests.chaos.simulation.plot import Launchers
-from tests.chaos.simulation.ranks import World
+from tests.chaos.simulation.ranks import RoundId, World
 from tests.chaos.simulation.run_dir import MemoryRunDir
 from tests.chaos.simulation.timeline import Timeline
-from tests.chaos.simulation.torchrun import Torchrun
+from tests.chaos.simulation.torchrun import RUN, Torchrun
 
 if TYPE_CHECKING:
     from tests.chaos.simulation.invariants import Invariants
@@ -37,16 +38,20 @@ it starts it again; here it never does."""
 class Pod:
     """One pod. ``sidecar`` is None while none runs.
 
-    ``due_s``: when its SIGTERM passes at the latest, in virtual time.
+    ``finished``: its training container has ended well. ``due_s``: when its SIGTERM passes at the
+    latest, in virtual time. ``run``: the run id that its launcher is started with.
     """
 
-    def __init__(self, job: SimulatedJob, name: str, pod_uid: str) -> None:
+    def __init__(self, job: SimulatedJob, name: str, pod_uid: str, shape: JobShape) -> None:
         self.name = name
+        self.shape = shape
         self.pod_uid = pod_uid
         self.run_dir = MemoryRunDir()
         self.sidecar: Sidecar | None = None
         self.gone = False
         self.torchrun: Torchrun | None = None
+        self.finished = False
+        self.run = RUN
         self.terminating = False
         self.due_s = math.inf
         self._job = job
@@ -84,7 +89,7 @@ class Pod:
             self.name,
             self.pod_uid,
             self.run_dir,
-            job.shape,
+            self.shape,
             Random(job.random.random()),
             self._skew_s,
         )
@@ -116,7 +121,7 @@ class Pod:
 
     def start_container(self) -> None:
         """Start a torchrun, unless one runs or none is to."""
-        if self.torchrun is not None or self.gone or self.terminating:
+        if self.torchrun is not None or self.gone or self.terminating or self.finished:
             return
         if self.launcher == "absent":
             self._job.timeline.add(self.name, "its torchrun cannot be started")
@@ -141,10 +146,10 @@ class Pod:
         if torchrun is not None:
             torchrun.kill()
 
-    def container_ended(self, torchrun: Torchrun) -> None:
-        """Start another torchrun, as a kubelet does, for one that ended by itself."""
+    def container_ended(self, torchrun: Torchrun, *, succeeded: bool) -> None:
+        """Start another torchrun, as a kubelet does, for one that ended by itself and failed."""
         if self.torchrun is torchrun:
-            self.torchrun = None
+            self.torchrun, self.finished = None, succeeded
             self._after(RESTART_S, self.start_container)
 
     # -- its end
@@ -220,11 +225,13 @@ class SimulatedJob:
         self.whole = True
         self.refuses = False
         self.pods: dict[str, Pod] = {}
+        self.strays: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}
         self.failure: BaseException | None = None
         self.director = loop.process("kubelet")
         self.step_s = random.choice((0.5, 1.5))
-        self.worlds: dict[tuple[int, str], World] = {}
+        self.last_step: int | None = None
+        self.worlds: dict[tuple[RoundId, str], World] = {}
         self.invariants: Invariants
         self._uids = 0
         self._numbers = 0
@@ -232,45 +239,68 @@ class SimulatedJob:
     def add(self, name: str) -> Pod:
         """Start a pod under a name that nobody living has."""
         self._uids += 1
-        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}")
+        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.shape)
         pod.start()
         return pod
+
+    def stray(self, name: str, job_uid: str) -> Pod:
+        """Start a pod of another Job of this name, one that is deleted."""
+        self._uids += 1
+        shape = replace(self.shape, job_uid=job_uid)
+        pod = Pod(self, name, f"uid-{name}{self._uids}", shape)
+        self.strays.append(pod)
+        pod.start()
+        return pod
+
+    def pod(self, name: str) -> Pod:
+        """The pod of that name, be it one of a deleted Job; the newest."""
+        if name in self.pods:
+            return self.pods[name]
+        return next(pod for pod in reversed(self.strays) if pod.name == name)
+
+    def is_stray(self, name: str) -> bool:
+        """Whether the pod of that name is one of a deleted Job."""
+        return name not in self.pods
+
+    def everybody(self) -> list[Pod]:
+        """Pods that are not gone, those of deleted Jobs too."""
+        return [pod for pod in (*self.pods.values(), *self.strays) if not pod.gone]
 
     def next_number(self) -> int:
         """Number a process of the training containers."""
         self._numbers += 1
         return self._numbers
 
-    def world(self, number: int, master: str, size: int) -> World:
-        """The world of round ``number`` whose ranks meet at ``master``."""
-        key = (number, master)
+    def world(self, round: RoundId, master: str, size: int) -> World:
+        """The world of ``round`` whose ranks meet at ``master``."""
+        key = (round, master)
         if key not in self.worlds:
             last = self.invariants.snapshot.last_commit
-            self.worlds[key] = World(number, size, last.step if last else 0)
+            self.worlds[key] = World(round, size, last.step if last else 0)
         return self.worlds[key]
 
     def present(self) -> list[Pod]:
-        """Pods that are not gone."""
+        """Pods of this Job that are not gone."""
         return [pod for pod in self.pods.values() if not pod.gone]
 
     def set_weather(self, weather: Weather) -> None:
         """Let the network be like this for everybody from now on."""
         self.weather = weather
-        for pod in self.present():
+        for pod in self.everybody():
             if pod.link is not None:
                 pod.link.weather = weather
 
     def cut_all(self, *, refuses: bool) -> None:
         """Take the store away from everybody."""
         self.whole, self.refuses = False, refuses
-        for pod in self.present():
+        for pod in self.everybody():
             if pod.link is not None:
                 pod.link.cut(refuses=refuses)
 
     def mend_all(self) -> None:
         """Give it back to everybody."""
         self.whole = True
-        for pod in self.present():
+        for pod in self.everybody():
             if pod.link is not None and not pod.link.whole:
                 pod.link.mend()
 

@@ -27,11 +27,15 @@ FAILED_SAVES = 0.05
 LOOK_S = 0.5
 
 
+RoundId = tuple[str, int]
+"""The run's id, and the number of the round."""
+
+
 class World:
     """One world that trains: what its ranks have done, by member."""
 
-    def __init__(self, number: int, size: int, start: int) -> None:
-        self.number = number
+    def __init__(self, round: RoundId, size: int, start: int) -> None:
+        self.round = round
         self.size = size
         self.start = start
         self.ranks: dict[str, Rank] = {}
@@ -59,19 +63,22 @@ class Rank:
         self,
         job: SimulatedJob,
         pod: Pod,
-        number: int,
+        round: RoundId,
         master: str,
         size: int,
         random: Random,
     ) -> None:
         self.pod = pod
         self.master = master
-        self.number = number
+        self.round = round
         self.ended = False
+        self.finished = False
         self._job = job
         self._random = random
         nowhere = master.endswith(f":{NOWHERE_PORT.decode()}")
-        self.world = job.world(number, master, 1_000_000 if nowhere else size)
+        if nowhere:
+            job.timeline.add(pod.name, "is in a world of nowhere")
+        self.world = job.world(round, master, 1_000_000 if nowhere else size)
         self._told = boundary.Rank(master)
         self._task: asyncio.Task[None] | None = None
 
@@ -82,7 +89,7 @@ class Rank:
             self._task.cancel()
 
     async def run(self) -> None:
-        """Train until it is ended."""
+        """Train until it is ended, or through with the last step."""
         self._task = asyncio.current_task()
         step = await self._start()
         world, name = self.world, self.pod.name
@@ -99,6 +106,10 @@ class Rank:
             due = await self._follow()
             while due:
                 due = await self._save(step)
+            if step == self._job.last_step:
+                await self._publish(takes_part=False)
+                self.finished = True
+                return
 
     async def _start(self) -> int:
         deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S
@@ -143,14 +154,14 @@ class Rank:
             else:
                 return verdict == boundary.SAVE
 
-    async def _publish(self) -> None:
+    async def _publish(self, *, takes_part: bool = True) -> None:
         told = self._told
         self.pod.run_dir.ranks[0] = RankProgress(
             local_rank=0,
             local_world_size=1,
             master=told.master,
             step=told.step,
-            drain=True,
+            drain=takes_part,
             held=told.held,
             acked=told.acked,
             failed=told.failed,

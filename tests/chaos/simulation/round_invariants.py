@@ -7,24 +7,28 @@ from collections.abc import Callable, Sequence
 
 from launcher_shim.c10d.nodes import Node, Round, Seat
 from rdzv.draining import granted
-from rdzv.model import Snapshot
+from rdzv.model import Job, Snapshot
 from rdzv.store import WatchEvent
 from rdzv.watching import Mirror
 from tests.chaos.simulation.nodes import KEYS
+from tests.chaos.simulation.other_runs import FAILED, FRESH
 from tests.chaos.simulation.pods import Pod, SimulatedJob
+from tests.chaos.simulation.ranks import RoundId
 from tests.chaos.simulation.torchrun import RUN, Torchrun
+
+RUNS = (RUN, FAILED, FRESH)
 
 
 class RoundInvariants:
     """I1, I2 and I5, as far as rounds go. ``may_close``: somebody was told to close the run.
 
     ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
-    somebody was handed a world last. ``at_freeze`` is called with the next round that is frozen,
-    once.
+    somebody was handed a world last. ``round``: of the run that the job is there for.
+    ``at_freeze`` is called with the next round of it that is frozen, once.
     """
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
-        self.frozen: dict[int, tuple[Seat, ...]] = {}
+        self.frozen: dict[RoundId, tuple[Seat, ...]] = {}
         self.round = Round()
         self.may_close = False
         self.may_form = True
@@ -39,33 +43,48 @@ class RoundInvariants:
         """Look at one revision; ``before``: the membership as it was."""
         for event in events:
             key = event.kv.key
-            if event.kind == "put" and key.endswith(f"/c10d/{RUN}/round"):
-                self._wrote_round(before, key, Round.from_kv(event.kv))
+            if event.kind != "put":
+                continue
+            if key == KEYS.job:
+                self._check_life(before, Job.from_kv(event.kv))
+            for run in RUNS:
+                if key.endswith(f"/c10d/{run}/round"):
+                    self._wrote_round(before, run, key, Round.from_kv(event.kv))
 
-    def _wrote_round(self, before: Snapshot, key: str, new: Round) -> None:
+    def restored(self) -> None:
+        """The store has gone back: what it holds now may be written over by what came later."""
+        self._rounds = {}
+        job = Job.from_kv(self._truth.kvs[KEYS.job]) if KEYS.job in self._truth.kvs else None
+        kv = self._truth.kvs.get(KEYS.in_generation(job.generation).run(RUN).round) if job else None
+        self.round = Round.from_kv(kv) if kv is not None else Round()
+
+    def _wrote_round(self, before: Snapshot, run: str, key: str, new: Round) -> None:
         known = self._rounds.get(key)
-        self._rounds[key] = self.round = new
+        self._rounds[key] = new
+        if run == RUN:
+            self.round = new
         if known is not None and new.age < known.age:
             self._break(f"I1: round {new.number} is written over the later {known.number}")
-        if new.closed and not self.may_close:
+        if new.closed and not self.may_close and run != FAILED:
             self._break(f"I5: the run is closed by {new.closed}, though nobody was told to")
-        if not new.complete:
+        if not new.complete or not new.frozen:
             return
-        frozen = self.frozen.setdefault(new.number, new.frozen)
-        if frozen != new.frozen:
-            self._break(f"I1: round {new.number} is frozen twice: {frozen} and {new.frozen}")
-        if known is None or (known.number, known.complete) != (new.number, True):
-            self._check_freeze(before, new)
-            if self.at_freeze is not None:
+        frozen = self.frozen.get((run, new.number))
+        if frozen is None:
+            self._check_freeze(before, run, new)
+            self.frozen[run, new.number] = new.frozen
+            if run == RUN and self.at_freeze is not None:
                 act, self.at_freeze = self.at_freeze, None
                 act(new)
+        elif frozen != new.frozen:
+            self._break(f"I1: round {new.number} is frozen twice: {frozen} and {new.frozen}")
 
-    def _check_freeze(self, before: Snapshot, new: Round) -> None:
+    def _check_freeze(self, before: Snapshot, run: str, new: Round) -> None:
         shape = self._job.shape
         if not shape.least <= len(new.frozen) <= shape.most:
             self._break(f"I1: a world of {len(new.frozen)} is formed, of {shape}")
         generation = before.job.generation if before.job else 1
-        keys = KEYS.in_generation(generation).run(RUN)
+        keys = KEYS.in_generation(generation).run(run)
         draining = {d.member for d in before.drains.values() if before.has_name(d)}
         for seat in new.frozen:
             if seat.member in draining:
@@ -74,20 +93,44 @@ class RoundInvariants:
             node = Node.from_kv(kv) if kv is not None else None
             if node is not None and (node.seat != seat or node.state != "asking"):
                 self._break(f"{seat} is frozen into round {new.number} and asked for none: {node}")
-        for number in [n for n in self.frozen if n < new.number]:
-            if self._trains_whole(before, number):
+        for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
+            if self._trains_whole(before, (other, number)):
                 self._break(f"I1: round {new.number} is formed while all of {number} train on")
 
-    def _trains_whole(self, before: Snapshot, number: int) -> bool:
-        """Whether everybody who was in that round is, and somebody of them may train on."""
-        pods = [self._job.pods[seat.member] for seat in self.frozen[number]]
-        inside = [p for p in pods if p.torchrun is not None and p.torchrun.round == number]
-        return len(inside) == len(pods) and not all(_may_go(before, pod) for pod in pods)
+    def _check_life(self, before: Snapshot, new: Job) -> None:
+        """Nobody who trains is taken along into the next life of the same Job."""
+        old = before.job
+        if old is None or new.uid != old.uid or new.generation <= old.generation:
+            return
+        for run in RUNS:
+            current = self._rounds.get(KEYS.in_generation(old.generation).run(run).round)
+            if current is None or not current.complete or current.closed:
+                continue
+            if any(self._is_in(seat.member, (run, current.number)) for seat in current.frozen):
+                self._break(
+                    f"I1: the job begins its next life {new.generation} while round"
+                    f" {current.number} of {run} trains"
+                )
+
+    def _is_in(self, member: str, round: RoundId) -> bool:
+        torchrun = self._job.pod(member).torchrun
+        return torchrun is not None and (torchrun.run, torchrun.round) == round
+
+    def _trains_whole(self, before: Snapshot, round: RoundId) -> bool:
+        """Whether everybody who was in that round is, and somebody of them may train on.
+
+        A world of a Job that is deleted may end after the first one of the next Job has formed.
+        """
+        members = [seat.member for seat in self.frozen[round]]
+        if all(self._job.is_stray(member) for member in members):
+            return False
+        inside = all(self._is_in(member, round) for member in members)
+        return inside and not all(_may_go(before, self._job.pod(member)) for member in members)
 
     def formed(self, torchrun: Torchrun, number: int, rank: int, size: int) -> None:
         """A torchrun was handed a world."""
         name = torchrun.pod.name
-        frozen = self.frozen.get(number)
+        frozen = self.frozen.get((torchrun.run, number))
         if frozen is None:
             self._break(f"I1: {name} is in round {number}, which nobody completed")
         elif len(frozen) != size or frozen[rank].member != name:
@@ -98,7 +141,7 @@ class RoundInvariants:
 
     def gave_up(self, torchrun: Torchrun, why: str) -> None:
         """A torchrun ended by itself."""
-        if not self.may_close:
+        if not self.may_close and torchrun.run != FAILED:
             self._break(f"I5: the torchrun of {torchrun.pod.name} gave up: {why}")
 
 

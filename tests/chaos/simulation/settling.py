@@ -19,8 +19,21 @@ def unsettled(job: SimulatedJob, invariants: Invariants, *, trains: bool) -> str
 
     ``trains``: there are torchruns and ranks.
     """
+    if job.last_step is not None:
+        return _end(job, invariants)
     why = _members(job, invariants) or _drains(job, invariants)
     return why or (_rounds(job, invariants) if trains else None)
+
+
+def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
+    """All of the last world end well; a spare is told no more than that the run is closed."""
+    current = invariants.rounds.round
+    if current.closed != "success":
+        return f"the run is closed by {current.closed or 'nobody'}"
+    for seat in current.frozen:
+        if not job.pods[seat.member].finished:
+            return f"{seat.member} has not finished"
+    return None
 
 
 def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
@@ -65,7 +78,7 @@ def _rounds(job: SimulatedJob, invariants: Invariants) -> str | None:
     if len(trains) < min(len(steady), job.shape.most):
         return f"the world is {world} of {job.shape}, and {sorted(steady)} ask"
     for name in world:
-        if (why := _idle(job.pods[name], current.number)) is not None:
+        if (why := _idle(job.pod(name), current.number)) is not None:
             return why
     commit = invariants.snapshot.commit
     if commit is not None and commit.round == current.number and commit.phase in PASSING:

@@ -27,7 +27,7 @@ POLL_S = (0.25, 0.25)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``failure`` is None where everything held."""
+    """``failure`` is None where everything held. ``told``: the events that happened."""
 
     seed: int
     mutation: str
@@ -37,6 +37,7 @@ class Outcome:
     turns: int
     checks: int
     virtual_s: float
+    told: frozenset[str]
 
     def report(self) -> str:
         """The timeline, what failed, and how to see it again."""
@@ -93,7 +94,15 @@ def _simulate(seed: int, mutation: str, asked: str) -> Outcome:
     except (Exception, ExceptionGroup) as error:
         failure = error
     outcome = Outcome(
-        *(seed, mutation, asked, job.timeline, failure, loop.turns, invariants.checks, loop.time())
+        seed=seed,
+        mutation=mutation,
+        plot=asked,
+        timeline=job.timeline,
+        failure=failure,
+        turns=loop.turns,
+        checks=invariants.checks,
+        virtual_s=loop.time(),
+        told=frozenset(story.told),
     )
     loop.end()
     return outcome

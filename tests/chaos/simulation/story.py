@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.chaos.simulation.invariants import Broken, Invariants
-from tests.chaos.simulation.network import Weather
+from tests.chaos.simulation.network import Backup, Weather
 from tests.chaos.simulation.nodes import LEASE_TTL_S
 from tests.chaos.simulation.plot import Plot
 from tests.chaos.simulation.pods import Pod, SimulatedJob
@@ -23,6 +23,7 @@ class Story:
     """Lets things happen to a job, at random times, and ends with a calm.
 
     ``told``: how often each event has happened; one that finds nobody to happen to does not count.
+    ``backup``: of the store, from before the first pod came.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Story:
         self.random = random
         self.plot = plot
         self.told: Counter[str] = Counter()
+        self.backup: Backup | None = None
         self._mending: set[asyncio.Task[None]] = set()
 
     async def run(self, pods: int, events: int) -> None:
@@ -45,19 +47,29 @@ class Story:
                 self.job.launchers[name] = self.random.choice(plot.misfits)
         if plot.prologue is not None:
             plot.prologue(self)
-            await self._until_mended()
+            if self.job.strays:
+                await self._until_mended()
         for name in names:
             self.come(name)
             await asyncio.sleep(self.random.random() * 0.5)
         if plot.healthy:
             await self._until_settled()
             self.invariants.rounds.may_form = False
+        elif plot.ends:
+            await self._until_settled()
+            self._announce_the_last_step()
         else:
             await self._pass(self.random.uniform(1.0, 4.0))
         for _ in range(events):
             self._tell(self.random.choices(list(plot.events), list(plot.events.values()))[0])
             await self._pass(self.random.uniform(0.1, 3.0))
         await self._calm()
+
+    def _announce_the_last_step(self) -> None:
+        trained = [step for world in self.job.worlds.values() for step in world.trained.values()]
+        self.job.last_step = max(trained) + self.random.randint(2, 5)
+        self.invariants.rounds.may_close = True
+        self.say(None, f"step {self.job.last_step} is the last one")
 
     def _tell(self, event: Callable[[Story], None]) -> None:
         lines = len(self.job.timeline.lines)

@@ -23,17 +23,27 @@ if TYPE_CHECKING:
     from tests.chaos.simulation.pods import Pod, SimulatedJob
 
 RUN = "digits"
-STATE_KEY = b"/torch.rendezvous." + RUN.encode()
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 """Of the times in a state only their kind is looked at."""
 
 MONITOR_S = 1.5
 JOIN_S = 600.0
+EXIT_BARRIER_S = 300.0
 FIRST_PORT = 20_000
+OTHER_RUNS = 100_000_000
+
+
+def port_of(run: str, number: int) -> int:
+    """Where the ranks of one round meet; no two rounds share one."""
+    return FIRST_PORT + number + (0 if run == RUN else OTHER_RUNS * len(run))
 
 
 class Ended(Exception):
     """The torchrun's process ends by itself."""
+
+    def __init__(self, why: str, *, succeeded: bool = False) -> None:
+        super().__init__(why)
+        self.succeeded = succeeded
 
 
 class Torchrun:
@@ -41,10 +51,12 @@ class Torchrun:
 
     def __init__(self, job: SimulatedJob, pod: Pod, number: int) -> None:
         self.pod = pod
+        self.run = pod.run
         self.round: int | None = None
         self.joins = 0
         self.process = job.loop.process(f"torchrun {pod.name}")
         self._job = job
+        self._state_key = b"/torch.rendezvous." + self.run.encode()
         self._random = Random(job.random.random())
         self._me = NodeDesc(f"10.0.0.{pod.name}", number, 0)
         self._connection = Connection(job.loop, number)
@@ -84,21 +96,26 @@ class Torchrun:
         try:
             await self._agent()
         except Ended as ended:
-            self._say(f"torchrun gives up: {ended}")
-            self._job.invariants.gave_up(self, str(ended))
+            if ended.succeeded:
+                self._say("torchrun has finished")
+            else:
+                self._say(f"torchrun gives up: {ended}")
+                self._job.invariants.gave_up(self, str(ended))
             self._end_rank()
             self.round = None
             self._connection.close()
-            self.pod.container_ended(self)
+            self.pod.container_ended(self, succeeded=ended.succeeded)
 
     async def _agent(self) -> None:
-        await self._sync_answer(wire.CompareSet(STATE_KEY, b"", SENTINEL))
+        await self._sync_answer(wire.CompareSet(self._state_key, b"", SENTINEL))
         await self._form()
         while True:
             await asyncio.sleep(MONITOR_S * self._random.uniform(0.8, 1.2))
+            if self._rank is not None and self._rank.finished:
+                await self._finish()
             if self._orders:
                 await self._obey(self._orders.pop(0))
-            await self._sync_answer(wire.Get(STATE_KEY))
+            await self._sync_answer(wire.Get(self._state_key))
             if self._state.wait_list:
                 self._say("sees a waiter: leaves the round")
                 await self._form()
@@ -106,18 +123,37 @@ class Torchrun:
     async def _obey(self, order: str) -> None:
         self._say(f"its workers fail: {order}")
         self._end_rank()
+        self.round = None
         if order == "rejoin":
             await self._form()
             return
         await self._set(replace(self._state, closed=True))
         raise Ended("no restarts are left")
 
+    async def _finish(self) -> None:
+        """Meet the others in torch's exit barrier, and close the run."""
+        assert self.round is not None
+        self._say("its workers are done")
+        size = len(self._state.participants)
+        base = self._state_key + b".%d/torchelastic/agent/terminal_state/" % self.round
+        here = await self._connection.ask(wire.Add(base + b"num_members", 1))
+        if int.from_bytes(here, "little") == size:
+            await self._connection.ask(wire.Set(base + b"last_member", b"<val_ignored>"))
+        try:
+            async with asyncio.timeout(EXIT_BARRIER_S):
+                await self._connection.ask(wire.Wait((base + b"last_member",)))
+        except TimeoutError:
+            raise Ended("the others have not come to the exit barrier") from None
+        await self._sync_answer(wire.Get(self._state_key))
+        await self._set(replace(self._state, closed=True))
+        raise Ended("the job is done", succeeded=True)
+
     async def _form(self) -> None:
         """``next_rendezvous``: leave the round, if in one, and join the next."""
         self._end_rank()
         self.round = None
         self.joins += 1
-        await self._sync_answer(wire.Get(STATE_KEY))
+        await self._sync_answer(wire.Get(self._state_key))
         while self._me in self._state.participants:
             participants = {k: v for k, v in self._state.participants.items() if k != self._me}
             await self._set(replace(self._state, participants=participants))
@@ -126,22 +162,30 @@ class Torchrun:
         self._say(f"is in round {number}, {world[self._me]} of {len(world)}")
         self._job.invariants.formed(self, number, world[self._me], len(world))
         self.round = number
-        prefix = STATE_KEY + b".%d/" % number
+        prefix = self._state_key + b".%d/" % number
         address, port = prefix + b"MASTER_ADDR", prefix + b"MASTER_PORT"
         if world[self._me] == 0:
             await self._connection.ask(wire.Set(address, b"127.0.0.1"))
-            await self._connection.ask(wire.Set(port, b"%d" % (FIRST_PORT + number)))
+            await self._connection.ask(wire.Set(port, b"%d" % port_of(self.run, number)))
         master = []
         for key in (address, port):
             await self._connection.ask(wire.Wait((key,)))
             master.append(_vec(await self._connection.ask(wire.Get(key))).decode())
-        self._rank = Rank(self._job, self.pod, number, ":".join(master), len(world), self._random)
+        self._rank = Rank(
+            self._job,
+            self.pod,
+            (self.run, number),
+            ":".join(master),
+            len(world),
+            self._random,
+        )
         self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
 
     async def _join(self) -> None:
         """torch's join operation."""
         deadline_s = self._job.loop.time() + JOIN_S
         shape, me = self._job.shape, self._me
+        waits = False
         while True:
             state = self._state
             if state.closed:
@@ -149,8 +193,14 @@ class Torchrun:
             full = len(state.participants) >= shape.most
             if me in state.redundancy_list:
                 if full:
+                    if not waits:
+                        self._say("waits as a spare")
+                    waits = True
                     await self._look_again()
                 else:
+                    if waits:
+                        self._say("is a spare no more")
+                    waits = False
                     deadline_s = self._job.loop.time() + JOIN_S
                     rest = state.redundancy_list - {me}
                     await self._set(replace(state, redundancy_list=rest))
@@ -178,13 +228,13 @@ class Torchrun:
 
     async def _look_again(self) -> None:
         await asyncio.sleep(1.0)
-        await self._sync_answer(wire.Get(STATE_KEY))
+        await self._sync_answer(wire.Get(self._state_key))
 
     async def _set(self, state: TorchState) -> None:
         desired = encode(
             replace(state, last_heartbeats={**state.last_heartbeats, self._me: NOW}), AWARE
         )
-        await self._sync_answer(wire.CompareSet(STATE_KEY, self._token or SENTINEL, desired))
+        await self._sync_answer(wire.CompareSet(self._state_key, self._token or SENTINEL, desired))
 
     async def _sync_answer(self, request: wire.Request) -> None:
         blob = _vec(await self._connection.ask(request))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""I11: with ``min`` healthy pods that ask, and a store in reach, a world trains within a bound.
+
+A pod is healthy while its launcher runs, its sidecar does, and nothing stands between that and
+the store. Whatever the others do must not keep those from training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tests.chaos.simulation.network import FAIR
+from tests.chaos.simulation.pods import Pod, SimulatedJob
+from tests.chaos.simulation.ranks import Rank
+from tests.chaos.simulation.torchrun import RUN
+
+BOUND_S = 120.0
+"""For so long ``min`` pods may be healthy and no world train. A world whose keys all vanished is
+kept for 60 s; then a lease may have to end, a last call to pass, and a launcher to look."""
+
+
+class Liveness:
+    """Looks every second for how long pods have been healthy, and when the last step ended."""
+
+    def __init__(self, job: SimulatedJob, break_: Callable[[str], None]) -> None:
+        self._job = job
+        self._break = break_
+        self._healthy_since_s: dict[str, float] = {}
+        self._trained_s = -math.inf
+
+    def trained(self, rank: Rank) -> None:
+        """A rank has finished a step; all others of its world have begun it."""
+        self._trained_s = self._job.loop.time()
+
+    def look(self) -> None:
+        """Take note of who is healthy now, and hold the job to it."""
+        now = self._job.loop.time()
+        healthy = {pod.pod_uid for pod in self._job.present() if is_healthy(pod)}
+        since_s = self._healthy_since_s
+        self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
+        for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > BOUND_S)
+        least = self._job.shape.least
+        if len(for_long) >= least and now - self._trained_s > BOUND_S:
+            self._break(
+                f"I11: {for_long} have asked for {BOUND_S:.0f} s, {least} are enough, and no world"
+                " trains"
+            )
+
+
+def is_healthy(pod: Pod) -> bool:
+    """Whether nothing is wrong with ``pod``, nor between it and the store."""
+    sidecar, link = pod.sidecar, pod.link
+    if sidecar is None or link is None or sidecar.process.frozen or sidecar.stopping:
+        return False
+    if pod.terminating or pod.launcher != "steady" or pod.torchrun is None or pod.run != RUN:
+        return False
+    return link.whole and link.weather == FAIR and not link.lag_s

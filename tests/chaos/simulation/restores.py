@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events of a store that is restored from a backup: what it has learnt since is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.chaos.simulation.network import Backup
+from tests.chaos.simulation.strays import former_lives
+
+if TYPE_CHECKING:
+    from tests.chaos.simulation.story import Story
+
+
+def backup_of_former_lives(story: Story) -> None:
+    """Let Jobs of this name have been there, and back the store up while theirs is in it."""
+    former_lives(story)
+    story.later(4.0, lambda: _back_up(story))
+
+
+def restore(story: Story) -> None:
+    """Take the store away from all, and bring it back as it was some time ago."""
+    if not story.job.whole:
+        return
+    backup = story.job.engine.backup()
+    if story.backup is not None and story.random.random() < 0.5:
+        backup = story.backup
+    story.say(None, f"a backup is at revision {backup.revision}")
+    story.later(story.random.uniform(0.0, 15.0), lambda: _lose(story, backup))
+
+
+def _back_up(story: Story) -> None:
+    story.backup = story.job.engine.backup()
+    story.say(None, f"the store is backed up at {story.backup.revision}")
+
+
+def _lose(story: Story, backup: Backup) -> None:
+    if not story.job.whole:
+        return
+    story.say(None, f"the store is lost at revision {story.job.engine.revision}")
+    story.job.cut_all(refuses=True)
+    story.later(story.random.uniform(0.5, 15.0), lambda: _bring_back(story, backup))
+
+
+def _bring_back(story: Story, backup: Backup) -> None:
+    story.say(None, f"the store is restored to revision {backup.revision}")
+    story.job.engine.restore(backup)
+    story.invariants.restored()
+    story.job.mend_all()
