@@ -126,6 +126,30 @@ class _Scene:
         """From when on a commit may only just be done before the pod's deadline."""
         return self.due_s(uid) - 2 * max(self.commit.took_s, LEAST_COMMIT_S)
 
+    def outlived(self, uid: str) -> bool:
+        """Whether the others finish their save, whatever becomes of the pod: it has saved."""
+        round = self.round
+        if round is None or not _speaks_of(self.commit, round):
+            return False
+        saved = savers(self.snapshot.membership, self.snapshot.votes, round.run, round.number)
+        return uid in saved
+
+    @property
+    def unhurried_since_s(self) -> float | None:
+        """Since when no deadline ends a save any more; None while one still does.
+
+        It is for a join alone, or whoever leaves has saved and is out of time, or gone.
+        """
+        since_s = self.observations.since_s
+        for uid, drain in self.snapshot.membership.drains.items():
+            if self.snapshot.member_of(drain) is None:
+                continue
+            if drain.outcome or (uid in self.leavers and not self.is_due(uid)):
+                return None
+            if self.is_due(uid):
+                since_s = max(since_s, self.due_s(uid))
+        return since_s
+
     def served(self, uid: str) -> bool:
         """Whether the pod's ranks are parked behind a save that all have acknowledged."""
         if self.has_trained_on(uid):
@@ -151,6 +175,8 @@ class _Scene:
 def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     """Say how a drain that no commit has let go ends now, or that it does not."""
     snapshot, uid = scene.snapshot, drain.pod_uid
+    if scene.outlived(uid):
+        return "", ""
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
         assert scene.round is not None
@@ -291,11 +317,10 @@ def _save(scene: _Scene, round: LiveRound) -> Decision:
         return _void(scene, "nobody leaves or joins any more")
     if round.finishing:
         return _void(scene, f"round {round.number} is finishing")
-    until_s = math.inf
-    if not scene.concerned:
-        until_s = scene.observations.since_s + scene.policy.join_s
-        if scene.now >= until_s:
-            return _void(scene, "the save for a join took too long", failures=more)
+    since_s = scene.unhurried_since_s
+    until_s = math.inf if since_s is None else since_s + scene.policy.save_s
+    if scene.now >= until_s:
+        return _void(scene, "the save took too long", failures=more)
     return _with_latecomers(scene, f"{len(missing)} members have not saved yet", until_s)
 
 
@@ -400,6 +425,25 @@ def is_enough(membership: Snapshot, listing: Listing) -> bool:
     return membership.job is not None and len(listing.listed) >= membership.job.min_workers
 
 
+def savers(
+    membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
+) -> Mapping[str, str]:
+    """Who drains and has saved while others of this round still do: member by pod UID.
+
+    Nothing that happens to them ends the save of the others, who finish it without them.
+    """
+    commit = membership.commit
+    if commit is None or commit.phase != "commit" or (commit.run, commit.round) != (run, number):
+        return {}
+    return {
+        uid: drain.member
+        for uid, drain in membership.drains.items()
+        if (vote := votes.get(drain.member)) is not None
+        and (vote.epoch, vote.round, vote.pod_uid) == (commit.epoch, number, uid)
+        and vote.acked is not None
+    }
+
+
 def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
     """Whether newcomers to this round wait for a save; else they are let in at once."""
     if not is_enough(membership, listing):
@@ -459,6 +503,13 @@ def transaction(
         operations.append(Put(keys.last_commit, decision.last_commit.to_json()))
     for uid, drain in sorted(decision.drains.items()):
         compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))
+        if drain.outcome == "expired" and snapshot.commit.phase == "commit":
+            # One whose acknowledgement has come since is not given up: the others still save.
+            vote = snapshot.votes.get(drain.member)
+            known = vote.mod_revision if vote is not None else 0
+            compares.append(
+                Compare(here.vote(snapshot.commit.epoch, drain.member), "mod", "=", known)
+            )
         operations.append(Put(here.drain(uid), drain.to_json()))
     return compares, operations
 

@@ -83,8 +83,9 @@ class Policy:
     ``commit`` lets it go once all have saved. ``hold_s``: how long ranks may be held for a vote.
     ``pause_s``: before another hold after one that failed; it doubles, up to ``pause_max_s``.
     ``done_s``: how long the world stands still after a save for somebody to be let go or in.
-    ``join_s``: how long a save for the sake of a join alone may take. ``launch_s``: how long after
-    a pod was delisted a Horovod launcher may still start a first command in it.
+    ``save_s``: how long a save may take that no deadline ends: one for a join alone, or, from the
+    deadline on, that of the others where the leaver has saved. ``launch_s``: how long after a pod
+    was delisted a Horovod launcher may still start a first command in it.
     """
 
     below_min: Literal["hold", "commit"] = "hold"
@@ -92,7 +93,7 @@ class Policy:
     pause_s: float = 5.0
     pause_max_s: float = 300.0
     done_s: float = 30.0
-    join_s: float = 600.0
+    save_s: float = 600.0
     launch_s: float = 5.0
 
 

@@ -22,6 +22,7 @@ from launcher_shim.c10d.runs import Membership as RunMembership
 from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
+from rdzv.draining import savers
 from rdzv.errors import StoreError
 from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
@@ -96,7 +97,9 @@ class Endpoint:
         self.closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
-        self._run_memberships: dict[str, tuple[Snapshot, int, str | None, RunMembership]] = {}
+        self._run_memberships: dict[
+            str, tuple[Snapshot, int, str | None, frozenset[str], RunMembership]
+        ] = {}
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
@@ -370,10 +373,17 @@ class Endpoint:
         snapshot = self._membership.snapshot()
         known = self._run_memberships.get(run_id)
         fenced = self._registrar.identity.member if self.fenced else None
-        if known is None or known[0] is not snapshot or known[1:3] != (number, fenced):
-            made = run_membership(snapshot, run_id, number, fenced)
-            known = self._run_memberships[run_id] = (snapshot, number, fenced, made)
-        return known[3]
+        saved = self._saved(snapshot, run_id, number)
+        if known is None or known[0] is not snapshot or known[1:4] != (number, fenced, saved):
+            made = run_membership(snapshot, run_id, number, fenced, saved)
+            known = self._run_memberships[run_id] = (snapshot, number, fenced, saved, made)
+        return known[4]
+
+    def _saved(self, snapshot: Snapshot, run_id: str, number: int) -> frozenset[str]:
+        """Who leaves and has saved while others still do; cheap while nobody saves."""
+        if not snapshot.drains or snapshot.commit is None or snapshot.commit.phase != "commit":
+            return frozenset()
+        return frozenset(savers(snapshot, self._membership.votes(), run_id, number).values())
 
     async def _clean_up(self, work: Callable[[], Awaitable[None]]) -> None:
         try:

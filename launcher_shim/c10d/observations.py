@@ -163,6 +163,12 @@ class Standings:
         """Whether somebody is gone who was not done: the world has to form again."""
         return any(standing in LOST for standing in self.of.values())
 
+    def lost_beside(self, members: frozenset[str]) -> bool:
+        """Whether somebody else than ``members`` is gone who was not done."""
+        return any(
+            standing in LOST and seat.member not in members for seat, standing in self.of.items()
+        )
+
     @property
     def uncertain(self) -> bool:
         """Whether somebody is away who may be dead, or may be on the way back."""

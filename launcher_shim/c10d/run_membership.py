@@ -10,11 +10,16 @@ from rdzv.model import Snapshot
 
 
 def run_membership(
-    snapshot: Snapshot, run_id: str, number: int, fenced: str | None = None
+    snapshot: Snapshot,
+    run_id: str,
+    number: int,
+    fenced: str | None = None,
+    saved: frozenset[str] = frozenset(),
 ) -> Membership:
     """Look at ``snapshot`` from round ``number`` of ``run_id``; a function of these alone.
 
-    ``fenced``: this sidecar's own name, where another pod has taken it over.
+    ``fenced``: this sidecar's own name, where another pod has taken it over. ``saved``: as in
+    ``Membership``; votes tell that, which are not part of a snapshot.
     """
     listing = decide(snapshot)
     drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
@@ -28,4 +33,5 @@ def run_membership(
         granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
         joins_wait=joins_wait(snapshot, listing, run_id, number),
         ends_round=ends_round(snapshot, run_id, number),
+        saved=saved,
     )

@@ -47,7 +47,8 @@ class Membership:
     terminating or fenced; ``granted``: of these, those whose leave was granted. ``joins_wait``:
     the present world saves before it lets anybody in, so a newcomer must not cut it short.
     ``ends_round``: it has saved and stands still for somebody to go or come, so it must form
-    again, whatever became of them.
+    again, whatever became of them. ``saved``: of those that leave, who has saved while others still
+    do; whose loss is no reason to cut these short.
     """
 
     listed: frozenset[str] = frozenset()
@@ -56,6 +57,7 @@ class Membership:
     granted: frozenset[str] = frozenset()
     joins_wait: bool = False
     ends_round: bool = False
+    saved: frozenset[str] = frozenset()
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""

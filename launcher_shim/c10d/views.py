@@ -90,7 +90,7 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
     if not current.complete or current.finishing or current.closed:
         return False
     membership = snapshot.membership
-    if standings.lost or membership.ends_round:
+    if standings.lost_beside(membership.saved) or membership.ends_round:
         return True
     if any(seat.member in membership.granted for seat in current.frozen):
         return True

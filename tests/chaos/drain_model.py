@@ -38,7 +38,9 @@ KEYS = JobKeys("team", "digits")
 GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
 
-Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish"]
+Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish", "stuck"]
+"""``stuck``: a save never returns. Nobody ends that where no deadline asks for it."""
+FAULTS: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
 
 
 class Broken(AssertionError):
@@ -68,7 +70,7 @@ class Rules:
     most: int = 4
     notices: tuple[int, ...] = (0,)
     cancels: int = 0
-    faults: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
+    faults: tuple[Fault, ...] = FAULTS
     fault_count: int = 0
     hurry: int = 0
     lockstep: bool = True
@@ -126,7 +128,7 @@ class Side(NamedTuple):
     early: tuple[RankProgress, ...] | None = None
 
 
-At = Literal["none", "start", "publish", "read", "save", "train", "end"]
+At = Literal["none", "start", "publish", "read", "save", "stuck", "train", "end"]
 
 
 class Trainer(NamedTuple):
@@ -155,6 +157,37 @@ class Env(NamedTuple):
 State = tuple[int, ...]
 Step = tuple[str, State]
 ABSENT = Trainer("none", boundary.Rank(""), None)
+
+
+OTHERS_STILL_SAVE = (
+    "rank 0 at 0 goes",
+    "rank 1 at 0 goes",
+    "notice for 0",
+    "0 hears",
+    "0 writes hold",
+    "0 hears",
+    "0 shows hold",
+    "0 notes",
+    "0 sends",
+    "the request of 0 lands",
+    "rank 0 arrives",
+    "1 hears",
+    "1 shows hold",
+    "1 notes",
+    "1 sends",
+    "the request of 1 lands",
+    "0 hears",
+    "0 writes commit",
+    "0 hears",
+    "0 shows commit",
+    "rank 0 at 1 reads: save",
+    "rank 0 at 1 saves",
+    "0 sends",
+    "the request of 0 lands",
+)
+"""The pod that drains has saved, which is on record; the other has not come to its boundary yet."""
+OUT_OF_TIME = (*OTHERS_STILL_SAVE, *("(early) the deadline of 0 comes nearer",) * 2)
+"""And its deadline has come since."""
 
 
 def uid(pod: int) -> str:
@@ -202,6 +235,7 @@ class World:
     transaction = staticmethod(draining.transaction)
     cancel = staticmethod(draining.cancel)
     ends_round = staticmethod(draining.ends_round)
+    savers = staticmethod(draining.savers)
     listing_decide = staticmethod(listing.decide)
     gate_before_publishing = False
     gate_read_again = True
@@ -313,12 +347,16 @@ class World:
     def scene(self, mirror: int, pod: int) -> DrainingSnapshot:
         store: Store = self.names.part[mirror]
         snapshot, listed = self.membership(store)
-        votes = {
-            name(other): vote
-            for other, vote in enumerate(store.votes)
+        return DrainingSnapshot(
+            snapshot, listed, self.live_round(store), self.votes(store), uid(pod)
+        )
+
+    def votes(self, store: Store) -> dict[str, Vote]:
+        return {
+            name(pod): vote
+            for pod, vote in enumerate(store.votes)
             if vote and store.commit and vote.epoch == store.commit.epoch
         }
-        return DrainingSnapshot(snapshot, listed, self.live_round(store), votes, uid(pod))
 
     # --- what a sidecar decides on the store ---
 
@@ -327,7 +365,7 @@ class World:
     ) -> tuple[str, list[Compare], list[Operation]] | None:
         scene = self.scene(mirror, pod)
         since = NOW - LONG if elapsed else NOW
-        far = {0: NOW + LONG, 1: NOW + TOOK_S, 2: NOW - 1}
+        far = {0: NOW + LONG, 1: NOW + TOOK_S, 2: since - 1}
         seen = Observations(
             scene.commit.epoch,
             scene.commit.phase,
@@ -369,6 +407,8 @@ class World:
         for pod in self.pods:
             if compare.key == GENERATION.drain(uid(pod)):
                 return store.drains[pod] == seen.drains[pod]
+            if seen.commit and compare.key == GENERATION.vote(seen.commit.epoch, name(pod)):
+                return store.votes[pod] == seen.votes[pod]
             if compare.key == GENERATION.member(name(pod)):
                 return name(pod) in self.membership(store)[0].members
         assert compare.key == KEYS.job, compare
@@ -644,6 +684,7 @@ class World:
                 after = store._replace(nodes=nodes, finishing=True)
                 yield f"{pod} has finished", _swap(state, (0, of(after)))
             elif must_end and drain is None:
+                self.cached(self.not_cut_short, state[0])
                 after = store._replace(nodes=_put(store.nodes, pod, "asking"))
                 yield f"{pod} leaves the round", self.without_ranks(state, pod, after)
         if must_end and all(self.is_out(store, pod) for pod in store.members):
@@ -672,8 +713,9 @@ class World:
             return False
         snapshot, listed = self.membership(store)
         live = self.live_round(store)
+        saved = self.savers(snapshot, self.votes(store), RUN, store.number)
         return (
-            bool(live.left)
+            bool(live.left - set(saved.values()))
             or self.ends_round(snapshot, RUN, store.number)
             or any(
                 (drain := store.drains[pod]) is not None and bool(drain.outcome)
@@ -798,6 +840,14 @@ class World:
                         yield (
                             f"rank {rank - self.rank_at} cannot save",
                             _swap(state, less, (rank, cached(self.failed, state[rank]))),
+                        )
+            if "stuck" in faults:
+                for rank in self.ranks_of[pod]:
+                    if part[state[rank]].at == "save":
+                        stuck = self.names.of(part[state[rank]]._replace(at="stuck"))
+                        yield (
+                            f"the save of rank {rank - self.rank_at} never returns",
+                            _swap(state, less, (rank, stuck)),
                         )
 
     def timer_steps(self, state: State) -> Iterator[Step]:
@@ -930,6 +980,23 @@ class World:
         if commit.phase == "commit" and commit.step is not None and step >= commit.step:
             raise Broken(f"I3: a rank of {pod} runs past step {commit.step}")
 
+    def not_cut_short(self, at: int) -> None:
+        """Somebody leaves a round whose save goes on: not for a leaver that has saved."""
+        store: Store = self.names.part[at]
+        commit = store.commit
+        if commit is None or (commit.phase, commit.round) != ("commit", store.number):
+            return
+        gone = [
+            pod
+            for pod in store.members
+            if store.nodes[pod] in ("left", "gone")
+            or ((drain := store.drains[pod]) is not None and drain.outcome)
+        ]
+        votes = [store.votes[pod] for pod in gone if store.drains[pod] is not None]
+        saved = [v for v in votes if v and v.epoch == commit.epoch and v.acked is not None]
+        if gone and len(saved) == len(gone):
+            raise Broken(f"I7: the save of step {commit.step} is cut short by who has saved it")
+
     def check_end(self, state: State) -> None:
         """Nothing can happen any more: everybody is done, gone, or waits for more members."""
         store: Store = self.names.part[state[0]]
@@ -938,6 +1005,10 @@ class World:
             node, drain = store.nodes[pod], store.drains[pod]
             if node in ("gone", "done", "none") or (store.closed and node in ("left", "asking")):
                 continue
+            if store.finishing and any(
+                self.names.part[state[where]].at == "stuck" for where in self.ranks_of[pod]
+            ):
+                continue  # nobody takes a rank out of a round that finishes
             spare = store.complete and len(store.members) >= self.rules.most
             if node == "asking" and (few or spare) and drain is None:
                 continue
@@ -948,10 +1019,10 @@ class World:
 
     # --- exploring ---
 
-    def explore(self, states_max: int) -> Explored:
+    def explore(self, states_max: int, first: State | None = None) -> Explored:
         """Take every step from every state, each state once; raises ``Broken`` with the way."""
         explored = Explored()
-        first = self.start()
+        first = first or self.start()
         seen = {hash(first)}
         way: list[tuple[str, Iterator[Step]]] = []
         try:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from muster import boundary
 from rdzv import draining, gate, listing
+from rdzv.commit import Vote
 from rdzv.draining import Decision
 from rdzv.gate import Here, Move
 from rdzv.keys import JobKeys
@@ -243,6 +246,53 @@ class AdmissionDoesNotEndTheRound(World):
     @staticmethod
     def ends_round(membership: Snapshot, run: str, number: int) -> bool:
         return False
+
+
+class LossOfASaverEndsTheSave(World):
+    """Whoever is gone ends the round, also a leaver that has saved while others still do."""
+
+    @staticmethod
+    def savers(
+        membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
+    ) -> Mapping[str, str]:
+        return {}
+
+
+class DeadlineOfASaverEndsTheSave(World):
+    """A leaver that is out of time goes without a commit, although it has saved."""
+
+    @staticmethod
+    def draining_decide(
+        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
+    ) -> Decision:
+        decision = draining.decide(now, seen, times, policy)
+        if seen.commit.phase != "commit":
+            return decision
+        late = {
+            uid: replace(drain, outcome="expired")
+            for uid, drain in seen.membership.drains.items()
+            if not drain.outcome and now >= times.due_s[uid]
+        }
+        return replace(decision, drains={**late, **decision.drains})
+
+
+class GivenUpUnheard(World):
+    """Who ends a drain at its deadline does not ask whether the leaver has saved since."""
+
+    @staticmethod
+    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: Decision) -> Transaction:
+        compares, operations = draining.transaction(keys, seen, decision)
+        return [c for c in compares if not c.key.startswith(GENERATION.votes)], operations
+
+
+class SaveWithoutALimit(World):
+    """The others may save for as long as they like, once no deadline ends that any more."""
+
+    @staticmethod
+    def draining_decide(
+        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
+    ) -> Decision:
+        return draining.decide(now, seen, times, replace(policy, save_s=math.inf))
 
 
 class ListingIgnoresDrains(World):

@@ -10,12 +10,11 @@ new round (I2); no step is trained after a grant. And wherever it ends, nobody w
 from __future__ import annotations
 
 from random import Random
-from typing import get_args
 
 import pytest
 
 from rdzv.live_round import Policy
-from tests.chaos.drain_model import HOLD_S, Fault, Rules, World
+from tests.chaos.drain_model import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
 
 COMMIT_BELOW_MIN = Policy(below_min="commit", hold_s=HOLD_S)
 
@@ -37,10 +36,23 @@ def test_i3_a_join_in_any_order() -> None:
     assert World(rules).explore(400_000).exhausted
 
 
-@pytest.mark.parametrize("fault", get_args(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_i3_i7_one_fault_at_any_moment(fault: Fault) -> None:
     rules = Rules(members=1, ranks=2, boundaries=1, faults=(fault,), fault_count=1)
     explored = World(rules).explore(400_000)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
+@pytest.mark.parametrize(
+    ("least", "fault"),
+    [(1, "fail"), (1, "stuck"), (1, "crash"), (2, "rank"), (2, "stuck"), (2, "crash")],
+)
+def test_i7_what_the_others_still_save_when_a_leaver_that_has_saved_is_out_of_time(
+    least: int, fault: Fault
+) -> None:
+    world = World(Rules(boundaries=1, least=least, hurry=2, faults=(fault,), fault_count=1))
+    explored = world.explore(400_000, world.after(*OUT_OF_TIME))
     assert explored.exhausted
     assert explored.ends > 0
 
@@ -61,6 +73,7 @@ MANY = [
     ),
     Rules(begun=False, boundaries=2, notices=(0, 1), fault_count=2, hurry=2, joiners=1),
     Rules(members=3, deadlines=False, notices=(0, 1), least=2, joiners=1, fault_count=1, hurry=2),
+    Rules(members=3, ranks=2, notices=(0, 1), fault_count=2, hurry=4, faults=(*FAULTS, "stuck")),
 ]
 
 
@@ -92,7 +105,7 @@ def test_i3_i7_one_drain_exhausted(stride: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("fault", get_args(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_i3_i7_one_drain_and_one_fault_of_each_kind(fault: Fault) -> None:
     rules = Rules(boundaries=1, faults=(fault,), fault_count=1)
     assert World(rules).explore(3_000_000).states > 100_000

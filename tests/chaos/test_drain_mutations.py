@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from tests.chaos import drain_mutations as mutations
-from tests.chaos.drain_model import Broken, Fault, Rules, World
+from tests.chaos.drain_model import OTHERS_STILL_SAVE, OUT_OF_TIME, Broken, Fault, Rules, World
 
 BOTH_HELD_AND_VOID = (
     "rank 0 at 0 goes",
@@ -129,6 +129,26 @@ def test_i7_acknowledgements_that_are_not_compared() -> None:
 def test_a_leaver_that_others_wait_for_when_their_round_is_lost() -> None:
     rules = Rules(deadlines=False, faults=("rank",), fault_count=1)
     assert "waits for ever" in found(mutations.LeaversNotExcused(rules))
+
+
+def test_i7_a_leaver_that_has_saved_and_whose_loss_ends_the_save_of_the_others() -> None:
+    world = mutations.LossOfASaverEndsTheSave(Rules(boundaries=1, hurry=2))
+    assert "cut short by who has saved" in found(world, *OUT_OF_TIME)
+
+
+def test_i7_a_leaver_that_has_saved_and_whose_deadline_ends_the_save_of_the_others() -> None:
+    world = mutations.DeadlineOfASaverEndsTheSave(Rules(boundaries=1, hurry=2))
+    assert "cut short by who has saved" in found(world, *OUT_OF_TIME)
+
+
+def test_i7_a_leaver_that_is_given_up_by_who_has_not_heard_that_it_saved() -> None:
+    world = mutations.GivenUpUnheard(Rules(boundaries=1, hurry=2))
+    assert "cut short by who has saved" in found(world, *OTHERS_STILL_SAVE[:-1])
+
+
+def test_a_save_without_a_limit_that_never_returns() -> None:
+    world = mutations.SaveWithoutALimit(only("stuck", boundaries=1, hurry=2))
+    assert "waits for ever" in found(world, *OUT_OF_TIME)
 
 
 def test_an_admission_that_does_not_end_the_round() -> None:

@@ -13,11 +13,12 @@ import agent.draining.notes
 from agent.boot_clock import boot_s
 from agent.draining.notes import Notes
 from agent.notices.notice import Notice
+from launcher_shim.c10d.nodes import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.model import Drain
 from rdzv.store import Put
 from tests.contract.drain_harness import Loop, job
-from tests.contract.drain_parts import HERE
+from tests.contract.drain_parts import HERE, RUN
 
 
 async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
@@ -78,7 +79,7 @@ async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() 
 
 async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
     async with job("abc") as one:
-        await one.form("abc", c=Loop(save_s=300))
+        await one.form("abc", b=Loop(save_s=300))
         await one.training()
         began = one.clock()
         line = await one.pods["b"].notice("sigterm", 5).last()
@@ -87,6 +88,30 @@ async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
         drain = one.pods["b"].drain
         assert drain is not None
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "expired")
+
+
+async def test_i7_the_others_finish_their_save_after_the_deadline_of_one_that_has_saved() -> None:
+    async with job("abc") as one:
+        await one.form("abc", a=Loop(save_s=5))
+        await one.training()
+        stays, leaver = one.pods["a"], one.pods["b"]
+        client = leaver.notice("sigterm", 6)
+        await one.until(one.phase_is("commit"))
+        stays.signal_ranks(signal.SIGSTOP)
+        line = await client.release()
+        assert (line["phase"], line["outcome"]) == ("released", "expired")
+        await leaver.kill()
+        left = Node("b", "left", "n", 1, "127.0.0.1", 1, 0, left_reason="closed")
+        await one.put(Put(HERE.run(RUN).node("b"), left.to_json()))
+        began = one.clock()
+        await stays.soon(lambda: one.clock() - began > 1)
+        assert (one.commit.phase, one.snapshot.drains["uid-b"].outcome) == ("commit", "")
+        stays.signal_ranks(signal.SIGCONT)
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome != "")
+        ((_, step),) = one.done
+        drain = one.snapshot.drains["uid-b"]
+        assert (drain.outcome, drain.step) == ("committed", step)
+        assert [entry.details["outcome"] for entry in one.history()] == ["committed"]
 
 
 async def test_a_step_longer_than_the_grace_is_out_of_time_and_stops_nobody() -> None:

@@ -25,7 +25,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from rdzv.commit import Commit
+from rdzv.commit import Commit, Vote
 from rdzv.model import Drain
 from rdzv.store import Put
 from rdzv.store.memory import MemoryEngine, MemoryStore
@@ -51,6 +51,7 @@ class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
         super().__init__(spec)
         self.worlds: list[tuple[int, str]] = []
         self.terminated = threading.Event()
+        self.looks = 0
         self._closes = closes
 
     @property
@@ -68,6 +69,7 @@ class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self.terminated.is_set():
             raise SignalException("terminated", signal.SIGTERM)
+        self.looks += 1
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, *args: object, **options: object) -> None:
@@ -88,6 +90,11 @@ class Torchrun:
     @property
     def worlds(self) -> list[tuple[int, str]]:
         return self.agent.worlds if self.agent else []
+
+    @property
+    def looks(self) -> int:
+        """How often it has looked at its workers and for waiters."""
+        return self.agent.looks if self.agent else 0
 
     @property
     def ended(self) -> bool:
@@ -188,3 +195,49 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
                 if torchrun.agent is not None:
                     torchrun.terminate()
             await until(lambda: all(t.ended for t in torchruns.values()))
+
+
+async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_save() -> None:
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        names = ("w-0", "w-1", "w-2")
+        pods = {
+            name: await stack.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
+            for name in names
+        }
+        torchruns = {
+            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=True)
+            for at, (name, one) in enumerate(pods.items())
+        }
+        try:
+            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
+            commit = Commit(1, RUN_ID, 0, "commit", 40, ("uid-w-0",))
+            await put(
+                engine,
+                Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()),
+                Put(HERE.commit, commit.to_json()),
+                Put(HERE.vote(1, "w-0"), Vote(1, 0, "uid-w-0", 40, acked=40).to_json()),
+                Put(HERE.vote(1, "w-1"), Vote(1, 0, "uid-w-1", 40).to_json()),
+            )
+            torchruns["w-0"].terminate()
+            await until(lambda: torchruns["w-0"].ended)
+            for name in ("w-1", "w-2"):
+                await until(lambda name=name: "w-0" in _left(pods[name]))  # type: ignore[misc]
+            # Each agent has looked for waiters again: it does so after each of its intervals.
+            looks = {name: torchruns[name].looks for name in names}
+            await until(lambda: all(torchruns[n].looks > looks[n] + 5 for n in ("w-1", "w-2")))
+            assert [len(t.worlds) for t in torchruns.values()] == [1, 1, 1]
+            done = replace(commit, phase="done")
+            await put(engine, Put(HERE.commit, done.to_json()))
+            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
+            assert {torchruns[n].worlds[1][0] for n in ("w-1", "w-2")} == {2}
+        finally:
+            for torchrun in torchruns.values():
+                if torchrun.agent is not None:
+                    torchrun.terminate()
+            await until(lambda: all(t.ended for t in torchruns.values()))
+
+
+def _left(one: Pod) -> frozenset[str]:
+    live = one.endpoint.live_round()
+    return live.left if live is not None else frozenset()

@@ -213,8 +213,8 @@ def test_it_is_void_once_nobody_leaves_or_joins(commit: Commit) -> None:
 
 def test_the_save_for_a_join_alone_has_a_limit() -> None:
     joining = scene(SAVE, live=replace(ROUND, newcomers=True))
-    assert becomes(joining, seen(NOW - POLICY.join_s)).phase == "void"
-    assert decided(scene(replace(SAVE), A), seen(NOW - POLICY.join_s)).commit is None
+    assert becomes(joining, seen(NOW - POLICY.save_s)).phase == "void"
+    assert decided(scene(replace(SAVE), A), seen(NOW - POLICY.save_s)).commit is None
 
 
 def test_a_deadline_opens_no_gate_once_the_step_is_agreed_on() -> None:
@@ -223,6 +223,46 @@ def test_a_deadline_opens_no_gate_once_the_step_is_agreed_on() -> None:
     assert decision.drains["uid-a"].outcome == "expired"
     expired = replace(A, outcome="expired")
     assert decided(scene(SAVE, expired, votes=VOTES)).commit is None
+
+
+PART_SAVED = {"a": SAVED["a"], "b": VOTES["b"]}
+"""The leaver has saved, and who stays has not yet."""
+OUT_OF_TIME = seen(due_s={"uid-a": NOW})
+
+
+def test_the_deadline_of_a_leaver_that_has_saved_leaves_the_others_their_save() -> None:
+    assert not decided(scene(SAVE, A, votes=PART_SAVED), OUT_OF_TIME).drains
+    ended = decided(scene(SAVE, A, votes={**VOTES, "b": SAVED["b"]}), OUT_OF_TIME)
+    assert ended.drains["uid-a"].outcome == "expired"
+
+
+@pytest.mark.parametrize("live", [ROUND, replace(ROUND, left=frozenset("a"))])
+def test_what_the_others_finish_after_the_deadline_is_committed(live: LiveRound) -> None:
+    for me in "ab":
+        saving = decided(scene(SAVE, A, votes=PART_SAVED, live=live, me=me), OUT_OF_TIME)
+        assert not saving.drains
+        assert saving.commit is None
+        done = decided(scene(SAVE, A, votes=SAVED, live=live, me=me), OUT_OF_TIME)
+        assert done.last_commit == LastCommit(10, 3, 5)
+        over = decided(scene(DONE, A, votes=SAVED, live=live, me=me), OUT_OF_TIME)
+        assert over.drains["uid-a"] == replace(A, outcome="committed", step=10)
+
+
+def test_a_save_that_fails_after_the_leaver_s_deadline_ends_the_drain() -> None:
+    failed = {**PART_SAVED, "b": vote("b", failed="disk full")}
+    void = becomes(scene(SAVE, A, votes=failed), OUT_OF_TIME)
+    assert void.phase == "void"
+    assert decided(scene(void, A, votes=failed), OUT_OF_TIME).drains["uid-a"].outcome == "expired"
+
+
+def test_a_save_that_no_deadline_ends_has_a_limit() -> None:
+    late = replace(seen(NOW - POLICY.save_s), due_s={"uid-a": NOW - 7})
+    assert decided(scene(SAVE, A, votes=PART_SAVED), late).wake_at_s == NOW - 7 + POLICY.save_s
+    over = replace(late, due_s={"uid-a": NOW - POLICY.save_s})
+    assert becomes(scene(SAVE, A, votes=PART_SAVED), over).phase == "void"
+    # Another leaver still has its time: that one ends the save.
+    both = scene(replace(SAVE, leaving=("uid-a", "uid-b")), A, B, votes=PART_SAVED)
+    assert decided(both, replace(over, due_s={**over.due_s, "uid-b": NOW + 9})).commit is None
 
 
 # --- done ---
@@ -362,6 +402,14 @@ def test_a_decision_rests_on_commit_round_job_and_all_drains() -> None:
         Compare(HERE.member("b"), "create", ">", 0),  # whom min counts, and who may have vanished
     }
     assert [operation.key for operation in operations] == [HERE.commit, HERE.drain("uid-a")]
+
+
+def test_who_is_out_of_time_is_given_up_only_where_it_has_not_saved_since() -> None:
+    known = {**VOTES, "a": replace(VOTES["a"], mod_revision=66)}
+    for votes, revision in ((known, 66), ({}, 0)):
+        snapshot = scene(SAVE, A, votes=votes)
+        compares, _ = transaction(KEYS, snapshot, decided(snapshot, OUT_OF_TIME))
+        assert Compare(HERE.vote(5, "a"), "mod", "=", revision) in compares
 
 
 def test_a_new_epoch_drops_the_votes_of_the_old_ones() -> None:

@@ -87,6 +87,18 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         ((B, C), WORLD, Membership(frozenset("abc"), ends_round=True), True),
         ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True, ends_round=True), True),
         ((B, node("c", "left")), WORLD, Membership(frozenset("abc"), joins_wait=True), True),
+        (
+            (B, node("c", "left")),
+            WORLD,
+            Membership(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
+            False,
+        ),
+        (
+            (node("b", "left"), node("c", "left")),
+            WORLD,
+            Membership(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
+            True,
+        ),
     ],
     ids=[
         "all well",
@@ -101,6 +113,8 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         "admitted, and gone again",
         "another one asks after the leave of one that is gone was granted",
         "one is lost during a commit",
+        "a leaver that has saved is gone while others save",
+        "and one that stays is lost as well",
     ],
 )
 def test_when_the_world_is_to_form_again(

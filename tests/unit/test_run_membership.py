@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership
-from rdzv.commit import Commit
+from rdzv.commit import Commit, Vote
+from rdzv.draining import savers
 from rdzv.model import Drain, Incarnation, Job, Member, Outcome, Snapshot
 
 RUN = "digits"
@@ -72,6 +75,19 @@ def test_a_new_pod_of_the_same_name_is_not_drained(outcome: Outcome) -> None:
         drain("b", outcome), members="ac", incarnations=(Incarnation("b", 2, "uid-new"),)
     )
     assert booting.leaving == frozenset()
+
+
+def test_who_leaves_has_saved_once_its_acknowledgement_is_on_record() -> None:
+    commit = Commit(4, RUN, 3, "commit", 40, ("uid-b",))
+    saved = Vote(4, 3, "uid-b", 40, acked=40)
+    snapshot = Snapshot(9, Job(2, 3), drains={"uid-b": drain("b")}, commit=commit)
+    stays = {"a": Vote(4, 3, "uid-a", 40, acked=40)}
+    assert savers(snapshot, {"b": saved, **stays}, RUN, 3) == {"uid-b": "b"}
+    for other in (replace(saved, acked=None), replace(saved, epoch=3), replace(saved, pod_uid="")):
+        assert savers(snapshot, {"b": other}, RUN, 3) == {}
+    assert savers(snapshot, {"b": saved}, RUN, 4) == {}
+    done = replace(snapshot, commit=replace(commit, phase="done"))
+    assert savers(done, {"b": saved}, RUN, 3) == {}
 
 
 def test_a_drained_pod_that_is_away_still_leaves() -> None:
