@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
+from launcher_shim.pod.log_lines import printable
+
+__all__ = ["JsonFormatter", "PlainFormatter", "configure", "printable"]
+
 _NOT_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -58,13 +62,6 @@ class PlainFormatter(logging.Formatter):
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text
-
-
-def printable(text: str) -> str:
-    """Spell control characters out: text from elsewhere must not look like lines of ours."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def configure(

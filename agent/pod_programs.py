@@ -20,10 +20,12 @@ _MODULES = (
     "launcher_shim/pod/__init__.py",
     "launcher_shim/pod/container.py",
     "launcher_shim/pod/delivery.py",
+    "launcher_shim/pod/early_signals.py",
     "launcher_shim/pod/grace.py",
     "launcher_shim/pod/hold.py",
     "launcher_shim/pod/launch.py",
     "launcher_shim/pod/ledger.py",
+    "launcher_shim/pod/log_lines.py",
     "launcher_shim/pod/notices.py",
     "launcher_shim/pod/relay.py",
     "launcher_shim/pod/run.py",
@@ -32,8 +34,12 @@ _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Part of Muster; what follows these lines is a zip archive that Python runs.
+trap 'exit 143' TERM
+# Python takes some time to start. Blocked, a signal that comes meanwhile waits for it.
+block="env --block-signal=TERM,INT,QUIT,HUP"
+$block true >/dev/null 2>&1 || block=
 for python in python3 python; do
-    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I -S "$0" "$@"; fi
+    if command -v "$python" >/dev/null 2>&1; then exec $block "$python" -I -S "$0" "$@"; fi
 done
 echo "$0: there is no python3 in the PATH of this container" >&2
 exit 127
@@ -42,6 +48,8 @@ _MAIN = """\
 import sys
 if sys.version_info < (3, 8):
     sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
+from launcher_shim.pod.early_signals import block
+block()
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """

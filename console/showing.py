@@ -67,8 +67,7 @@ def show(
     if not as_json and sys.stdout.isatty():
         asyncio.run(_follow_on_terminal(config, face))
     else:
-        text = (lambda view: json.dumps(face.json(view))) if as_json else face.line
-        asyncio.run(_follow_in_lines(config, text))
+        asyncio.run(_follow_in_lines(config, face, as_json=as_json))
 
 
 async def _look(
@@ -80,12 +79,12 @@ async def _look(
     return view
 
 
-async def _follow_in_lines(config: JobConfig, text: Callable[[JobView], str]) -> None:
-    """Print what ``text`` says whenever that changes."""
+async def _follow_in_lines(config: JobConfig, face: Face, *, as_json: bool) -> None:
+    """Print a line whenever it changes."""
     said = ""
     async with following(config) as views:
         async for view in views:
-            line = text(view)
+            line = json.dumps(face.json(view)) if as_json else printable(face.line(view))
             if line != said:
                 click.echo(line)
                 sys.stdout.flush()

@@ -15,6 +15,8 @@ import signal
 import subprocess
 from typing import Callable, Dict, Mapping, Optional, Sequence, Set
 
+from launcher_shim.pod.early_signals import unblock
+
 log = logging.getLogger(__name__)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
@@ -55,6 +57,7 @@ class Container:
         for number in signal.valid_signals() - _OURS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, on_signal, number)
+        unblock()
         if os.getpid() != 1:
             _become_parent_of_orphans()
 

@@ -12,7 +12,9 @@ import os
 import sys
 
 from launcher_shim.pod.delivery import RunDirectory
+from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.grace import grace_s, reserve_s
+from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import Notice, give_notice
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,8 @@ USAGE_STATUS = 2
 
 def main() -> int:
     """Hold; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="muster-hold: %(message)s", stream=sys.stderr)
+    unblock()
+    configure("muster-hold")
     if sys.argv[1:]:
         sys.stderr.write(USAGE + "\n")
         return 0 if sys.argv[1:] == ["--help"] else USAGE_STATUS

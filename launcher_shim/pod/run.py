@@ -18,8 +18,10 @@ from typing import Dict, Optional, Sequence
 
 from launcher_shim.pod.container import Container
 from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
+from launcher_shim.pod.early_signals import ENDING
 from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.launch import Reporter, read_launch
+from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import Notice, give_notice
 from launcher_shim.pod.relay import Relay
 
@@ -33,14 +35,10 @@ HOROVOD_REMOVED_STATUS = 134
 DELIVERY_TIMEOUT_S = 60.0
 LOOK_S = 0.1
 
-_ENDS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP})
-"""Signals that end this process while there is no command yet that they could go to."""
-
 
 def main() -> int:
     """Run the command line; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="muster-run: %(message)s", stream=sys.stderr)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    configure("muster-run")
     command = sys.argv[1:]
     if command[:1] == ["--"]:
         command = command[1:]
@@ -182,7 +180,8 @@ class Run:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._started:
-            if number in _ENDS and self._ended_by is None:
+            # There is no command yet that it could go to.
+            if number in ENDING and self._ended_by is None:
                 self._ended_by = number
                 self._ended_early.set()
             return

@@ -124,6 +124,19 @@ async def test_history_shows_hostile_text_spelled_out(server: EmbeddedServer) ->
     assert (entry["what"], entry["member"]) == ("join", "a")
 
 
+async def test_watch_shows_hostile_text_spelled_out(server: EmbeddedServer) -> None:
+    run = LIVE.run("digits\n\x1b[31mforged")
+    await MemoryStore(server.engine).txn([], [Put(run.round, Round(7).to_json())])
+    process = await watching(server, ["status", "--watch"])
+    assert process.stdout is not None
+    async with asyncio.timeout(PATIENCE_S):
+        line = (await process.stdout.readline()).decode()
+    process.send_signal(signal.SIGINT)
+    await process.communicate()
+    assert "digits\\n\\x1b[31mforged: round 7" in line
+    assert line.rstrip("\n").isprintable()
+
+
 @pytest.mark.parametrize("command", ["status", "hosts", "history"])
 async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, command: str) -> None:
     process = await watching(server, [command, "--watch"])

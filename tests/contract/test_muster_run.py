@@ -286,6 +286,55 @@ async def test_it_waits_for_a_sidecar_that_has_yet_to_deliver(run_dir: Path) -> 
         assert run.out == ["a=b"]
 
 
+SLOW_TO_START = """#!{python}
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+open({started!r}, "w").close()
+while not os.path.exists({go!r}):
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Stands for a Python that takes its time before it looks at the program. No shell: dash forgets
+which signals are blocked."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_signal_before_python_has_started_is_not_lost(
+    bare: Path, tmp_path: Path, name: str, number: signal.Signals
+) -> None:
+    python, started_, go = (tmp_path / part for part in ("path/python3", "started", "go"))
+    await asyncio.to_thread(python.parent.mkdir)
+    script = SLOW_TO_START.format(started=str(started_), go=str(go), python=sys.executable)
+    await asyncio.to_thread(python.write_text, script)
+    await asyncio.to_thread(python.chmod, 0o755)
+    command = ("--", "sleep", "600") if name == "muster-run" else ()
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    async with started(bare, name, *command, PATH=path) as run:
+        await until(lambda: asyncio.to_thread(started_.exists))
+        run.process.send_signal(number)
+        await asyncio.to_thread(go.touch)
+        status = await run.ended()
+    assert status == (128 + number if name == "muster-run" else -number)
+
+
+async def test_an_env_that_can_block_nothing_is_done_without(bare: Path, tmp_path: Path) -> None:
+    env = tmp_path / "path" / "env"
+    await asyncio.to_thread(env.parent.mkdir)
+    await asyncio.to_thread(env.write_text, "#!/bin/sh\nexit 125\n")
+    await asyncio.to_thread(env.chmod, 0o755)
+    path = f"{env.parent}{os.pathsep}{os.environ['PATH']}"
+    async with started(bare, "muster-run", "--", "sh", "-c", "exit 7", PATH=path) as run:
+        assert await run.ended() == 7
+
+
+async def test_its_command_starts_with_no_signal_blocked(bare: Path) -> None:
+    line = "grep SigBlk: /proc/self/status"
+    async with started(bare, "muster-run", "--", "sh", "-c", line) as run:
+        assert await run.ended() == 0
+    assert run.out == ["SigBlk:\t0000000000000000"]
+
+
 async def handles_signals(pid: int) -> bool:
     status = await asyncio.to_thread(Path(f"/proc/{pid}/status").read_text)
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
@@ -363,6 +412,16 @@ async def test_a_torchrun_that_aborts_on_its_way_out_was_drained_like_any_other(
     async with held(run_dir, 134, before=[torchrun]) as (run, server):
         server.say("released", outcome="committed")
         assert await run.ended() == 143
+
+
+async def test_text_of_another_pod_stays_one_line_and_steers_no_terminal(run_dir: Path) -> None:
+    async with held(run_dir) as (run, server):
+        server.say("draining", "n2 could not save: x\nmuster-run: forged \x1b[31mred")
+        server.say("released", outcome="committed")
+        assert await run.ended() == 143
+    (line,) = [line for line in run.err.splitlines() if "could not save" in line]
+    assert line.endswith("x\\nmuster-run: forged \\x1b[31mred")
+    assert "\x1b" not in run.err
 
 
 async def test_more_sigterms_change_nothing(run_dir: Path) -> None:
