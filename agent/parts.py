@@ -14,6 +14,7 @@ from agent.host_delivery import HostDelivery
 from agent.launcher_watch import Policy
 from agent.lookout import Lookout
 from agent.rundir import RunDir, State
+from agent.store_version import StoreVersion
 from agent.sweeper import Sweeper
 from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.keys import JobKeys
@@ -35,6 +36,7 @@ class JobParts:
     registrar: Registrar
     losses: Losses
     sweeper: Sweeper
+    store_version: StoreVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def job_parts(
         registrar=registrar,
         losses=Losses(store, mirror, membership, config.member),
         sweeper=Sweeper(store, mirror, membership, config.member, state.pod_uid),
+        store_version=StoreVersion(store, mirror),
     )
 
 

@@ -91,6 +91,7 @@ class Sidecar:
                         ("drains", self._launcher.drains.run()),
                         ("lookout", self._launcher.lookout.run()),
                         ("sweeper", self._job.sweeper.run()),
+                        ("store-version", self._job.store_version.run()),
                         ("loop-lag", self._loop_lag.run()),
                     )
                 ]

@@ -61,7 +61,7 @@ class LeaseLost(StoreError):
 
 
 class Compacted(StoreError):
-    """The history from the wanted revision on is gone.
+    """The history from the wanted revision on is gone, or not to be had as it was: list again.
 
     ``compact_revision`` is the oldest revision the store still has.
     """

@@ -45,6 +45,10 @@ DEFECTS = (
         " nothing",
         ((3, 4, 31), (3, 5, 13)),
     ),
+    Defect(
+        "it tells a watch that all events have been sent while some are on their way",
+        ((3, 4, 25), (3, 5, 8)),
+    ),
     Defect("a watch can miss events after a compaction", ((3, 4, 36), (3, 5, 18))),
     Defect(
         "it says that a lease was renewed which is gone: a member does not learn that it is lost",

@@ -246,9 +246,7 @@ class Watching:
                 await self._relist()
                 await self._follow()
             except Compacted as gone:
-                log.info(
-                    "the store compacted past revision %d: reading it anew", gone.compact_revision
-                )
+                log.info("the store is read anew: %s", gone)
             except StoreError as error:
                 what = "refuses" if isinstance(error, StoreRefused) else "does not answer"
                 self._say(what, str(error))

@@ -50,6 +50,7 @@ class WatchStream:
         metadata: Metadata,
     ) -> None:
         self.next_revision = start_revision
+        self._start_revision = start_revision
         self._endpoint = endpoint
         self._metadata = metadata
         self._create = pb.WatchCreateRequest(
@@ -104,14 +105,23 @@ class WatchStream:
                 if not message.fragment:
                     return self._batch()
             elif not self._pieces:
-                # etcd answers a progress request only once all before it has been sent.
+                # By which etcd says that all before it has been sent.
                 revision = max(message.header.revision, self.next_revision - 1)
                 self.next_revision = revision + 1
                 return WatchBatch(revision, ())
 
     def _batch(self) -> WatchBatch:
         pieces, self._pieces = self._pieces, []
-        events = tuple(event for event in pieces if event.kv.mod_revision >= self.next_revision)
+        # Those before it were delivered by an earlier stream.
+        events = tuple(event for event in pieces if event.kv.mod_revision >= self._start_revision)
+        if events and events[0].kv.mod_revision < self.next_revision:
+            # etcd up to 3.4.24 and 3.5.7 answers a request for progress ahead of its events.
+            late = events[0].kv.mod_revision
+            raise Compacted(
+                f"events of revision {late} came after those up to {self.next_revision - 1} had all"
+                " been sent by the server's own word (etcd#15220)",
+                late,
+            )
         if events:
             # Not the header's revision: while it catches up, etcd sends its present one there.
             self.next_revision = events[-1].kv.mod_revision + 1

@@ -172,8 +172,9 @@ class Store(Protocol):
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
         Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it
-        takes. Raises ``Compacted`` if that revision is gone, or if the store is no longer the one
-        that had it (emptied, or restored from a copy); ``StoreRefused`` without rights.
+        takes. Raises ``Compacted`` if that revision is gone, if the store is no longer the one
+        that had it (emptied, or restored from a copy), or if it shows events that it said to have
+        shown before; ``StoreRefused`` without rights.
         Close it with ``aclose()``; cancelling the wait for a batch closes it too.
         """
         ...

@@ -24,8 +24,10 @@ from rdzv.server_versions import judge
         ("3.5.22", "fault", "renewed which is gone"),
         ("3.5.17", "fault", "miss events"),
         ("3.5.12", "fault", "frozen"),
+        ("3.5.7", "fault", "on their way"),
         ("3.5.1", "fault", "lose writes"),
         ("3.4.45", "fault", "mended no more"),
+        ("3.4.24", "fault", "on their way"),
         ("3.4.23", "fault", "frozen"),
         ("3.3.27", "fault", "frozen"),
         ("3.6.0+memory", "warning", "keeps nothing"),
@@ -37,6 +39,11 @@ def test_a_version_is_judged_with_the_reason(version: str, level: str, part: str
     found, why = judge(version)
     assert found == level
     assert part in why
+
+
+def test_what_was_mended_is_not_told_of() -> None:
+    assert "on their way" not in judge("3.5.8")[1]
+    assert "on their way" not in judge("3.4.25")[1]
 
 
 def test_what_is_not_fatal_is_left_out_where_something_is() -> None:

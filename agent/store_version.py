@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says whether a job may rest on the version of the store's server, as ``muster doctor`` does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rdzv.errors import StoreError
+from rdzv.server_versions import FLOOR, judge
+from rdzv.store import Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+REPEAT_S = 3600.0
+"""Members of a cluster are replaced while a job runs, also by older ones; nothing tells of it."""
+
+
+class StoreVersion:
+    """Judges the member of the store that this sidecar talks to, at start and every ``repeat_s``.
+
+    A version that is not fit is a warning and no more: whoever runs the job may have no other.
+    """
+
+    def __init__(self, store: Store, mirror: Mirror, *, repeat_s: float = REPEAT_S) -> None:
+        self._store = store
+        self._mirror = mirror
+        self._repeat_s = repeat_s
+        self._said = ""
+
+    async def run(self) -> None:
+        """Judge once the store can be read, and again from time to time, for ever."""
+        await self._mirror.changed_after(0)
+        while True:
+            try:
+                status = await self._store.status()
+            except StoreError as error:
+                log.info("the version of the store is not known: %s", error)
+            else:
+                self._say(status.endpoint, status.version)
+            await asyncio.sleep(self._repeat_s)
+
+    def _say(self, endpoint: str, version: str) -> None:
+        level, why = judge(version)
+        if why == self._said:
+            return
+        self._said = why
+        extra = {"event": "store_version", "version": version}
+        if level == "fault":
+            log.warning("the store at %s: %s: use %s, or later", endpoint, why, FLOOR, extra=extra)
+        else:
+            log.info("the store at %s: %s", endpoint, why, extra=extra)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sidecar says of the version of its store's server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent import process
+from agent.store_version import StoreVersion
+from rdzv.errors import StoreUnavailable
+from rdzv.store import DEFAULT_TIMEOUT_S, StoreStatus
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.contract.agent_harness import until
+from tests.contract.job_harness import client
+from tests.contract.test_agent_in_process import configured
+
+
+class Versioned(MemoryStore):
+    """Says of itself what it is told to."""
+
+    def __init__(self, engine: MemoryEngine, *versions: str) -> None:
+        super().__init__(engine)
+        self._versions = list(versions)
+        self.asked = 0
+
+    async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
+        """Tell the next version, and the last one again and again; an empty one is no answer."""
+        self.asked += 1
+        version = self._versions.pop(0) if len(self._versions) > 1 else self._versions[0]
+        if not version:
+            raise StoreUnavailable("status: no answer")
+        return replace(await super().status(timeout_s=timeout_s), version=version)
+
+
+@asynccontextmanager
+async def judging(store: Versioned) -> AsyncIterator[None]:
+    async with client(store.engine) as one:
+        task = asyncio.create_task(StoreVersion(store, one.mirror, repeat_s=0.01).run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if vars(record).get("event") == "store_version"
+    ]
+
+
+async def until_asked(store: Versioned, times: int) -> None:
+    async def holds() -> bool:
+        return store.asked >= times
+
+    await until(holds)
+
+
+async def test_a_version_that_is_not_fit_is_a_warning_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    store = Versioned(MemoryEngine(), "3.5.7")
+    async with judging(store):
+        await until_asked(store, 5)
+    ((level, sentence),) = said(caplog)
+    assert level == "WARNING"
+    assert "etcd 3.5.7" in sentence
+    assert "on their way" in sentence
+    assert "use 3.5.23" in sentence
+
+
+async def test_another_version_is_told_of_too(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    store = Versioned(MemoryEngine(), "3.6.16", "", "3.6.16", "3.5.1")
+    async with judging(store):
+        await until_asked(store, 6)
+    assert [level for level, _ in said(caplog)] == ["INFO", "WARNING"]
+
+
+async def test_a_sidecar_judges_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("rdzv.store.embedded_calls.VERSION", "3.5.1")
+    async with EmbeddedServer() as server:
+        running = asyncio.create_task(process.run(configured(server.endpoint, tmp_path)))
+
+        async def judged() -> bool:
+            return bool(said(caplog))
+
+        try:
+            await until(judged)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    ((level, sentence),) = said(caplog)
+    assert (level, "can lose writes" in sentence) == ("WARNING", True)
