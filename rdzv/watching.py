@@ -44,7 +44,8 @@ class Mirror:
     """Every key under one prefix, as of one revision. Only ``Watching`` writes to it.
 
     Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts how
-    often a listener raised.
+    often a listener raised, ``relists`` how often all was read anew: what the listeners are told
+    then is what has changed, and not all that has happened.
     """
 
     def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
@@ -53,6 +54,7 @@ class Mirror:
         self.sequence = 0
         self.heard_s = float("-inf")
         self.listener_errors = 0
+        self.relists = 0
         self.clock = clock
         self._aliens: set[str] = set()
         self._asked = asyncio.Event()
@@ -146,6 +148,7 @@ class Mirror:
             if (old := self._kvs.get(key)) is None or old != kv
         ]
         self._kvs = new
+        self.relists += 1
         self._advance(events, revision)
 
     def apply(self, events: Sequence[WatchEvent], revision: int) -> None:

@@ -65,6 +65,8 @@ class Cell:
 
     Up to ``value_settled`` every change of the value is known, and up to ``queue_settled`` every
     change of the queue: a part that the watch brings later, from before, has gone since.
+    ``addends`` are changed by ``put_addend`` alone, which keeps their sum: hundreds come at once,
+    and each is news of the value.
     """
 
     value_settled: int = 0
@@ -72,22 +74,53 @@ class Cell:
     base: Part = ABSENT
     addends: dict[str, Part] = field(default_factory=dict)
     elements: dict[str, Part] = field(default_factory=dict)
+    _sum: int = 0
+    _present: int = 0
+    _unreadable: int = 0
+    _newest_present: int = 0
+
+    def put_addend(self, adder: str, part: Part) -> None:
+        """Take in what one adder has added, or that it is gone."""
+        former = self.addends.get(adder, ABSENT)
+        self.addends[adder] = part
+        self._count(former, -1)
+        self._count(part, 1)
+        if part.value is not None:
+            self._newest_present = max(self._newest_present, part.mod_revision)
+        elif former.mod_revision == self._newest_present:
+            present = (one for one in self.addends.values() if one.value is not None)
+            self._newest_present = max((one.mod_revision for one in present), default=0)
+
+    def _count(self, part: Part, times: int) -> None:
+        if part.value is None:
+            return
+        self._present += times
+        try:
+            self._sum += times * read_number(part.value)
+        except NotANumber:
+            self._unreadable += times
 
     def value(self) -> bytes | None:
         """The plain value with everything added to it, or None if there is none."""
-        added = [part.value for part in self.addends.values() if part.value is not None]
-        if not added:
+        if not self._present:
             return self.base.value
+        # Only somebody who writes past us can have added no number; the plain value stays.
+        total = self.total()
+        return self.base.value if total is None else b"%d" % total
+
+    def total(self) -> int | None:
+        """The counter, or None if that is no number."""
+        if self._unreadable:
+            return None
         try:
-            total = read_number(self.base.value) if self.base.value is not None else 0
-            return b"%d" % wrap_int64(total + sum(read_number(value) for value in added))
+            base = read_number(self.base.value) if self.base.value is not None else 0
         except NotANumber:
-            # Only somebody who writes past us can bring this about; the plain value stays.
-            return self.base.value
+            return None
+        return wrap_int64(base + self._sum)
 
     def is_sum(self) -> bool:
         """Whether something has been added to the plain value."""
-        return any(part.value is not None for part in self.addends.values())
+        return self._present > 0
 
     def queue(self) -> list[tuple[str, Part]]:
         """The elements that are there, oldest first."""
@@ -104,8 +137,8 @@ class Cell:
 
     def value_revision(self) -> int:
         """Since when the value has been what it is."""
-        parts = (self.base, *self.addends.values())
-        return max((part.mod_revision for part in parts if part.value is not None), default=0)
+        base = self.base.mod_revision if self.base.value is not None else 0
+        return max(base, self._newest_present)
 
     def queue_revision(self) -> int:
         """When the oldest element came, or 0 if there is none."""

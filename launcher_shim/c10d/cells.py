@@ -6,9 +6,11 @@ Own writes show at once, although the watch has not brought them yet.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from launcher_shim.c10d.cell import ABSENT, Cell, Part
+from launcher_shim.c10d.sums import Sums
 from rdzv.keys import RunKeys
 from rdzv.store import Compare, KeyValue, Range, WatchEvent
 
@@ -32,7 +34,8 @@ class Cells:
         self._cells: dict[bytes, Cell] = {}
         self.values: dict[bytes, tuple[bytes, int]] = {}
         """Every value that is known, and since which revision it has been so. Not to be written."""
-        self._absent: list[tuple[int, bytes]] = []
+        self.sums = Sums()
+        self._absent: deque[tuple[int, bytes]] = deque()
         self._applied = 0
 
     def value(self, key: bytes) -> bytes | None:
@@ -87,15 +90,26 @@ class Cells:
         self._absent.clear()
         self._applied = 0
 
-    def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
-        """Take one batch of the mirror in; everything up to ``revision`` has come with it."""
+    def apply(self, events: Sequence[WatchEvent], revision: int, *, in_order: bool = True) -> None:
+        """Take one batch of the mirror in; everything up to ``revision`` has come with it.
+
+        ``in_order``: it is all that happened, in the order in which it did.
+        """
         prefix = self.keys.prefix
         for event in events:
-            if event.kv.key.startswith(prefix):
-                self._take(event.kv, present=event.kind == "put")
+            kv, present = event.kv, event.kind == "put"
+            if kv.key.startswith(prefix):
+                taken = self._take(kv, present=present)
+                if present and (awaited := self.sums.of(kv.key)) is not None:
+                    # Where more is known than had happened by then, it came to something else.
+                    known = taken if in_order else None
+                    awaited.tell(kv.mod_revision, known.total() if known is not None else None)
         self._applied = revision
+        gone: set[bytes] = set()
         while self._absent and self._absent[0][0] <= revision:
-            self._forget(self._absent.pop(0)[1], revision)
+            gone.add(self._absent.popleft()[1])
+        for key in gone:
+            self._forget(key, revision)
 
     def learn(self, kvs: Sequence[KeyValue]) -> None:
         """Take in what a read or an own write showed.
@@ -124,15 +138,6 @@ class Cells:
         self.learn([KeyValue(self.keys.value(key), value, revision, revision, 1, 0)])
         self._settle(key, value=revision)
 
-    def learn_addends(self, key: bytes, revision: int, found: Sequence[KeyValue]) -> None:
-        """Take in all that was added to ``key``, with the value below it unchanged."""
-        self.learn(found)
-        there = {kv.key for kv in found}
-        for adder in tuple(self.cell(key).addends):
-            if (name := self.keys.addend(key, adder)) not in there:
-                self.learn_absent(name, revision)
-        self._settle(key, value=revision)
-
     def learn_gone(self, key: bytes, revision: int) -> None:
         """Take in that ``key`` was deleted at ``revision`` with all that belongs to it."""
         self.learn_absent(self.keys.value(key), revision)
@@ -158,20 +163,21 @@ class Cells:
         names += [self.keys.element(key, element) for element in cell.elements]
         return names
 
-    def _take(self, kv: KeyValue, *, present: bool) -> None:
+    def _take(self, kv: KeyValue, *, present: bool) -> Cell | None:
+        """Take one key of the store in; return its cell, or None if that is no news."""
         section, key, item = self.keys.split(kv.key)
         if section not in ("kv", "sum", "queue"):
-            return
+            return None
         cell = self._cells.setdefault(key, Cell())
         known = self._part(cell, section, item)
         settled = cell.queue_settled if section == "queue" else cell.value_settled
         if max(known.mod_revision, settled) >= kv.mod_revision:
-            return
+            return None
         part = Part(kv.value if present else None, kv.mod_revision, kv.create_revision)
         if section == "kv":
             cell.base = part
         elif section == "sum":
-            cell.addends[item] = part
+            cell.put_addend(item, part)
         else:
             cell.elements[item] = part
         if not present:
@@ -179,6 +185,7 @@ class Cells:
         self._revalue(key, cell)
         if present:
             (self._on_pushed if section == "queue" else self._on_present)(key)
+        return cell
 
     @staticmethod
     def _part(cell: Cell, section: str, item: str) -> Part:

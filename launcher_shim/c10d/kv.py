@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -34,7 +35,6 @@ from rdzv.store import (
     KeyValue,
     Operation,
     Put,
-    Range,
     Store,
     TxnResult,
     WatchEvent,
@@ -42,6 +42,9 @@ from rdzv.store import (
 from rdzv.watching import Mirror
 
 T = TypeVar("T")
+
+SEE_SUM_S = 1.0
+"""Longest wait for the watch to show what an addition came to; then it is read in the store."""
 
 
 class Kv:
@@ -53,6 +56,7 @@ class Kv:
         self._store = store
         self._waiters = Waiters()
         self._seen_revision = mirror.revision
+        self._relists = mirror.relists
         self._floor = Floor(mirror)
         self.cells = Cells(keys, self._waiters.present, self._waiters.pushed)
         self.cells.learn(mirror.under(keys.prefix))
@@ -76,7 +80,9 @@ class Kv:
             self.cells.begin_anew()
             self.cells.learn(self._mirror.under(self.keys.prefix))
         self._seen_revision = revision
-        self.cells.apply(events, revision)
+        in_order = self._relists == self._mirror.relists
+        self._relists = self._mirror.relists
+        self.cells.apply(events, revision, in_order=in_order)
 
     # -- reading
 
@@ -235,32 +241,37 @@ class Kv:
         """Add to a counter and return the sum; raises ``NotANumber``."""
         own_key = self.keys.addend(key, stamp.author)
 
-        def added(result: TxnResult) -> int:
-            found = kvs_of(result.responses[-1:])
-            self.cells.learn_addends(key, result.revision, found)
-            return sum(read_number(kv.value) for kv in found)
-
-        def plan() -> Plan[int]:
+        def plan() -> Plan[tuple[int, int | None]]:
             cell = self.cells.cell(key)
             own = cell.addends.get(stamp.author, ABSENT)
             before = read_number(own.value) if own.value is not None else 0
-            base = read_number(cell.base.value) if cell.base.value is not None else 0
+            if cell.base.value is not None:
+                read_number(cell.base.value)
             return Plan(
                 (
                     Compare(self.keys.value(key), "mod", "=", cell.base.compared),
                     Compare(own_key, "mod", "=", own.compared),
                 ),
-                (
-                    Put(own_key, b"%d" % wrap_int64(before + delta)),
-                    Range(self.keys.addends(key), prefix=True),
-                ),
-                lambda result: wrap_int64(base + added(result)),
+                (Put(own_key, b"%d" % wrap_int64(before + delta)),),
+                lambda result: (result.revision, None),
             )
 
-        async def recall(note: bytes, revision: int) -> Recalled[int]:
-            return Recalled(await self._sum_at(key, revision))
+        async def recall(note: bytes, revision: int) -> Recalled[tuple[int, int | None]]:
+            # At once: the history may be compacted.
+            known = awaited.known(revision)
+            return Recalled(
+                (revision, await self._sum_at(key, revision) if known is None else known)
+            )
 
-        return await self._transactions.once(stamp, key, plan, recall)
+        with self.cells.sums.awaited(own_key) as awaited:
+            revision, total = await self._transactions.once(stamp, key, plan, recall)
+            if total is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SEE_SUM_S):
+                        total = await awaited.at(revision)
+        if total is None:
+            return await self._transactions.settled(lambda: self._sum_at(key, revision))
+        return total
 
     async def _sum_at(self, key: bytes, revision: int) -> int:
         """What a counter was at ``revision``; if that is compacted, what it is now."""

@@ -114,11 +114,11 @@ class Transactions:
                     # The record is as it was, so that the guard held, and something else did not.
                     self._registered.check(kvs_of(result.responses[1:2]))
 
-        return await self._settled(attempt)
+        return await self.settled(attempt)
 
     async def noted(self, stamp: Stamp) -> bytes | None:
         """The note of this very operation, if it was carried out before, in part or whole."""
-        found = await self._settled(lambda: self._look(stamp))
+        found = await self.settled(lambda: self._look(stamp))
         return None if found is None else found[0]
 
     async def read(self, keys: Sequence[bytes]) -> dict[bytes, Cell]:
@@ -135,7 +135,7 @@ class Transactions:
                 self._floor.tell_read(cell, result.revision)
             return cells
 
-        return await self._settled(attempt)
+        return await self.settled(attempt)
 
     async def drop(self, deletes: Sequence[Delete]) -> None:
         """Drop what nobody needs any more; it stays where this sidecar is not registered."""
@@ -179,7 +179,7 @@ class Transactions:
         result = await self._store.txn([], [self._ledger.look(stamp)])
         return self._ledger.found(stamp, kvs_of(result.responses))
 
-    async def _settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``attempt`` until its outcome is known; it must bear being repeated.
 
         Bounded by the client's connection, which cancels it when the client is gone: what tells

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
-from rdzv.store import Put
+from rdzv.store import Put, TxnResult, WatchEvent
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until
@@ -321,6 +322,65 @@ async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
         )
         assert sorted(sums) == list(range(1, 101))
         assert (await kvs[0]._store.status()).revision - revision == 100
+
+
+async def test_additions_do_not_read_what_the_others_have_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
+    txn = MemoryStore.txn
+
+    async def counted(store: MemoryStore, *arguments: Any, **options: Any) -> TxnResult:
+        nonlocal read
+        result = await txn(store, *arguments, **options)
+        read += sum(len(found) for found in result.responses if isinstance(found, tuple))
+        return result
+
+    async with sidecars(*[None] * 10) as kvs:
+        monkeypatch.setattr(MemoryStore, "txn", counted)
+        sums = await asyncio.gather(
+            *(kv.add(b"/n", 1, Stamp(f"{n}.{m}", 1)) for n, kv in enumerate(kvs) for m in range(10))
+        )
+        assert sorted(sums) == list(range(1, 101))
+        assert read == 0
+
+
+async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("launcher_shim.c10d.kv.SEE_SUM_S", 0.01)
+    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+        one._unsubscribe()  # the watch brings nothing
+        assert await two.add(b"/n", 5, Stamp("b", 1)) == 5
+        assert await one.add(b"/n", 1, Stamp("a", 1)) == 6
+        assert await two.add(b"/n", 5, Stamp("b", 2)) == 11
+        assert await one.add(b"/n", 1, Stamp("a", 2)) == 12
+
+
+async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of what happened meanwhile it shows the end."""
+    monkeypatch.setattr("launcher_shim.c10d.kv.SEE_SUM_S", 3600.0)
+    async with client(MemoryEngine()) as one:
+        kv, direct = await kv_of(one), MemoryStore(one.store.engine)
+        others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
+        kv._unsubscribe()
+        adding = asyncio.create_task(kv.add(b"/n", 1, Stamp("a", 1)))
+        await until_added(others)
+        assert await others.add(b"/n", 5, Stamp("b", 1)) == 6
+        read = await direct.range(RUN.prefix, prefix=True)
+        one.mirror.relists += 1
+        kv._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
+        async with asyncio.timeout(5):
+            assert await adding == 1
+
+
+async def until_added(kv: Kv) -> None:
+    async def added() -> bool:
+        return kv.cells.value(b"/n") is not None
+
+    await until(added)
 
 
 @pytest.mark.parametrize("seed", range(8))
