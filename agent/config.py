@@ -264,6 +264,16 @@ class Config(JobConfig):
             " cost members their lease.",
         )
     )
+    first_call_s: float = field(
+        Setting(
+            "--first-call",
+            texts.duration_s(0, 3600),
+            "30s",
+            "TIME",
+            "How long a round that has min but not max waits for a member whose torchrun has never"
+            " connected; where others ask for all places, it waits for none.",
+        )
+    )
     last_call_s: float = field(
         Setting(
             "--last-call",

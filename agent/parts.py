@@ -111,6 +111,7 @@ def launcher_parts(
         store=store,
         port=config.c10d_port or None,
         unix_path=str(run_dir.c10d_socket),
+        first_call_s=config.first_call_s,
         last_call_s=config.last_call_s,
         clock=monotonic,
         random=random,

@@ -12,7 +12,7 @@ from rdzv.bypass import Bypass, member_of
 from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys, JobKeys, spelled
-from rdzv.listing import Listing, decide, first_to_go
+from rdzv.listing import NO_ROUND, Listing, Places, decide, first_to_go
 from rdzv.model import Job, Member, Snapshot
 from rdzv.phases import phase_of
 from rdzv.store import KeyValue
@@ -36,6 +36,20 @@ class RunView:
         if self.round.finishing:
             return "finishing"
         return "training" if self.round.complete else "forming"
+
+    @property
+    def places(self) -> Places:
+        """Who has a place in the round, and who asks for one."""
+        frozen = {seat.member: seat for seat in self.round.frozen}
+        gone = {
+            node.member
+            for node in self.nodes
+            if node.state == "left" or node.seat != frozen.get(node.member)
+        }
+        return Places(
+            frozenset(frozen) - gone,
+            frozenset(node.member for node in self.nodes if node.state == "asking"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,7 @@ class JobView:
         told = [
             *((m, "listed", FORESEEN if m is first else "") for m in self.listing.listed),
             *(
-                (m, "standby", f"max are listed; {FORESEEN}" if m is first else "max are listed")
+                (m, "standby", "; ".join([self._held_back(m), *([FORESEEN] if m is first else [])]))
                 for m in self.listing.standby
             ),
             *(
@@ -71,6 +85,16 @@ class JobView:
             ),
         ]
         return [(member, state, self._with_bypass(member, why)) for member, state, why in told]
+
+    def _held_back(self, member: Member) -> str:
+        """Say why ``member`` has no place, and who has it if it should be its own by age."""
+        younger = [m.name for m in self.listing.listed if m.age_order > member.age_order]
+        if not younger:
+            return "max are listed"
+        run = _newest(self.runs)
+        asks = run is not None and member.name in run.places.asking
+        why = "it was there first" if asks else "no torchrun asks for one here"
+        return f"max are listed: {younger[-1]} has its place, as {why}"
 
     def _with_bypass(self, member: Member, why: str) -> str:
         bypass = self.bypasses.get(member.name)
@@ -89,7 +113,7 @@ class JobView:
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """What Horovod is told, host by host."""
-        pairs = ((host_of(member), member) for member in self.listing.listed)
+        pairs = ((host_of(member), member) for member in decide(self.snapshot).listed)
         return [(host, member) for host, member in pairs if host is not None]
 
 
@@ -97,14 +121,25 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
     """Look at a job's membership and its other keys; a record that cannot be read is left out."""
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
+    runs = _runs(generation, kvs)
+    newest = _newest(runs)
     return JobView(
         keys.namespace,
         keys.job_name,
         snapshot,
-        decide(snapshot),
-        _runs(generation, kvs),
+        decide(snapshot, newest.places if newest else NO_ROUND),
+        runs,
         _history(keys, kvs),
         _bypasses(generation, kvs),
+    )
+
+
+def _newest(runs: Iterable[RunView]) -> RunView | None:
+    """Choose the run whose places count, as sidecars do."""
+    return max(
+        (run for run in runs if not run.round.closed),
+        key=lambda run: (run.round.complete, run.round.mod_revision, run.run_id),
+        default=None,
     )
 
 

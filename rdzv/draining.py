@@ -104,10 +104,19 @@ class _Scene:
         }
         self.leavers = {uid: drain for uid, drain in self.inside.items() if not drain.outcome}
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
-        self.enough = is_enough(snapshot.membership, snapshot.listing)
+        self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask()
         self.may_grant = self.enough or policy.below_min == "commit"
         # Without enough others the next world could not form: a newcomer waits with the leavers.
         self.newcomers = self.round is not None and self.round.newcomers and self.enough
+
+    def _enough_ask(self) -> bool:
+        """Whether ``min`` of those who stay train or ask to; a launcher may never come at all."""
+        round, job = self.round, self.snapshot.membership.job
+        if round is None or job is None:
+            return True
+        there = (frozenset(round.members) - round.left) | round.asking
+        listed = self.snapshot.listing.listed
+        return sum(member.name in there for member in listed) >= job.min_workers
 
     @property
     def launched_s(self) -> float:

@@ -10,11 +10,26 @@ from rdzv.model import Job, Member, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Who takes part in a launcher's round, and who asks to; names of members.
+
+    A launcher that never starts in its pod is in neither, however old its member is.
+    """
+
+    taken: frozenset[str] = frozenset()
+    asking: frozenset[str] = frozenset()
+
+
+NO_ROUND = Places()
+
+
+@dataclass(frozen=True, slots=True)
 class Listing:
     """The members that launchers may use now, at one store revision.
 
     ``listed`` and ``standby`` are ordered by age, oldest first, so that ranks move as little as
-    possible. ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
+    possible; where a launcher says who takes part, those come first, then those who ask to.
+    ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
     """
 
     revision: int
@@ -24,13 +39,13 @@ class Listing:
     reason: str = "no member has registered yet"
 
 
-def decide(snapshot: Snapshot) -> Listing:
-    """List the members of ``snapshot``; a function of it alone."""
+def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
+    """List the members of ``snapshot``; a function of it and of who has a place already."""
     if snapshot.job is None:
         return Listing(snapshot.revision)
     excluded: dict[str, str] = {}
     able: list[Member] = []
-    for member in sorted(snapshot.members.values(), key=lambda m: m.age_order):
+    for member in sorted(snapshot.members.values(), key=lambda m: (_claim(m, places), m.age_order)):
         reason = _reason_against(member, snapshot)
         if reason is None:
             able.append(member)
@@ -53,6 +68,12 @@ def first_to_go(listing: Listing) -> Member | None:
     if len(able) < 2 or any(member.index < 0 for member in able):
         return None
     return max(able, key=lambda member: member.index)
+
+
+def _claim(member: Member, places: Places) -> int:
+    if member.name in places.taken:
+        return 0
+    return 1 if member.name in places.asking else 2
 
 
 def _reason_against(member: Member, snapshot: Snapshot) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rdzv.commit import Commit, Phase, Vote
-from rdzv.listing import Listing
+from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.model import Drain, Snapshot
 
 
@@ -24,7 +24,7 @@ class LiveRound:
     ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
     it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
-    unknown. ``mod_revision`` is that of the round key.
+    unknown. ``mod_revision`` is that of the round key. ``asking``: who asks for a place.
     """
 
     run: str
@@ -37,11 +37,19 @@ class LiveRound:
     closed: bool = False
     master: str = ""
     mod_revision: int = 0
+    asking: frozenset[str] = frozenset()
 
     @property
     def live(self) -> bool:
         """Whether a world trains in it."""
         return self.complete and not self.closed
+
+
+def places_of(round: LiveRound | None) -> Places:
+    """Who has a place in ``round``, and who asks for one."""
+    if round is None or round.closed:
+        return NO_ROUND
+    return Places(frozenset(round.members) - round.left, round.asking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.listing import decide
-from rdzv.live_round import DrainingSnapshot
+from rdzv.live_round import DrainingSnapshot, places_of
 from rdzv.membership import Membership
 
 COMMANDS_NAME = "workers"
@@ -33,11 +33,11 @@ class Sight:
     async def snapshot(self) -> DrainingSnapshot:
         """Everything as it is now."""
         commands = await asyncio.to_thread(_count_files, self._commands_dir)
-        membership = self.membership.snapshot()
+        membership, round = self.membership.snapshot(), self._endpoint.live_round()
         return DrainingSnapshot(
             membership=membership,
-            listing=decide(membership),
-            round=self._endpoint.live_round(),
+            listing=decide(membership, places_of(round)),
+            round=round,
             votes=self.membership.votes(),
             pod_uid=self._pod_uid,
             commands=commands,

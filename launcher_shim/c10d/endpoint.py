@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 from launcher_shim.c10d.agents import Agent
@@ -74,6 +75,7 @@ class Endpoint:
         port: int | None,
         unix_path: str | None,
         last_call_s: float,
+        first_call_s: float = 30.0,
         clock: Callable[[], float],
         random: Random,
     ) -> None:
@@ -86,7 +88,7 @@ class Endpoint:
         self._store = store
         self._wanted_port = port
         self._unix_path = unix_path
-        self._last_call_s = last_call_s
+        self._calls = partial(Policy, last_call_s=last_call_s, first_call_s=first_call_s)
         self._clock = clock
         self._random = random
         self._generation: int | None = None
@@ -363,10 +365,8 @@ class Endpoint:
     def _policy(self) -> Policy:
         identity, job = self._registrar.identity, self._membership.snapshot().job
         if job is None:
-            return Policy(identity.min_workers, identity.max_workers, last_call_s=self._last_call_s)
-        return Policy(
-            job.min_workers, job.max_workers, desired=job.desired, last_call_s=self._last_call_s
-        )
+            return self._calls(identity.min_workers, identity.max_workers)
+        return self._calls(job.min_workers, job.max_workers, desired=job.desired)
 
     def _members(self, run_id: str, number: int) -> RunMembership:
         """Look at the membership; the same object for as long as nothing in it moved."""

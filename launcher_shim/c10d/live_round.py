@@ -27,6 +27,7 @@ def live_round(
         closed=bool(current.closed),
         master=master if current.complete else "",
         mod_revision=current.mod_revision,
+        asking=frozenset(node.member for node in snapshot.asking()),
     )
 
 

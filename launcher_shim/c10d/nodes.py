@@ -119,7 +119,8 @@ class Round:
     """One round of the rendezvous; a run begins with ``first_round``, which is not stored.
 
     ``frozen`` is the world in rank order once ``complete``. ``finishing`` says that an agent
-    stands in the exit barrier, ``closed`` why no round will follow.
+    stands in the exit barrier, ``closed`` why no round will follow. ``former``: while it is open,
+    the members of the world before it, whose places nobody else takes while they are here.
     """
 
     number: int = 0
@@ -128,6 +129,7 @@ class Round:
     finishing: bool = False
     frozen: tuple[Seat, ...] = ()
     mod_revision: int = 0
+    former: tuple[str, ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -141,15 +143,16 @@ class Round:
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        return dump_record(
-            {
-                "round": self.number,
-                "complete": self.complete,
-                "closed": self.closed,
-                "finishing": self.finishing,
-                "frozen": self.frozen,
-            }
-        )
+        fields: dict[str, object] = {
+            "round": self.number,
+            "complete": self.complete,
+            "closed": self.closed,
+            "finishing": self.finishing,
+            "frozen": self.frozen,
+        }
+        if self.former:
+            fields["former"] = self.former
+        return dump_record(fields)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
@@ -161,6 +164,9 @@ class Round:
         frozen = tuple(_seat(kv.key, item) for item in take(kv.key, fields, "frozen", list))
         if len({seat.member for seat in frozen}) != len(frozen):
             raise RecordError(f"{kv.key}: a node is frozen twice")
+        former = take(kv.key, fields, "former", list, [])
+        if not all(isinstance(member, str) for member in former):
+            raise RecordError(f"{kv.key}: 'former' is {former!r}, expected names of members")
         return cls(
             number=_count(kv.key, fields, "round"),
             complete=take(kv.key, fields, "complete", bool),
@@ -168,6 +174,7 @@ class Round:
             finishing=take(kv.key, fields, "finishing", bool),
             frozen=frozen,
             mod_revision=kv.mod_revision,
+            former=tuple(former),
         )
 
 

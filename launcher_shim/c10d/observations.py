@@ -35,7 +35,8 @@ class Observations:
     ``healthy_since_s``: since when the watch has worked without a gap. ``heard_s``: all that had
     happened in the store by then is known. ``return_until_s``: until when others that were cut off
     with this sidecar may be on their way back. ``missing_s``: since when the key of a frozen node
-    is away. ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
+    is away. ``absent_s``: since when a listed member has no torchrun that connected.
+    ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
     ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
     ``deaths``: when a member's torchrun ended without having been asked to.
     """
@@ -44,6 +45,7 @@ class Observations:
     heard_s: float = -math.inf
     return_until_s: float = -math.inf
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
+    absent_s: Mapping[str, float] = field(default_factory=dict)
     round_number: int = -1
     round_since_s: float = -math.inf
     met_min_s: float | None = None
@@ -97,6 +99,11 @@ def observe(
             now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
         ),
         missing_s=missing,
+        absent_s={
+            member: previous.absent_s.get(member, now)
+            for member in snapshot.membership.listed
+            if member not in snapshot.nodes
+        },
         round_number=snapshot.round.number,
         round_since_s=previous.round_since_s if same_round else now,
         met_min_s=met_min,

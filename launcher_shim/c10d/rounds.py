@@ -10,9 +10,10 @@ tells, so a round here completes as soon as everybody who is coming has come.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.observations import GONE, Observations, stand
 from launcher_shim.c10d.runs import Policy, RunSnapshot
 
@@ -43,7 +44,8 @@ def decide(
 
 def next_round(current: Round) -> Round:
     """Open the round after ``current``."""
-    return Round(current.number + 1, mod_revision=current.mod_revision)
+    former = tuple(seat.member for seat in current.frozen)
+    return Round(current.number + 1, former=former, mod_revision=current.mod_revision)
 
 
 def _over(
@@ -92,12 +94,14 @@ def _complete(
         return Decision(None, f"{here}, {policy.min_nodes} are needed")
 
     frozen = tuple(node.seat for node in sorted(asking, key=lambda node: node.rank_order))
-    freeze = replace(current, complete=True, frozen=frozen)
-    if len(asking) == policy.max_nodes:
-        return Decision(freeze, f"{here}, which is the maximum: complete")
+    freeze = replace(current, complete=True, frozen=frozen, former=())
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
-    if policy.desired is not None and len(asking) < policy.desired:
+    if len(asking) == policy.max_nodes:
+        awaited = _holders(awaited, snapshot, asking)
+        if not awaited:
+            return Decision(freeze, f"{here}, which is the maximum: complete")
+    elif policy.desired is not None and len(asking) < policy.desired:
         patience_s = policy.first_call_s if current.is_first else policy.last_call_s
         awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
     pending = {who: until for who, until in awaited.items() if until > now}
@@ -110,6 +114,26 @@ def _complete(
     return Decision(freeze, f"{here}, and nobody else is coming: complete")
 
 
+def _holders(
+    awaited: Mapping[str, float], snapshot: RunSnapshot, chosen: Sequence[Node]
+) -> dict[str, float]:
+    """Of ``awaited``, those whose place one of ``chosen`` would take.
+
+    Every place has somebody who asks. Only a torchrun that trained in the world before and is on
+    its way into this one has the better claim; one that has ended, or never came, has none.
+    """
+    former = frozenset(snapshot.round.former)
+    if all(node.member in former for node in chosen):
+        return {}
+    return {
+        member: until
+        for member, until in awaited.items()
+        if member in former
+        and (node := snapshot.nodes.get(member)) is not None
+        and (node.state == "in" or node.left_reason == "exit")
+    }
+
+
 def _awaited(
     now: float,
     snapshot: RunSnapshot,
@@ -118,6 +142,7 @@ def _awaited(
     met_min_s: float,
 ) -> dict[str, float]:
     """Listed members that may still come, and until when they are waited for."""
+    current = snapshot.round
     awaited: dict[str, float] = {}
     for member in snapshot.membership.listed:
         node = snapshot.nodes.get(member)
@@ -129,7 +154,11 @@ def _awaited(
         # A torchrun that was here before comes back within moments or not at all; one that has
         # never connected may still be pulling its image or importing torch.
         if node is None:
-            awaited[member] = met_min_s + policy.first_call_s
+            since_s = observations.absent_s.get(member, met_min_s)
+            if current.is_first:
+                # Images are pulled while sidecars wait: the call is out once a world could form.
+                since_s = max(since_s, met_min_s)
+            awaited[member] = since_s + policy.first_call_s
         else:
             since_s = observations.left_s.get(node.seat, met_min_s)
             if node.left_reason == "exit":

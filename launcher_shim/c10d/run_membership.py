@@ -22,16 +22,17 @@ def run_membership(
     ``Membership``; votes tell that, which are not part of a snapshot.
     """
     listing = decide(snapshot)
+    fit = sorted([*listing.listed, *listing.standby], key=lambda member: member.age_order)
     drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
     leaving = {drain.member for drain in drains}
     if fenced is not None:
         leaving.add(fenced)
     return Membership(
-        listed=frozenset(member.name for member in listing.listed),
-        standby=frozenset(member.name for member in listing.standby),
+        listed=frozenset(member.name for member in fit),
         leaving=frozenset(leaving),
         granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
         joins_wait=joins_wait(snapshot, listing, run_id, number),
         ends_round=ends_round(snapshot, run_id, number),
         saved=saved,
+        ages={member.name: age for age, member in enumerate(fit)},
     )

@@ -16,15 +16,15 @@ class Policy:
     ``desired``: complete no smaller world while somebody may still be coming.
     ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before
     (from when it left, or from when it may ask again), or for ``desired``. ``first_call_s``: how
-    long it waits for a listed member whose torchrun has never connected; generous, because a small
-    world at job start only has to be formed again. ``confirm_s``: how long a key must stay away
-    before its node counts as dead (a reconnect and a renewal fit in). ``return_s``: the same after
-    this sidecar itself, or the whole world, was cut off: the others may be on their way back as
-    well. ``orphan_hold_s``: how long a world whose keys all vanished at once is kept for its
-    return. ``hung_s``: how long an agent may be silent (its keep-alive thread asks every 5 s).
-    ``hold_s``: how long an answer may be held back for news, where torch would sleep for a second
-    and ask again. It covers the last call; a signal to the agent is handled when the answer has
-    come.
+    long a world of fewer than ``max_nodes`` waits for a member whose torchrun has never connected;
+    generous, because a small world at job start only has to be formed again. ``confirm_s``: how
+    long a key must stay away before its node counts as dead (a reconnect and a renewal fit in).
+    ``return_s``: the same after this sidecar itself, or the whole world, was cut off: the others
+    may be on their way back as well. ``orphan_hold_s``: how long a world whose keys all vanished at
+    once is kept for its return. ``hung_s``: how long an agent may be silent (its keep-alive thread
+    asks every 5 s). ``hold_s``: how long an answer may be held back for news, where torch would
+    sleep for a second and ask again. It covers the last call; a signal to the agent is handled when
+    the answer has come.
     """
 
     min_nodes: int
@@ -43,25 +43,26 @@ class Policy:
 class Membership:
     """The part of the membership that rounds depend on; names of members.
 
-    ``listed``: launchers may use them now. ``standby``: healthy, held back. ``leaving``: drained,
-    terminating or fenced; ``granted``: of these, those whose leave was granted. ``joins_wait``:
-    the present world saves before it lets anybody in, so a newcomer must not cut it short.
-    ``ends_round``: it has saved and stands still for somebody to go or come, so it must form
-    again, whatever became of them. ``saved``: of those that leave, who has saved while others still
-    do; whose loss is no reason to cut these short.
+    ``listed``: fit for a place, also those that are on standby only because there are no more
+    places: who has one is for each round to say. ``ages``: what orders them, the oldest first.
+    ``leaving``: drained, terminating or fenced; ``granted``: of these, those whose leave was
+    granted. ``joins_wait``: the present world saves before it lets anybody in, so a newcomer must
+    not cut it short. ``ends_round``: it has saved and stands still for somebody to go or come, so
+    it must form again, whatever became of them. ``saved``: of those that leave, who has saved while
+    others still do; whose loss is no reason to cut these short.
     """
 
     listed: frozenset[str] = frozenset()
-    standby: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
     granted: frozenset[str] = frozenset()
     joins_wait: bool = False
     ends_round: bool = False
     saved: frozenset[str] = frozenset()
+    ages: Mapping[str, int] = field(default_factory=dict)
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""
-        return member in self.listed and member not in self.standby and member not in self.leaving
+        return member in self.listed and member not in self.leaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,21 @@ class RunSnapshot:
     membership: Membership = field(default_factory=Membership)
 
     def asking(self) -> list[Node]:
-        """Nodes that want a round and may have one, in the order of their asking."""
-        may_join = self.membership.may_join
+        """Nodes that want a round and may have one, in the order in which places are given.
+
+        Who was in the world before is first, so that nobody who comes back takes the place of one
+        that trains; then the oldest member. Whoever does not ask has no claim to a place.
+        """
+        may_join, ages = self.membership.may_join, self.membership.ages
+        former = frozenset(self.round.former)
         return sorted(
             (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
-            key=lambda node: (node.mod_revision, node.member),
+            key=lambda node: (
+                node.member not in former,
+                ages.get(node.member, 0),
+                node.mod_revision,
+                node.member,
+            ),
         )
 
     def newcomers(self, max_nodes: int) -> bool:

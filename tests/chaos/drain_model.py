@@ -342,6 +342,7 @@ class World:
             closed=store.closed,
             master=token(store.number),
             mod_revision=1,
+            asking=frozenset(name(pod) for pod in listed if store.nodes[pod] == "asking"),
         )
 
     def scene(self, mirror: int, pod: int) -> DrainingSnapshot:

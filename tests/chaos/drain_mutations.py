@@ -299,5 +299,7 @@ class ListingIgnoresDrains(World):
     """Who drains is listed like everybody."""
 
     @staticmethod
-    def listing_decide(snapshot: Snapshot) -> listing.Listing:
-        return listing.decide(replace(snapshot, drains={}))
+    def listing_decide(
+        snapshot: Snapshot, places: listing.Places = listing.NO_ROUND
+    ) -> listing.Listing:
+        return listing.decide(replace(snapshot, drains={}), places)

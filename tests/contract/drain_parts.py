@@ -118,6 +118,7 @@ class Rounds:
             closed=bool(current.closed),
             master=f"127.0.0.1:{FIRST_PORT + current.number}",
             mod_revision=current.mod_revision,
+            asking=frozenset(asking & listed),
         )
 
     async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:

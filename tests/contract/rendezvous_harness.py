@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -26,9 +26,9 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership, Policy
 from rdzv.keys import JobKeys
-from rdzv.listing import decide as list_members
 from rdzv.membership import Membership as JobMembership
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
@@ -105,10 +105,10 @@ class Sidecar:
         return self.registrar.lease_id if self.registrar.registered.is_set() else None
 
     def _membership(self, number: int) -> Membership:
-        listing = list_members(self.job.snapshot())
-        return Membership(
-            listed=frozenset(member.name for member in listing.listed) - self.leaving,
-            standby=frozenset(member.name for member in listing.standby),
+        membership = run_membership(self.job.snapshot(), RUN_ID, number)
+        return replace(
+            membership,
+            listed=membership.listed - self.leaving,
             leaving=self.leaving,
             granted=self.granted,
             joins_wait=self.joins_wait,

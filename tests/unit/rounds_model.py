@@ -5,8 +5,9 @@ Decisions, views and handing are the real pure functions. What is modelled is ev
 them that can go wrong: mirrors that lag, writes whose answer is lost or that land late, leases that
 lapse, cuts, crashes, connections that close, pods that are drained, fillers. Each step is one
 atomic change, and any order of steps may happen. Time is not modelled: whatever takes time may take
-any. Of the commit only so much is: while a world is whole it may save, and then let go and let in;
-who is in no whole world has nothing to save, and is let go.
+any. A member's age is its place among the names; there may be more members than places. Of the
+commit only so much is: while a world is whole it may save, and then let go and let in; who is in no
+whole world has nothing to save, and is let go.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Rules:
 
     ``calm``: nothing goes wrong, so that no world may form twice. ``commits``: its ranks save
     before anybody is let in, or let go from a whole world. ``meets``: who was handed a world waits
-    until its first rank has said where they meet, or for a filler.
+    until its first rank has said where they meet, or for a filler. ``never``: members whose
+    launcher never comes, so that any call for them may be over at any moment.
     """
 
     nodes: int
@@ -81,6 +83,8 @@ class Rules:
     drains_compare: bool = True
     leavers_excused: bool = True
     saves_end_rounds: bool = True
+    never: str = ""
+    keeps_places: bool = True
     range_compare: bool = True
     whole_world: bool = True
     by_create_revision: bool = False
@@ -181,7 +185,8 @@ def start(rules: Rules, faults: int) -> State:
     nobody = Drains((False,) * count, (False,) * count)
     first = Mirror(1, Round(), empty, (0,) * count, (1,) * count, nobody)
     side = Side(True, True, 1, None, None, first, (0,) * count, False, None, "joining", 1, 0, None)
-    return State(*first, 0, (side,) * count, faults, (None,) * count, None)
+    sides = tuple(side._replace(mode="off") if n in rules.never else side for n in rules.names)
+    return State(*first, 0, sides, faults, (None,) * count, None)
 
 
 # --- what a sidecar sees ---
@@ -205,6 +210,7 @@ def _membership(rules: Rules, mirror: Mirror) -> Membership:
         listed=_those(rules, mirror.registered) - leaving,
         leaving=leaving,
         granted=_those(rules, drains.granted),
+        ages={name: age for age, name in enumerate(rules.names)},
         joins_wait=rules.commits and drains.admitted != number,
         ends_round=rules.saves_end_rounds and drains.saved == number,
     )
@@ -238,7 +244,7 @@ def look(
     membership = _membership(rules, mirror)
     word = RunSnapshot(
         mirror.revision,
-        mirror.round,
+        mirror.round if rules.keeps_places else replace(mirror.round, former=()),
         {n: node for n, node in zip(rules.names, nodes, strict=True) if node},
         membership,
     )
@@ -352,6 +358,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
             r.closed,
             rev[r.mod_revision],
             *map(of_seat, r.frozen),
+            r.former,
             *map(of_node, m.nodes),
             *(rev[c] for c in m.created),
             *(inc[i] for i in m.registered),
@@ -473,7 +480,11 @@ def _steps_or_end(rules: Rules, state: State, explored: Explored) -> Iterator[St
 def check_end(rules: Rules, state: State) -> None:
     """Nothing is left to do: all that live are one world, or wait for enough others."""
     leaving = state.drains.leaving
-    live = [me for me, side in enumerate(state.sides) if side.up and not leaving[me]]
+    live = [
+        me
+        for me, side in enumerate(state.sides)
+        if side.up and not leaving[me] and rules.names[me] not in rules.never
+    ]
     if state.round.closed:
         return
     if any(side.up and leaving[me] for me, side in enumerate(state.sides)):
@@ -513,6 +524,10 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             yield f"{me} is connected again", _mend(state, me)
             if state.registered[me]:
                 yield f"the lease of {me} ends", _lapse(state, me)
+        if side.connected and rules.never:
+            yield from _hurry(rules, state, me)
+        if rules.names[me] in rules.never:
+            continue
         if side.mode == "off" and not state.round.closed and not state.drains.granted[me]:
             yield (
                 f"a new torchrun starts at {me}",
@@ -801,6 +816,19 @@ def _check_frozen(rules: Rules, state: State, decided: Round) -> None:
             raise Broken(f"{seat} is frozen, but it is {node.state}")
         if state.drains.leaving[rules.names.index(seat.member)]:
             raise Broken(f"{seat} is frozen, but it leaves")
+    _check_places(rules, state, decided)
+
+
+def _check_places(rules: Rules, state: State, decided: Round) -> None:
+    """Who was in the world before and asks again has lost its place to nobody."""
+    frozen = {seat.member for seat in decided.frozen}
+    strangers = frozen - set(state.round.former)
+    for member in state.round.former:
+        at = rules.names.index(member)
+        node = state.nodes[at]
+        asks = node is not None and node.state == "asking" and state.registered[at]
+        if strangers and asks and member not in frozen and not state.drains.leaving[at]:
+            raise Broken(f"{member} trained and asks, but {sorted(strangers)} have the places")
 
 
 def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:

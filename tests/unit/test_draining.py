@@ -23,6 +23,7 @@ HERE = KEYS.in_generation(1)
 NOW = 1000.0
 POLICY = Policy()
 ROUND = LiveRound("run", 3, True, ("a", "b"), master="10.0.0.1:29500", mod_revision=70)
+ASKS = frozenset("c")
 IDLE = Commit(4, "run", 3, mod_revision=60)
 HOLD = replace(IDLE, epoch=5, phase="hold", leaving=("uid-a",))
 SAVE = replace(HOLD, phase="commit", step=10)
@@ -182,7 +183,7 @@ def test_a_drain_that_comes_late_is_taken_in() -> None:
 
 
 def test_a_world_of_nobody_agrees_on_nothing() -> None:
-    empty = scene(HOLD, live=replace(ROUND, members=(), newcomers=True))
+    empty = scene(HOLD, live=replace(ROUND, members=(), newcomers=True, asking=ASKS))
     assert decided(empty).commit == replace(HOLD, joins=True, leaving=(), reason=ANY)
 
 
@@ -306,8 +307,16 @@ def test_below_min_training_goes_on_and_the_last_chance_saves_again() -> None:
     assert becomes(again, seen(due_s={"uid-a": NOW + 8})).phase == "hold"
     near = decided(below, seen(NOW - 30, {"uid-a": NOW + 8}))
     assert near.commit is None
-    replaced = scene(replace(DONE, phase="idle"), A, members="abc", least=2)
-    assert becomes(replaced).phase == "hold"
+    replaced = replace(ROUND, asking=ASKS)
+    assert becomes(scene(replace(DONE, phase="idle"), A, least=2, live=replaced)).phase == "hold"
+
+
+def test_a_member_whose_launcher_has_not_come_replaces_nobody_who_leaves() -> None:
+    saved = scene(DONE, A, votes=SAVED, members="abc", least=2)
+    assert decided(saved).commit is None
+    assert decided(saved).drains == {}
+    asked = scene(DONE, A, votes=SAVED, members="abc", least=2, live=replace(ROUND, asking=ASKS))
+    assert becomes(asked).granted == ("uid-a",)
 
 
 def test_after_a_grant_there_is_no_way_back() -> None:

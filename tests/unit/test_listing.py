@@ -5,7 +5,7 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.listing import decide, first_to_go
+from rdzv.listing import Places, decide, first_to_go
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 
 JOB = Job(1, 3)
@@ -126,3 +126,16 @@ def test_i2_who_drains_is_not_listed_however_its_drain_ended(
 def test_i2_a_new_pod_of_the_same_name_starts_undrained() -> None:
     drains = {"uid-before": Drain("uid-before", "w-0", "spot", "hand", outcome="committed")}
     assert names(decide(snapshot(member("w-0", 9), drains=drains)).listed) == ["w-0"]
+
+
+def test_who_trains_has_a_place_before_an_older_one_and_who_asks_before_one_that_does_not() -> None:
+    pods = snapshot(*(member(name, age) for age, name in enumerate("abcde", 1)))
+    assert names(decide(pods).listed) == ["a", "b", "c"]
+    listing = decide(pods, Places(frozenset("ce"), frozenset("d")))
+    assert names(listing.listed) == ["c", "e", "d"]
+    assert names(listing.standby) == ["a", "b"]
+
+
+def test_a_place_is_no_reason_to_list_who_drains() -> None:
+    pods = snapshot(member("a", 1), drains={"uid-a": Drain("uid-a", "a", "spot", "hand")})
+    assert decide(pods, Places(frozenset("a"))).listed == ()

@@ -57,7 +57,7 @@ def test_a_newcomer_is_listed_and_has_room(listed: str, most: int, expected: boo
 
 def test_an_open_round_has_no_members_and_no_name_yet() -> None:
     one = seen(D, current=Round(4, mod_revision=12))
-    assert one == LiveRound("digits", 4, False, mod_revision=12)
+    assert one == LiveRound("digits", 4, False, mod_revision=12, asking=frozenset("d"))
     assert not one.live
 
 

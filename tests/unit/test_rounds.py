@@ -108,12 +108,11 @@ def test_equal_descriptions_are_ranked_by_member() -> None:
     assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
 
 
-@pytest.mark.parametrize("wants", ["standby", "leaving", "unlisted"])
+@pytest.mark.parametrize("wants", ["leaving", "unlisted"])
 def test_who_may_not_join_is_not_frozen(wants: str) -> None:
     listed = frozenset("ab" if wants == "unlisted" else "abc")
     membership = Membership(
         listed,
-        standby=frozenset("c" if wants == "standby" else ""),
         leaving=frozenset("c" if wants == "leaving" else ""),
     )
     decision = decide(NOW, run(map(node, "abc"), membership=membership), WATCHED, POLICY)
@@ -387,7 +386,7 @@ def test_the_death_of_a_leaver_is_none() -> None:
 
 def test_the_next_round_is_open_and_empty() -> None:
     after = next_round(frozen("ab", finishing=True))
-    assert after == Round(4, mod_revision=50)
+    assert after == Round(4, mod_revision=50, former=("a", "b"))
 
 
 # --- whatever comes ---

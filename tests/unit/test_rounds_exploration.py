@@ -68,6 +68,30 @@ def test_i11_nobody_stays_in_a_world_of_nowhere_when_its_first_rank_returns() ->
         assert all(walk(rules, 3, Random(seed)) > 10 for seed in range(20))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "policy", "never"),
+    [
+        (3, Policy(2, 2), ""),
+        (3, Policy(2, 2), "a"),
+        (4, Policy(3, 3), "b"),
+        (4, Policy(1, 2), "a"),
+        (5, Policy(2, 3), "ac"),
+    ],
+)
+def test_i11_spares_take_the_places_of_launchers_that_never_come(
+    nodes: int, policy: Policy, never: str
+) -> None:
+    for seed in range(8):
+        assert walk(Rules(nodes, policy, never=never), 5, Random(seed)) > 10
+
+
+def test_i11_a_spare_and_a_launcher_that_never_comes_at_any_of_the_first_moments() -> None:
+    rules = Rules(3, Policy(2, 2), never="a", calm=True)
+    explored = explore(rules, faults=0, states_max=STATES_MAX)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
 @pytest.mark.parametrize("commits", [False, True])
 def test_i2_a_drain_at_any_of_the_first_thousands_of_moments(commits: bool) -> None:
     rules = replace(alone("drain"), commits=commits)
@@ -156,6 +180,11 @@ def test_a_round_frozen_without_the_range_compare_is_found() -> None:
 def test_a_round_frozen_without_a_look_at_the_drains_is_found() -> None:
     rules = Rules(3, Policy(2, 3), faults=("drain",), drains_compare=False)
     assert "is frozen, but it leaves" in broken_within(rules, 2)
+
+
+def test_a_place_that_goes_to_an_older_one_that_comes_back_is_found() -> None:
+    rules = Rules(3, Policy(2, 2), faults=("kill", "crash", "fail"), keeps_places=False)
+    assert "have the places" in broken_within(rules, 4)
 
 
 def test_a_round_that_waits_for_its_leaver_though_it_lost_another_is_found() -> None:

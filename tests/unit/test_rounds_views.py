@@ -193,9 +193,9 @@ def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expe
     [
         Membership(frozenset("bc"), leaving=frozenset("a")),
         Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a")),
-        Membership(frozenset("abc"), standby=frozenset("a")),
+        Membership(frozenset("bc")),
     ],
-    ids=["leaving", "granted", "standby"],
+    ids=["leaving", "granted", "not listed"],
 )
 def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still(
     membership: Membership,
@@ -207,10 +207,9 @@ def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still
     "membership",
     [
         Membership(frozenset("ab")),
-        Membership(frozenset("abd"), standby=frozenset("d")),
         Membership(frozenset("abd"), leaving=frozenset("d")),
     ],
-    ids=["not listed", "standby", "leaving"],
+    ids=["not listed", "leaving"],
 )
 def test_one_that_may_not_join_is_parked_in_an_open_round(membership: Membership) -> None:
     assert shown(D, current=OPEN, membership=membership).role == "parked"

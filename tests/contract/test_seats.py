@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places go to who can train, by torch's own handlers: spares, and launchers that never come."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from launcher_shim.c10d.runs import Policy
+from tests.contract.rendezvous_harness import job
+
+QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:
+    async with job(QUICK) as one:
+        await one.node("a")
+        await one.sidecar("b")
+        await one.node("c")
+        await one.node("d")
+        await one.world("a", "c", "d")
+        late = one.torchrun("b")
+        await one.until(lambda: late.wire.agent.parked)
+        assert len(one.torchruns["a"].worlds) == 1
+
+
+@pytest.mark.parametrize("least", [2, 3])
+async def test_a_spare_has_the_place_of_a_torchrun_that_was_killed(least: int) -> None:
+    async with job(replace(QUICK, min_nodes=least)) as one:
+        for name in "abc":
+            await one.node(name)
+        await one.world("a", "b", "c")
+        spare = await one.node("d")
+        await one.until(lambda: spare.wire.agent.parked)
+        one.torchruns["b"].kill()
+        await one.world("a", "c", "d")
+
+
+async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trains() -> None:
+    async with job(replace(QUICK, min_nodes=2, max_nodes=2), ttl_s=3) as one:
+        for name in "ab":
+            await one.node(name)
+        await one.world("a", "b")
+        spare = await one.node("c")
+        await one.until(lambda: spare.wire.agent.parked)
+        one.sidecars["a"].cut.cut()
+        await one.world("b", "c", timeout_s=30)
+        one.torchruns["a"].kill()
+        one.sidecars["a"].cut.mend()
+        here = one.sidecars["b"].job
+        await one.until(lambda: "a" in here.snapshot().members)
+        before = one.torchruns["b"].world
+        one.torchruns["b"].order("rejoin")
+        await one.until(lambda: one.torchruns["b"].world is not before)
+        await one.world("b", "c")
