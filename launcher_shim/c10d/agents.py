@@ -56,6 +56,10 @@ class Agent:
         self.nonce = nonce
         self.seen_s = rendezvous.clock()
         self.pending = 0
+        self.asked = 0
+        """How many requests it has made."""
+        self.waits = 0
+        """How many of those under way wait for a key, for as long as that takes."""
         self.finished_round = -1
         self.filled_round = -1
         """The round that it was given fillers for: there it never meets the others."""
@@ -64,6 +68,7 @@ class Agent:
         self.foreign_size = False
         """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
         self._rendezvous = rendezvous
+        self._watchers: set[asyncio.Event] = set()
         self._me: NodeDesc | None = None
         self._flavour = Flavour()
         self._row = Row()
@@ -75,12 +80,28 @@ class Agent:
     def request_began(self) -> None:
         """Take note of a request; one that is pending shows that the agent is not hung."""
         self.pending += 1
+        self.asked += 1
         self.seen_s = self._rendezvous.clock()
+        for watcher in self._watchers:
+            watcher.set()
 
     def request_ended(self) -> None:
         """Take note of an answer."""
         self.pending -= 1
         self.seen_s = self._rendezvous.clock()
+
+    def wait_ended(self) -> None:
+        """Take note that a key has come that it waited for, or was given up."""
+        self.waits -= 1
+
+    async def stirs(self) -> None:
+        """Wait until it asks for something, or its connection is gone."""
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            await watcher.wait()
+        finally:
+            self._watchers.discard(watcher)
 
     def get_state(self) -> bytes:
         """Answer a GET of the state key, at once and from the mirror."""
@@ -146,6 +167,8 @@ class Agent:
     def closed(self) -> None:
         """The connection is gone: so is what the agent wished."""
         self._rendezvous.leave(self, "done" if self._is_done() else "closed")
+        for watcher in self._watchers:
+            watcher.set()
 
     # --- what the rendezvous calls ---
 
@@ -153,6 +176,17 @@ class Agent:
     def named(self) -> bool:
         """Whether its torchrun has named itself."""
         return self._me is not None
+
+    @property
+    def pid(self) -> int:
+        """Its torchrun's process number, in its own container; 0 while it has not named itself."""
+        return self._me.pid if self._me is not None else 0
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is the one of its pod that counts, and has not left for good."""
+        node = self.node
+        return node is not None and (node.state != "left" or node.left_reason == "exit")
 
     @property
     def node(self) -> Node | None:

@@ -38,6 +38,7 @@ PARKED_MAX: Final = 64
 _BURST = 256
 """Requests handled before the other connections get their turn."""
 _FLUSH = 64 * 1024
+_DEFECT = "a defect of the sidecar, whose log has more"
 _FLUSH_TIMEOUT_S = 1.0
 
 _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
@@ -98,12 +99,12 @@ class Connection(asyncio.Protocol):
         """Close the connection and say why; answers on their way are still sent."""
         if not self._closing:
             _logger.warning("Closed the c10d connection of %s: %s", self._peer, reason)
-            self._refuse()
+            self._refuse(reason)
 
-    def _refuse(self) -> None:
+    def _refuse(self, reason: str) -> None:
         """Close the connection for good: a relay would come back otherwise."""
         if self._relay is not None and not self._closing:
-            self._answers.append(wire.numbered(wire.REFUSAL, b""))
+            self._answers.append(wire.numbered(wire.REFUSAL, reason.encode()))
         self.shut()
 
     def shut(self) -> None:
@@ -215,7 +216,7 @@ class Connection(asyncio.Protocol):
             self._handle = self._session.handle
         except Exception:
             _logger.exception("Closed the c10d connection of %s: defect at its start", self._peer)
-            self._refuse()
+            self._refuse(_DEFECT)
             return False
         return True
 
@@ -376,7 +377,7 @@ class Connection(asyncio.Protocol):
             type(request).__name__,
             exc_info=error,
         )
-        self._refuse()
+        self._refuse(_DEFECT)
 
     def _finish(self) -> None:
         if self._last_writes is not None:

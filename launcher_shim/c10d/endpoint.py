@@ -15,6 +15,7 @@ from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.past_rounds import PastRounds
+from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.rendezvous import Rendezvous
@@ -99,6 +100,7 @@ class Endpoint:
         self.closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
+        self._seat = PodSeat(self.launchers)
         self._run_memberships: dict[
             str, tuple[Snapshot, int, str | None, frozenset[str], RunMembership]
         ] = {}
@@ -180,7 +182,9 @@ class Endpoint:
         connection that may outlive the sidecar. A run that was closed
         by failure, and that everybody has left since, belongs to a former life of the job: the
         first torchrun that comes back to it begins the next one.
+        Raises ``WireError`` for one that comes beside another torchrun of this pod.
         """
+        await self._seat.vacant()
         while True:
             await self._registrar.registered.wait()
             run = self._run(run_id)
@@ -217,6 +221,10 @@ class Endpoint:
             extra={"event": "resumed"},
         )
         return run.kv, agent
+
+    async def vacant(self, newcomer: Agent) -> None:
+        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
+        await self._seat.vacant(newcomer)
 
     def note_of(self, run_id: str, agent: Agent) -> Note:
         """Describe an agent to the sidecar that serves it next."""

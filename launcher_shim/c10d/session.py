@@ -62,6 +62,10 @@ class Runs(Protocol):
         """Join it again for a client that outlived the sidecar before this one."""
         ...
 
+    async def vacant(self, newcomer: Agent) -> None:
+        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
+        ...
+
     def note_of(self, run_id: str, agent: Agent) -> Note:
         """Describe an agent to the sidecar that serves it next."""
         ...
@@ -140,6 +144,9 @@ class LauncherSession:
         # the request all the same.
         under_way = asyncio.ensure_future(answer)
         under_way.add_done_callback(lambda _: agent.request_ended())
+        if isinstance(request, wire.PATIENT):
+            agent.waits += 1
+            under_way.add_done_callback(lambda _: agent.wait_ended())
         return under_way
 
     def closed(self) -> None:
@@ -237,6 +244,8 @@ class LauncherSession:
             # What it wished may be done already. It is shown what is, and wishes again if not.
             answer = agent.get_state()
         else:
+            if not agent.named:
+                await self._runs.vacant(agent)
             answer = await agent.compare_set(request.expected, request.desired)
         self._keep_note(agent)
         return wire.vec(answer)

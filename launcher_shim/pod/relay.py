@@ -293,7 +293,8 @@ class Link(asyncio.Protocol):
             return
         for number, answer in answers:
             if number == wire.REFUSAL:
-                log.warning("the sidecar closed a connection; its log says why")
+                why = answer.decode(errors="replace") or "its log says why"
+                log.warning("the sidecar closed the connection of a launcher: %s", why)
                 self.refused = True
             else:
                 self._client.answered(number, answer)

@@ -43,11 +43,11 @@ def _nobody_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", policy)
 
 
-def handler_at(port: int, address: str) -> tuple[Any, Any]:
+def handler_at(port: int, address: str, run_id: str = RUN_ID) -> tuple[Any, Any]:
     """Connect as torchrun does; blocks."""
     store = TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-    backend = C10dRendezvousBackend(store, RUN_ID)
-    handler = DynamicRendezvousHandler.from_backend(RUN_ID, store, backend, 1, 4, address)
+    backend = C10dRendezvousBackend(store, run_id)
+    handler = DynamicRendezvousHandler.from_backend(run_id, store, backend, 1, 4, address)
     return handler, store
 
 

@@ -77,6 +77,11 @@ async def test_what_no_sidecar_would_read_closes_that_connection_alone(pod: Rela
             assert await two.at_end()
     async with connected(pod.port) as three:
         assert await three.ask(wire.Add(b"/n", 1)) == 2
+    # The container's log says why, too.
+    assert pod.runner is not None
+    pod.runner.send_signal(signal.SIGINT)
+    _, err = await pod.runner.communicate()
+    assert b"the sidecar closed the connection of a launcher: b'word' is not a 64-bit" in err
 
 
 async def test_a_frozen_sidecar_is_waited_for(pod: RelayedPod) -> None:

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod takes part in its job with one torchrun at a time: who comes beside it is refused.
+
+One that comes *after* it takes over at once: its connection is gone, or the sidecar has given it
+up as hung. Until one of these is known, the newcomer waits; that the one before lives it shows by
+asking for something, which its keep-alive thread does every few seconds, or by waiting for a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from launcher_shim.c10d.agents import Agent
+from rdzv.errors import WireError
+
+
+class PodSeat:
+    """``connected``: the torchruns of this pod that are connected now, each with its run id."""
+
+    def __init__(self, connected: Callable[[], Iterable[tuple[str, Agent]]]) -> None:
+        self._connected = connected
+
+    async def vacant(self, newcomer: Agent | None = None) -> None:
+        """Return once no other torchrun takes part; raises ``WireError`` if one lives."""
+        asked: dict[Agent, int] = {}
+        while others := self._others(newcomer):
+            for run_id, other in others:
+                if other.waits or other.asked > asked.setdefault(other, other.asked):
+                    raise WireError(_refusal(run_id, other.pid))
+            await _stirred([other for _, other in others])
+
+    def _others(self, newcomer: Agent | None) -> list[tuple[str, Agent]]:
+        return [
+            (run_id, agent)
+            for run_id, agent in self._connected()
+            if agent is not newcomer and agent.takes_part
+        ]
+
+
+async def _stirred(agents: Iterable[Agent]) -> None:
+    """Wait until one of them asks, ends, or is given up."""
+    stirs = [asyncio.ensure_future(agent.stirs()) for agent in agents]
+    news = [asyncio.ensure_future(agent.news()) for agent in agents]
+    try:
+        await asyncio.wait([*stirs, *news], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for waiting in (*stirs, *news):
+            waiting.cancel()
+
+
+def _refusal(run_id: str, pid: int) -> str:
+    return (
+        f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
+        " has one place in its job: end that one first, or start this one by itself, with"
+        " --standalone --nnodes=1 --rdzv-conf=is_host=1"
+    )

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two torchruns of one pod, beside each other and one after the other; the handlers are torch's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+import launcher_shim.c10d.endpoint
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.runs import Policy
+from rdzv.store.memory import MemoryEngine
+from tests.contract.agent_harness import until
+from tests.contract.raw_client import connected
+from tests.contract.test_endpoint import Pod, pod
+from tests.contract.test_endpoint_handlers import PATIENCE_S, RUN_ID, handler_at
+
+MONITOR_S = 0.1
+"""Between two looks of torch's agent at whether somebody waits."""
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def hung_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", partial(Policy, hung_s=seconds))
+
+
+class Torchrun:
+    """What a torchrun process has: its client and its handler. Its methods block."""
+
+    def __init__(self, port: int, run_id: str = RUN_ID) -> None:
+        self._handler, self._store = handler_at(port, "10.0.0.1", run_id)
+
+    def form(self) -> tuple[int, int]:
+        """Form a world: rank and size."""
+        info = self._handler.next_rendezvous()
+        self._handler._stop_heartbeats()
+        return info.rank, info.world_size
+
+    def waiting(self) -> int:
+        """What the agent looks at beside its workers."""
+        return int(self._handler.num_nodes_waiting())
+
+    def end(self) -> None:
+        """End the process, as far as the sidecar sees it: the connection closes."""
+        del self._handler, self._store
+
+
+@asynccontextmanager
+async def monitored(one: Torchrun) -> AsyncIterator[set[int]]:
+    """Look as the agent does, beside the test: all that was seen."""
+    seen: set[int] = set()
+
+    async def look() -> None:
+        while True:
+            seen.add(await asyncio.to_thread(one.waiting))
+            await asyncio.sleep(MONITOR_S)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield seen
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+
+
+def started(port: int, run_id: str = RUN_ID) -> tuple[Torchrun, tuple[int, int]]:
+    one = Torchrun(port, run_id)
+    return one, one.form()
+
+
+def seat(one: Pod) -> Any:
+    node = one.endpoint.rendezvous()[RUN_ID].snapshot().nodes["w-0"]
+    return node.nonce, node.ask, node.state
+
+
+@pytest.mark.parametrize("run_id", [RUN_ID, "debug"])
+async def test_one_beside_another_that_lives_is_refused_and_the_first_is_not_disturbed(
+    run_id: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hung_after(monkeypatch, 10 * PATIENCE_S)
+    async with pod(MemoryEngine(), "w-0") as one:
+        first, world = await asyncio.to_thread(started, one.port)
+        assert world == (0, 1)
+        before, round_ = seat(one), one.endpoint.live_round()
+        async with monitored(first) as seen:
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(RendezvousConnectionError):
+                    await asyncio.to_thread(started, one.port, run_id)
+            assert await asyncio.to_thread(first.waiting) == 0
+        assert seen == {0}
+        assert seat(one) == before
+        assert one.endpoint.live_round() == round_
+        assert [run for run, _ in one.endpoint.launchers()] == [RUN_ID]
+    (refusal,) = [r for r in caplog.records if "takes part in the run" in r.getMessage()]
+    assert "--standalone" in refusal.getMessage()
+
+
+async def test_one_beside_another_that_waits_for_a_key_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hung_after(monkeypatch, 10 * PATIENCE_S)
+    engine = MemoryEngine()
+    async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:
+        first, _ = await asyncio.to_thread(started, one.port)
+        waiting = asyncio.create_task(asyncio.to_thread(first._store.wait, ["never"]))
+        _, agent = one.endpoint.launchers()[0]
+
+        async def waits() -> bool:
+            return agent.waits > 0
+
+        await until(waits)
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(RendezvousConnectionError):
+                await asyncio.to_thread(started, one.port)
+        async with connected(two.port) as other:
+            await other.open_rendezvous(RUN_ID)
+            await other.ask(wire.Set(b"/never", b"1"))
+        await waiting
+
+
+async def test_one_after_another_whose_connection_is_gone_takes_over_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hung_after(monkeypatch, 10 * PATIENCE_S)
+    async with pod(MemoryEngine(), "w-0") as one:
+        first, _ = await asyncio.to_thread(started, one.port)
+        before = seat(one)
+        first.end()
+        async with asyncio.timeout(PATIENCE_S):
+            _, world = await asyncio.to_thread(started, one.port)
+        assert world == (0, 1)
+        assert seat(one) != before
+
+
+async def test_one_beside_another_that_hangs_takes_over_once_that_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hung_after(monkeypatch, 1.0)
+    async with pod(MemoryEngine(), "w-0") as one:
+        first, _ = await asyncio.to_thread(started, one.port)
+        before = seat(one)
+        async with asyncio.timeout(PATIENCE_S):
+            _, world = await asyncio.to_thread(started, one.port)
+        assert world == (0, 1)
+        assert seat(one) != before
+        first.end()
