@@ -26,6 +26,7 @@ COMMANDS = {
     "agent": "console.agent:agent",
     "doctor": "console.doctor:doctor",
     "drain": "console.drain:drain",
+    "forget": "console.forget:forget",
     "history": "console.history:history",
     "hosts": "console.hosts:hosts",
     "inject": "console.inject.command:inject",

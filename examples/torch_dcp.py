@@ -54,12 +54,14 @@ class Checkpoints:
 
     def load(self) -> int:
         """Load the newest step that counts, the same for every rank; 0 if there is none."""
+        found = self._whole()
         committed = muster.last_commit()
-        newest = max(self._whole() | {committed or 0}, default=0)
+        if committed is not None and self._part_written_last(committed).exists():
+            found.add(committed)  # by its name: a listing may be out of date
         # Rank 0's choice is everybody's: another rank may have looked a moment later.
-        chosen = torch.tensor([newest])
+        chosen = torch.tensor([max(found, default=0)])
         dist.broadcast(chosen, 0)
-        step = int(chosen)
+        step = muster.check_start(int(chosen), self._directory)
         if step:
             net, optimizer = get_state_dict(self._net, self._optimizer)
             state = {"net": net, "optimizer": optimizer}
@@ -72,6 +74,9 @@ class Checkpoints:
     def _whole(self) -> set[int]:
         found = self._directory.glob("step-*/.metadata")
         return {int(re.sub("[^0-9]", "", path.parent.name)) for path in found}
+
+    def _part_written_last(self, step: int) -> Path:
+        return self._directory / f"step-{step}" / ".metadata"
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:

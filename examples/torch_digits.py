@@ -64,9 +64,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
         found[0] = torch.load(path, weights_only=True)
     dist.broadcast_object_list(found, 0)
     saved = found[0]
-    step = saved["step"] if saved is not None else 0
-    if step < (committed := muster.last_commit() or 0):
-        raise SystemExit(f"step {committed} was saved, not in {path}: share it between all nodes")
+    muster.check_start(saved["step"] if saved is not None else 0, path.parent)
     return saved
 
 

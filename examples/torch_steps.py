@@ -26,9 +26,7 @@ CHECKPOINT_EVERY_STEPS = 20
 def load_step(path: Path) -> int:
     """The step that the last checkpoint was taken at, 0 without one."""
     step = int(json.loads(path.read_text())["step"]) if path.exists() else 0
-    if step < (committed := muster.last_commit() or 0):
-        raise SystemExit(f"step {committed} was saved, not in {path}: share it between all nodes")
-    return step
+    return muster.check_start(step, path.parent)
 
 
 def save_step(path: Path, step: int) -> None:

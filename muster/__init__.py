@@ -8,5 +8,14 @@ for other libraries are modules of their own: ``muster.transformers`` and ``must
 from muster.draining import Drain, drain, last_commit
 from muster.learning_rate import scale_lr
 from muster.progress import report_step
+from muster.resuming import CheckpointMissing, check_start
 
-__all__ = ["Drain", "drain", "last_commit", "report_step", "scale_lr"]
+__all__ = [
+    "CheckpointMissing",
+    "Drain",
+    "check_start",
+    "drain",
+    "last_commit",
+    "report_step",
+    "scale_lr",
+]

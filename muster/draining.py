@@ -263,11 +263,17 @@ def last_commit() -> Optional[int]:
     """The newest step that all ranks of a world saved and acknowledged; None if there is none.
 
     Call it before ``muster.drain()``, to load the checkpoint of that step. Waits as ``drain()``
-    does. None also without a sidecar.
+    does. None also without a sidecar. It may be of a former life of the job, whose checkpoints need
+    not be there any more: ``check_start`` judges.
     """
+    reading = first_reading()
+    return reading.last_commit if reading is not None else None
+
+
+def first_reading() -> Optional[Reading]:
+    """The gate as a new rank reads it: that of its own round, waited for as ``drain()`` does."""
     file, gate = own_file(), _own_gate()
     if file is None or gate is None:
         return None
     gate.wait_for_own(file.rank)
-    reading = gate.read()
-    return reading.last_commit if reading is not None else None
+    return gate.read()

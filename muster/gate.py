@@ -30,13 +30,17 @@ OWN_ROUND_WAIT_S = 5.0
 
 
 class Reading(NamedTuple):
-    """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share."""
+    """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share.
+
+    ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
+    """
 
     gate: Gate
     leaving: bool
     deadline_boot_s: Optional[float]
     reason: str
     last_commit: Optional[int]
+    of_former_life: bool = False
 
 
 class GateFile:
@@ -121,6 +125,7 @@ def parse(content: bytes) -> Reading:
             deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),
             reason=str(fields["reason"]),
             last_commit=None if last is None else int(last["step"]),
+            of_former_life=fields.get("of_former_life") is True,
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

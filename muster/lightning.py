@@ -22,6 +22,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
+from muster.resuming import shortfall
 from muster.torch_file import whole_step
 
 log = logging.getLogger(__name__)
@@ -120,20 +121,16 @@ def _newest(directory: str, committed: Optional[int]) -> Optional[str]:
             steps[path] = step
         elif path != own:
             log.warning("%s is not whole, or no checkpoint of Lightning's: passed over", path)
-    if committed is not None and own is not None:
-        # By name, for a listing may be out of date; and whatever its format is: all have saved it.
-        if os.path.isfile(own) or _whole_step(own) is not None:
-            steps[own] = committed
-        elif max(steps.values(), default=-1) < committed:
-            log.warning(
-                "all ranks have saved step %d, but its checkpoint is not in %s: is it a directory"
-                " that all pods share?",
-                committed,
-                directory,
-            )
+    # By name, for a listing may be out of date; and whatever its format is: all have saved it.
+    if committed is not None and own and (os.path.isfile(own) or _whole_step(own) is not None):
+        steps[own] = committed
     # Of two of the same step, the one that was renamed into place.
     ordered = sorted(steps, key=lambda path: (steps[path], path == _path(directory, steps[path])))
-    return ordered[-1] if ordered else None
+    newest = ordered[-1] if ordered else None
+    missing, _ = shortfall(steps[newest] if newest else 0, directory)
+    if missing:
+        log.warning("%s", missing)
+    return newest
 
 
 def _path(directory: str, step: int) -> str:

@@ -22,6 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
+from muster.resuming import shortfall
 
 log = logging.getLogger(__name__)
 
@@ -89,14 +90,9 @@ def _newest(output_dir: str, committed: Optional[int]) -> Optional[str]:
         matches = map(_CHECKPOINT.fullmatch, os.listdir(output_dir))
         steps.update(int(match.group(1)) for match in matches if match)
     newest = max((step for step in steps if _is_whole(_path(output_dir, step), step)), default=-1)
-    if committed is not None and newest < committed:
-        log.warning(
-            "all ranks have saved step %d, but the newest checkpoint in %s is of step %d: is it a"
-            " directory that all pods share?",
-            committed,
-            output_dir,
-            max(newest, 0),
-        )
+    missing, _ = shortfall(max(newest, 0), output_dir)
+    if missing:
+        log.warning("%s", missing)
     return _path(output_dir, newest) if newest >= 0 else None
 
 

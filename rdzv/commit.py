@@ -143,16 +143,30 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """The newest step that all ranks of a round saved and acknowledged."""
+    """The newest step that all ranks of a round saved and acknowledged.
+
+    ``job_uid`` is that of the job then, empty where the platform gives none. ``forgotten``: by
+    hand, so that nobody has to go on from it; its epoch still counts.
+    """
 
     step: int
     round: int
     epoch: int
+    job_uid: str = ""
+    forgotten: bool = False
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        return dump_record({"step": self.step, "round": self.round, "epoch": self.epoch})
+        return dump_record(
+            {
+                "step": self.step,
+                "round": self.round,
+                "epoch": self.epoch,
+                "job_uid": self.job_uid,
+                "forgotten": self.forgotten,
+            }
+        )
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
@@ -162,6 +176,8 @@ class LastCommit:
             step=take(kv.key, fields, "step", int),
             round=_count(kv.key, fields, "round"),
             epoch=_count(kv.key, fields, "epoch"),
+            job_uid=take(kv.key, fields, "job_uid", str, ""),
+            forgotten=take(kv.key, fields, "forgotten", bool, False),
             mod_revision=kv.mod_revision,
         )
 

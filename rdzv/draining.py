@@ -509,7 +509,8 @@ def transaction(
         if decision.commit.epoch != snapshot.commit.epoch:
             operations.append(Delete(here.votes, prefix=True))
     if decision.last_commit is not None:
-        operations.append(Put(keys.last_commit, decision.last_commit.to_json()))
+        made = replace(decision.last_commit, job_uid=membership.job.uid)
+        operations.append(Put(keys.last_commit, made.to_json()))
     for uid, drain in sorted(decision.drains.items()):
         compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))
         if drain.outcome == "expired" and snapshot.commit.phase == "commit":

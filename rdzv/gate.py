@@ -22,7 +22,8 @@ from rdzv.model import Drain, dump_record, load_record, take
 class Gate:
     """What the ranks of one pod read at each step boundary.
 
-    ``leaving`` and ``granted`` are this pod's. ``deadline_boot_s`` is the CLOCK_BOOTTIME at which
+    ``leaving`` and ``granted`` are this pod's. ``of_former_life``: ``last_commit`` was made by a
+    job of this name that was deleted since. ``deadline_boot_s`` is the CLOCK_BOOTTIME at which
     SIGTERM passes at the latest, None without a drain or a deadline.
     """
 
@@ -37,6 +38,7 @@ class Gate:
     deadline_boot_s: float | None = None
     reason: str = ""
     last_commit: LastCommit | None = None
+    of_former_life: bool = False
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
@@ -55,6 +57,7 @@ class Gate:
                 "reason": self.reason,
                 "last_commit": last
                 and {"step": last.step, "round": last.round, "epoch": last.epoch},
+                "of_former_life": self.of_former_life,
             }
         )
 
@@ -85,6 +88,7 @@ class Gate:
             ),
             reason=take(name, fields, "reason", str),
             last_commit=None if last is None else _last_commit(name, last),
+            of_former_life=take(name, fields, "of_former_life", bool, False),
         )
 
 
@@ -147,14 +151,16 @@ def local(
     vote: Vote | None,
     last_commit: LastCommit | None,
     hold_s: float,
+    of_former_life: bool = False,
 ) -> Move:
     """Give the next thing this sidecar is to do for its ranks.
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, on record) and
-    ``last_commit`` are the store's word as far as it is known; without a ``round`` the gate is left
-    as it lies. ``hold_s``: how long a sidecar that is cut off holds ranks it has not voted for.
+    ``last_commit`` (``of_former_life``: as in ``Gate``) are the store's word as far as it is known;
+    without a ``round`` the gate is left as it lies. ``hold_s``: how long a sidecar that is cut off
+    holds ranks it has not voted for.
     """
-    wanted = _wanted(here, commit, round, drain, last_commit, hold_s)
+    wanted = _wanted(here, commit, round, drain, last_commit, hold_s, of_former_life)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
     if commit is None or round is None or not _speaks_of(commit, round):
@@ -175,6 +181,7 @@ def _wanted(
     drain: Drain | None,
     last_commit: LastCommit | None,
     hold_s: float,
+    of_former_life: bool,
 ) -> Gate:
     """Say what the gate should be."""
     if round is None:
@@ -188,7 +195,8 @@ def _wanted(
             leaving=drain is not None,
             granted=drain is not None and granted(commit, drain),
             deadline_boot_s=here.deadline_boot_s if drain is not None else None,
-            last_commit=last_commit and replace(last_commit, mod_revision=0),
+            last_commit=last_commit and replace(last_commit, job_uid="", mod_revision=0),
+            of_former_life=of_former_life,
         )
         if commit is not None and _speaks_of(commit, round):
             wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)

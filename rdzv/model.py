@@ -323,6 +323,21 @@ class Snapshot:
     last_commit: LastCommit | None = None
     unreadable_commit: int = 0
 
+    @property
+    def commit_to_start_from(self) -> LastCommit | None:
+        """The last commit, unless it is forgotten."""
+        last = self.last_commit
+        return None if last is None or last.forgotten else last
+
+    @property
+    def commit_is_of_former_life(self) -> bool:
+        """Whether the last commit was made by a job of this name that was deleted since.
+
+        Only UIDs tell: a generation may begin where nobody has deleted anything.
+        """
+        last, job = self.last_commit, self.job
+        return bool(last and job and last.job_uid and job.uid and last.job_uid != job.uid)
+
     def has_name(self, drain: Drain) -> bool:
         """Whether the drained pod still is the one behind its member's name.
 

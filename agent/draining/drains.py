@@ -68,7 +68,7 @@ class Drains:
     @property
     def last_commit_step(self) -> int:
         """The newest step that all ranks saved; -1 for none."""
-        last = self._membership.snapshot().last_commit
+        last = self._membership.snapshot().commit_to_start_from
         return -1 if last is None else last.step
 
     def by_outcome(self) -> dict[str, float]:

@@ -95,7 +95,8 @@ class Gatekeeper:
                 round=snapshot.round,
                 drain=snapshot.membership.drains.get(self._identity.pod_uid),
                 vote=self._own_vote(snapshot),
-                last_commit=snapshot.membership.last_commit,
+                last_commit=snapshot.membership.commit_to_start_from,
+                of_former_life=snapshot.membership.commit_is_of_former_life,
                 hold_s=self._policy.hold_s,
             )
             if not await self._do(move, snapshot):

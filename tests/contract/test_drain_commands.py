@@ -39,14 +39,14 @@ class Terminal:
 
     def __init__(self, one: Job, endpoint: str) -> None:
         self.one = one
-        self._environ = {
+        self.environ = {
             "MUSTER_ETCD_ENDPOINTS": endpoint,
             "MUSTER_NAMESPACE": "team",
             "MUSTER_JOB": "digits",
         }
 
     async def drain(self, *arguments: str) -> Ended:
-        return await muster("drain", *arguments, **self._environ)
+        return await muster("drain", *arguments, **self.environ)
 
     @asynccontextmanager
     async def begun_drain(
@@ -58,7 +58,7 @@ class Terminal:
             sys.executable,
             *(*runner, "drain", *arguments),
             cwd=ROOT,
-            env={**clean, **self._environ},
+            env={**clean, **self.environ},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -69,11 +69,14 @@ class Terminal:
                 process.kill()
                 await process.communicate()
 
+    async def command(self, *arguments: str) -> Ended:
+        return await muster(*arguments, **self.environ)
+
     async def status(self, *arguments: str) -> Ended:
-        return await muster("status", *arguments, **self._environ)
+        return await muster("status", *arguments, **self.environ)
 
     async def history(self, *arguments: str) -> Ended:
-        return await muster("history", *arguments, **self._environ)
+        return await muster("history", *arguments, **self.environ)
 
 
 @asynccontextmanager

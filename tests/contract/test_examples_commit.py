@@ -48,7 +48,7 @@ def training(pod: PodGate, example: str, length: str) -> Iterator[subprocess.Pop
         env=environ,
         cwd=pod.run_dir,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
     try:
@@ -90,3 +90,26 @@ def test_an_example_goes_on_from_the_step_that_all_have_saved(
         said, _ = process.communicate(timeout=START_S)
     assert process.returncode == 0
     assert f"starts at step {step}\n" in said
+
+
+@pytest.mark.parametrize("example", ["torch_steps.py", "torch_digits.py", "torch_dcp.py"])
+def test_an_example_that_finds_an_empty_directory_trains_in_a_new_life_alone(
+    tmp_path: Path, example: str
+) -> None:
+    length = "--epochs" if example == "torch_digits.py" else "--steps"
+    for life, port in zip(("former", "present"), free_ports(2), strict=True):
+        master = f"127.0.0.1:{port}"
+        pod = PodGate(tmp_path / life, master)
+        last = LastCommit(60, 0, 1)
+        former = life == "former"
+        pod.show(Gate(run="job", master=master, last_commit=last, of_former_life=former))
+        with training(pod, example, f"{length}=1") as process:
+            said, complaints = process.communicate(timeout=START_S)
+        if former:
+            assert process.returncode == 0, complaints
+            assert "starts at step 0\n" in said
+        else:
+            assert process.returncode == 1
+            (line,) = [one for one in complaints.splitlines() if "CheckpointMissing: " in one]
+            assert "all ranks of this job have saved step 60" in line
+            assert "or run `muster forget`" in line

@@ -11,7 +11,7 @@ from rdzv.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.store import Compare, KeyValue, WatchEvent
 from rdzv.watching import Mirror
 
@@ -29,7 +29,7 @@ RECORDS = (
     | st.builds(
         Vote, COUNT, COUNT, TEXT, st.none() | st.integers(), st.none() | st.integers(), TEXT
     )
-    | st.builds(LastCommit, st.integers(), COUNT, COUNT)
+    | st.builds(LastCommit, st.integers(), COUNT, COUNT, TEXT, st.booleans())
     | st.builds(
         Drain, TEXT, TEXT, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5), TEXT,
         st.sampled_from(["", "committed", "uncommitted", "expired"]), st.none() | st.integers(),
@@ -145,3 +145,28 @@ def test_members_that_come_and_go_leave_the_votes_as_they_were() -> None:
         assert membership.votes() is votes
     mirror.apply([WatchEvent("put", kv(HERE.commit, Commit(6).to_json(), 22))], 22)
     assert not membership.votes()
+
+
+def test_a_last_commit_of_an_earlier_version_is_of_this_life_and_not_forgotten() -> None:
+    last = LastCommit.from_kv(kv("k", b'{"schema":1,"step":7,"round":2,"epoch":4}'))
+    assert (last.job_uid, last.forgotten) == ("", False)
+    snapshot = Snapshot(9, Job(1, 2, uid="new"), last_commit=last)
+    assert snapshot.commit_to_start_from == last
+    assert not snapshot.commit_is_of_former_life
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "present", "former"),
+    [("old", "new", True), ("same", "same", False), ("", "new", False), ("old", "", False)],
+)
+def test_only_another_uid_makes_a_last_commit_one_of_a_former_life(
+    saved_by: str, present: str, former: bool
+) -> None:
+    last = LastCommit(7, 2, 4, job_uid=saved_by)
+    job = Job(1, 2, generation=5, uid=present)
+    assert Snapshot(9, job, last_commit=last).commit_is_of_former_life is former
+
+
+def test_what_is_forgotten_is_not_started_from() -> None:
+    last = LastCommit(7, 2, 4, forgotten=True)
+    assert Snapshot(9, Job(1, 2), last_commit=last).commit_to_start_from is None

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.gate import parse
 from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
 from rdzv.gate import Gate, Here, Move, RankProgress, local
@@ -172,6 +173,7 @@ GATES = st.builds(
     deadline_boot_s=st.none() | st.floats(0, 1e9),
     reason=st.text(max_size=20),
     last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
+    of_former_life=st.booleans(),
 )
 
 
@@ -184,3 +186,22 @@ def test_a_gate_comes_back_as_it_was(gate: Gate) -> None:
 def test_i8_other_bytes_are_no_gate(content: bytes) -> None:
     with pytest.raises(RecordError, match=r"gate\.json"):
         Gate.from_json("gate.json", content)
+
+
+def test_the_gate_tells_whether_a_former_life_made_the_last_commit() -> None:
+    here = Here("a", "uid-a", None, (), sent=0)
+    for former in (True, False):
+        made = local(
+            here,
+            commit=None,
+            round=ROUND,
+            drain=None,
+            vote=None,
+            last_commit=LastCommit(7, 2, 4, job_uid="old", mod_revision=9),
+            hold_s=10.0,
+            of_former_life=former,
+        ).gate
+        assert made is not None
+        assert (made.last_commit, made.of_former_life) == (LastCommit(7, 2, 4), former)
+        read = parse(made.to_json())
+        assert (read.last_commit, read.of_former_life) == (7, former)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster forget``: train from scratch where a job has saved something before."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from time import time
+
+import click
+
+from agent.config import JobConfig
+from console.drain import requester, write
+from console.looking import connected
+from console.options import configured_by
+from rdzv.errors import ConfigError
+from rdzv.history import HistoryEntry, entry_operations
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.store import Compare, Delete, Operation, Put
+
+
+@click.command(
+    short_help="Forget the last commit, to train from scratch.",
+    epilog="Example: muster forget --job digits",
+)
+@configured_by(JobConfig)
+def forget(config: JobConfig) -> int:
+    """Forget the step that all ranks of the job have saved last.
+
+    A script that checks where it starts then does not ask for that step any more. No checkpoint is
+    touched: what the directory has is gone on from. A world that trains goes on, and its next
+    commit counts.
+    """
+    click.echo(asyncio.run(_forget(config)))
+    return 0
+
+
+async def _forget(config: JobConfig) -> str:
+    """Write it; return what became of it, in a sentence."""
+    keys = JobKeys(config.namespace, config.job)
+    async with connected(config) as (store, mirror):
+        membership = Membership(keys, mirror)
+        before = membership.snapshot()
+        if not mirror.kvs:
+            raise ConfigError(
+                f"the store has no job {config.job} in namespace {config.namespace}: check --job"
+                " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE)"
+            )
+        if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
+            return f"job {config.job} has no last commit: there is nothing to forget"
+
+        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+            present = [kv.key for kv in mirror.under(keys.history)]
+            return forgetting(keys, snapshot, requester(socket.gethostname()), time(), present)
+
+        await write(store, mirror, membership, plan)
+    last = before.last_commit
+    what = "a last commit that could not be read" if last is None else f"step {last.step}"
+    return (
+        f"forgotten: {what}; the next start of job {config.job} goes on from whatever its"
+        " checkpoint directory has, or trains from scratch"
+    )
+
+
+def forgetting(
+    keys: JobKeys, snapshot: Snapshot, who: str, at_unix_s: float, present: list[str]
+) -> tuple[list[Compare], list[Operation]] | None:
+    """Plan to forget the last commit; None where nothing is left to forget.
+
+    The record stays, for the epochs of later commits have to be above its own. ``present`` are the
+    history keys known to be there.
+    """
+    last = snapshot.commit_to_start_from
+    if last is not None:
+        operation: Operation = Put(keys.last_commit, replace(last, forgotten=True).to_json())
+        compares = [Compare(keys.last_commit, "mod", "=", last.mod_revision)]
+        why = f"the last commit, step {last.step}, is forgotten"
+    elif keys.last_commit in snapshot.corrupt:
+        operation, compares = Delete(keys.last_commit), []
+        why = "the last commit, which could not be read, is forgotten"
+    else:
+        return None
+    entry = HistoryEntry("forget", who, why, at_unix_s)
+    return compares, [operation, *entry_operations(keys, entry, snapshot.revision, present)]

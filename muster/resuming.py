@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a script may start from the checkpoint that it has found.
+
+Not from one that is older than what all ranks have saved: the directory is then another one than
+the pods share, and work would be lost. But a job that was deleted and created again may find its
+directory empty, and train from scratch.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from muster.draining import first_reading
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointMissing(RuntimeError):
+    """All ranks have saved a step, and the script would start from an earlier one."""
+
+
+def check_start(step: int, where: object) -> int:
+    """Check that ``step``, of the newest checkpoint in ``where``, is one to start from; return it.
+
+    0 is no checkpoint. Where the last commit is newer and was made in this life of the job, raises
+    ``CheckpointMissing``; where a former life made it, warns. Call it before ``muster.drain()``.
+    Without a sidecar there is nothing to check.
+    """
+    missing, of_former_life = shortfall(step, where)
+    if missing and not of_former_life:
+        raise CheckpointMissing(missing)
+    if missing:
+        log.warning("%s", missing)
+    return step
+
+
+def shortfall(step: int, where: object) -> "tuple[str, bool]":
+    """A sentence on what is missing, empty where nothing is, and whether a former life saved it."""
+    reading = first_reading()
+    committed = None if reading is None else reading.last_commit
+    if reading is None or committed is None or step >= committed:
+        return "", False
+    return sentence(step, committed, where, reading.of_former_life), reading.of_former_life
+
+
+def sentence(step: int, committed: int, where: object, of_former_life: bool) -> str:
+    """Say what is missing, why that may be, and what to do."""
+    found = "the newest checkpoint in %s is of step %d" % (where, step)
+    if not step:
+        found = "there is no checkpoint in %s" % (where,)
+    if of_former_life:
+        begins = "goes on from that one" if step else "trains from scratch"
+        return (
+            "all ranks of a former life of this job have saved step %d, and %s: this life %s; to go"
+            " on from step %d instead, give it the directory of that life"
+            % (committed, found, begins, committed)
+        )
+    return (
+        "all ranks of this job have saved step %d, and %s: either it is not the directory that all"
+        " pods share, or it was emptied to train from scratch; share it, or run `muster forget` for"
+        " this job and start it again" % (committed, found)
+    )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job that is created again: what of its former life counts, and what is forgotten by hand."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import muster
+import muster.draining
+import muster.progress
+from console.forget import forgetting
+from rdzv.commit import Commit, LastCommit, Vote
+from rdzv.draining import decide, transaction
+from rdzv.gate import Gate
+from rdzv.history import HistoryEntry
+from rdzv.keys import JobKeys
+from rdzv.listing import decide as listing_of
+from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.model import Drain, Job, Member, Snapshot
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put
+from tests.unit.pod_gate import PodGate
+
+KEYS = JobKeys("team", "digits")
+MASTER = "10.0.0.7:40123"
+LAST = LastCommit(60, 0, 1)
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodGate:
+    """A pod whose rank this process is."""
+    environ = {"TORCHELASTIC_RUN_ID": "job", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "40123"}
+    for name, value in {**environ, "MUSTER_RUN_DIR": str(tmp_path / "run")}.items():
+        monkeypatch.setenv(name, value)
+    for module, name in ((muster.progress, "_file"), (muster.draining, "_gate")):
+        monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
+    return PodGate(tmp_path / "run", MASTER)
+
+
+def show(pod: PodGate, last: LastCommit | None, *, of_former_life: bool = False) -> None:
+    pod.show(Gate(run="job", master=MASTER, last_commit=last, of_former_life=of_former_life))
+
+
+# --- what a script is told ---
+
+
+def test_a_new_life_with_an_empty_directory_trains_and_is_told(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    show(pod, LAST, of_former_life=True)
+    with caplog.at_level(logging.WARNING):
+        assert muster.check_start(0, "/new") == 0
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == (
+        "all ranks of a former life of this job have saved step 60, and there is no checkpoint in"
+        " /new: this life trains from scratch; to go on from step 60 instead, give it the directory"
+        " of that life"
+    )
+
+
+def test_a_new_life_goes_on_from_its_own_periodic_checkpoint(
+    pod: PodGate, caplog: pytest.LogCaptureFixture
+) -> None:
+    show(pod, LAST, of_former_life=True)
+    assert muster.check_start(20, "/new") == 20
+    assert "is of step 20: this life goes on from that one" in caplog.records[0].getMessage()
+
+
+def test_the_same_directory_goes_on(pod: PodGate, caplog: pytest.LogCaptureFixture) -> None:
+    for former in (True, False):
+        show(pod, LAST, of_former_life=former)
+        assert muster.last_commit() == 60
+        for step in (60, 61):
+            assert muster.check_start(step, "/same") == step
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("step", "found"),
+    [(0, "there is no checkpoint in /ck"), (20, "the newest checkpoint in /ck is of step 20")],
+)
+def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedies(
+    pod: PodGate, step: int, found: str
+) -> None:
+    show(pod, LAST)
+    with pytest.raises(muster.CheckpointMissing) as caught:
+        muster.check_start(step, Path("/ck"))
+    assert str(caught.value) == (
+        f"all ranks of this job have saved step 60, and {found}: either it is not the directory"
+        " that all pods share, or it was emptied to train from scratch; share it, or run `muster"
+        " forget` for this job and start it again"
+    )
+
+
+def test_where_nothing_was_saved_or_it_is_forgotten_any_start_will_do(pod: PodGate) -> None:
+    show(pod, None)
+    assert muster.check_start(0, "/ck") == 0
+
+
+# --- what is on record ---
+
+
+def test_a_last_commit_names_the_job_that_made_it() -> None:
+    members = {
+        name: Member(name, f"uid-{name}", at, "10.0.0.1", "host", "worker", 1, 1, 4)
+        for at, name in enumerate("ab", 1)
+    }
+    saved = {name: Vote(5, 3, f"uid-{name}", 10, acked=10) for name in "ab"}
+    membership = Snapshot(
+        90,
+        Job(1, 4, uid="uid-of-the-job", mod_revision=7),
+        members,
+        drains={"uid-a": Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)},
+        commit=Commit(5, "run", 3, "commit", 10, leaving=("uid-a",), mod_revision=60),
+    )
+    live = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
+    snapshot = DrainingSnapshot(membership, listing_of(membership), live, saved, "uid-b", None)
+    decision = decide(1000.0, snapshot, Observations(5, "commit", 990.0, 990.0, {}), Policy())
+    _, operations = transaction(KEYS, snapshot, decision)
+    assert written(operations) == LastCommit(10, 3, 5, job_uid="uid-of-the-job", mod_revision=1)
+
+
+def written(operations: list[Operation]) -> LastCommit:
+    (put,) = [one for one in operations if isinstance(one, Put) and one.key == KEYS.last_commit]
+    return LastCommit.from_kv(KeyValue(put.key, put.value, 1, 1, 1, 0))
+
+
+def test_forgetting_keeps_the_epoch_and_is_in_the_history() -> None:
+    last = LastCommit(60, 2, 7, job_uid="uid", mod_revision=33)
+    planned = forgetting(KEYS, Snapshot(40, Job(1, 2), last_commit=last), "ada@host", 5.0, [])
+    assert planned is not None
+    compares, operations = planned
+    assert compares == [Compare(KEYS.last_commit, "mod", "=", 33)]
+    assert written(operations) == LastCommit(60, 2, 7, "uid", forgotten=True, mod_revision=1)
+    (entry,) = [one for one in operations if isinstance(one, Put) and "/history/" in one.key]
+    told = HistoryEntry.from_kv(KeyValue(entry.key, entry.value, 1, 1, 1, 0))
+    assert (told.what, told.member) == ("forget", "ada@host")
+    assert told.why == "the last commit, step 60, is forgotten"
+
+
+def test_what_cannot_be_read_is_forgotten_and_nothing_twice() -> None:
+    broken = Snapshot(40, Job(1, 2), corrupt={KEYS.last_commit: "not JSON"})
+    planned = forgetting(KEYS, broken, "ada@host", 5.0, [])
+    assert planned is not None
+    assert planned[1][0] == Delete(KEYS.last_commit)
+    done = LastCommit(60, 2, 7, forgotten=True)
+    assert forgetting(KEYS, Snapshot(40, Job(1, 2), last_commit=done), "a", 5.0, []) is None
+    assert forgetting(KEYS, Snapshot(40, Job(1, 2)), "a", 5.0, []) is None
