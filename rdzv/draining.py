@@ -119,6 +119,12 @@ class _Scene:
         return sum(member.name in there for member in listed) >= job.min_workers
 
     @property
+    def untrained(self) -> bool:
+        """Whether no world has formed yet in this life of the job: nobody is kept for one."""
+        round = self.snapshot.round
+        return round is None or (round.first and not round.complete)
+
+    @property
     def launched_s(self) -> float:
         """From when on no first command can be on its way to this sidecar's own pod."""
         seen = self.observations
@@ -192,6 +198,8 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         refused = _speaks_of(scene.commit, scene.round) and scene.commit.refused
         if refused and scene.may_grant and not scene.round.finishing:
             return "uncommitted", "a rank of this round takes no part in commits"
+    elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
+        return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
         if snapshot.commands is None:
@@ -552,6 +560,11 @@ def cancel(
         return f"pod {pod_uid} does not drain"
     if granted(commit, drain):
         return f"{drain.member} was let go already ({drain.outcome or 'granted'})"
+    if drain.ends:
+        return (
+            f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"
+            " (where only its sidecar was restarted, the drain is taken back by itself)"
+        )
     here = keys.in_generation(snapshot.job.generation)
     compares = [
         Compare(here.drain(pod_uid), "mod", "=", drain.mod_revision),

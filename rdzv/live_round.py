@@ -24,7 +24,8 @@ class LiveRound:
     ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
     it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
-    unknown. ``mod_revision`` is that of the round key. ``asking``: who asks for a place.
+    unknown. ``first``: the run begins with it, in this life of the job. ``mod_revision`` is that of
+    the round key. ``asking``: who asks for a place.
     """
 
     run: str
@@ -36,6 +37,7 @@ class LiveRound:
     finishing: bool = False
     closed: bool = False
     master: str = ""
+    first: bool = False
     mod_revision: int = 0
     asking: frozenset[str] = frozenset()
 

@@ -238,14 +238,19 @@ class Incarnation:
         )
 
 
+ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
+"""Sources of notices that come from the end of a pod itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drain:
     """A notice that a pod will go away; who drains is not listed.
 
     ``source`` says where the notice came from, ``requested_by`` who asked, where that is known.
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
-    one; SIGTERM passes ``reserve_s`` before it at the latest. ``step`` is the commit step of an
-    outcome ``committed``; None where nothing was agreed on.
+    one; SIGTERM passes ``reserve_s`` before it at the latest. ``ending``: its pod has been told to
+    end since, whoever asked for the drain first. ``step`` is the commit step of an outcome
+    ``committed``; None where nothing was agreed on.
     """
 
     pod_uid: str
@@ -257,8 +262,14 @@ class Drain:
     requested_by: str = ""
     outcome: Outcome = ""
     step: int | None = None
+    ending: bool = False
     created_revision: int = 0
     mod_revision: int = 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether the pod is being ended, which taking the drain back would not stop."""
+        return self.ending or self.source in ENDING_SOURCES
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -271,6 +282,7 @@ class Drain:
                 "seconds_left": self.seconds_left,
                 "reserve_s": self.reserve_s,
                 "requested_by": self.requested_by,
+                "ending": self.ending,
                 "outcome": self.outcome,
                 "step": self.step,
             }
@@ -293,6 +305,7 @@ class Drain:
             seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),
             reserve_s=take_seconds(kv.key, {"reserve_s": 0, **fields}, "reserve_s"),
             requested_by=take(kv.key, fields, "requested_by", str, ""),
+            ending=take(kv.key, fields, "ending", bool, False),
             outcome=outcome,
             step=None if step is None else take(kv.key, fields, "step", int),
             created_revision=kv.create_revision,

@@ -14,7 +14,7 @@ from typing import Any
 from agent.notices.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from rdzv.errors import RecordError
-from rdzv.model import Drain, dump_record, load_record, take, take_seconds
+from rdzv.model import ENDING_SOURCES, Drain, dump_record, load_record, take, take_seconds
 
 NAME = "drain.json"
 
@@ -70,6 +70,11 @@ class Notes:
         return None if self.deadline_boot_s is None else self.deadline_boot_s - self.reserve_s
 
     @property
+    def ending(self) -> bool:
+        """Whether the pod itself was told to end, by whatever of its hooks or signals."""
+        return not ENDING_SOURCES.isdisjoint(self.sources)
+
+    @property
     def outlived_boot_s(self) -> float | None:
         """From when on a pod that still lives was not being ended; None where it surely is.
 
@@ -90,6 +95,7 @@ class Notes:
             seconds_left=None if left_s is None else max(0.0, left_s - now_boot_s),
             reserve_s=self.reserve_s,
             requested_by=member,
+            ending=self.ending,
         )
 
     def to_json(self) -> bytes:

@@ -209,16 +209,15 @@ class OwnDrain:
             history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
             holds, again = outdate_first_write(self._membership.keys, snapshot, drain.member)
             return [*unchanged, *holds], [Delete(key), *again, *history]
-        if notes.deadline_boot_s is None or (
-            self._recorded[1] is not None
-            and self._recorded[1] <= notes.deadline_boot_s + SAME_DEADLINE_S
+        after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
+        if notes.deadline_boot_s is not None and (
+            self._recorded[1] is None or self._recorded[1] > notes.deadline_boot_s + SAME_DEADLINE_S
         ):
-            return None
-        sooner = notes.record(drain.member, now_s)
-        # Reckoned from when it is seen, it would seem too late again, where the store is slow.
-        self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
-        sooner = replace(drain, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
-        return unchanged, [Put(key, sooner.to_json())]
+            sooner = notes.record(drain.member, now_s)
+            # Reckoned from when it is seen, it would seem too late again, where the store is slow.
+            self._recorded = (sooner.seconds_left, notes.deadline_boot_s)
+            after = replace(after, seconds_left=sooner.seconds_left, reserve_s=sooner.reserve_s)
+        return None if after == drain else (unchanged, [Put(key, after.to_json())])
 
     # -- telling
 

@@ -26,6 +26,7 @@ def live_round(
         finishing=current.finishing,
         closed=bool(current.closed),
         master=master if current.complete else "",
+        first=current.is_first,
         mod_revision=current.mod_revision,
         asking=frozenset(node.member for node in snapshot.asking()),
     )

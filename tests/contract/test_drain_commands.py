@@ -194,6 +194,22 @@ async def test_cancelled_it_ends_with_4() -> None:
         assert "the drain of b cannot be cancelled: pod uid-b does not drain" in again.err
 
 
+async def test_of_a_pod_that_is_being_ended_it_is_refused() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        assert (await at.drain("b")).status == 0
+        await at.one.until(at.one.phase_is("done"))
+        # The pod is deleted meanwhile: that cannot be taken back.
+        at.one.pods["b"].notice("sigterm", 120)
+        await at.one.until(lambda: at.one.snapshot.drains["uid-b"].ends)
+        refused = await at.drain("b", "--cancel")
+        assert (refused.status, refused.out) == (2, "")
+        assert "cannot be cancelled: the pod of b is being ended" in refused.err
+        drain = at.one.snapshot.drains["uid-b"]
+        assert (drain.source, drain.outcome, drain.seconds_left) == ("operator", "", 60)
+
+
 async def test_lost_it_ends_with_5() -> None:
     async with terminal() as at:
         await at.one.form("ab", loop=Loop(save_s=300))

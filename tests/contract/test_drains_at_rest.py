@@ -182,7 +182,7 @@ async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room(disk
         await one.form("ab")
         await one.training()
         drained = one.pods["b"]
-        drained.notice("sigterm", 60)
+        drained.notice("control", 60)
         await one.pods["a"].soon(lambda: all(pod.shown() == "done" for pod in one.pods.values()))
         disk.full = True
         planned = cancel(KEYS, one.snapshot, drained.uid)

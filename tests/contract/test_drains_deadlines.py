@@ -36,11 +36,19 @@ async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
         assert client.phases[-2:] == ["saved", "released"]
 
 
+async def test_below_min_a_pod_in_which_nothing_was_trained_goes_at_once() -> None:
+    async with job("a") as one:
+        # Nobody waits here for as long as this deadline is away.
+        assert (await one.pods["a"].notice("sigterm", 3600).last())["outcome"] == "uncommitted"
+
+
 async def test_a_drain_is_written_once_though_its_own_sidecar_sees_it_late() -> None:
     async def late() -> None:
         await asyncio.sleep(1.5)
 
     async with job("ab", least=2) as one:
+        await one.form("ab")
+        await one.training()
         one.pods["b"].cable.delivering = late  # type: ignore[method-assign]
         one.pods["b"].notice("sigterm", 30)
         await one.until(lambda: "uid-b" in one.snapshot.drains)

@@ -285,7 +285,7 @@ def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
     assert decided(below, seen(due_s={"uid-a": NOW})).drains["uid-a"].outcome == "committed"
     told = decide(NOW, below, seen(), Policy(below_min="commit"))
     assert told.drains["uid-a"].outcome == "committed"
-    for outside in (None, replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
+    for outside in (replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
         gone = scene(None, A, members="ab", least=2, live=outside, me="a")
         assert not decided(gone).drains
 
@@ -344,6 +344,19 @@ def test_a_pod_in_no_round_is_let_go_by_its_own_sidecar() -> None:
     for live in (None, replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
         assert decided(scene(None, A, live=live, me="a")).drains["uid-a"].outcome == "uncommitted"
         assert not decided(scene(None, A, live=live, me="b")).drains
+
+
+@pytest.mark.parametrize("live", [None, LiveRound("run", 0, False, first=True)])
+def test_below_min_nobody_is_kept_for_a_world_that_has_never_been(live: LiveRound | None) -> None:
+    assert decided(scene(None, A, members="ab", least=2, live=live, me="a")).drains["uid-a"] == (
+        replace(A, outcome="uncommitted")
+    )
+    for other in (
+        scene(None, A, members="ab", least=2, live=live, me="b"),
+        scene(None, A, members="ab", least=2, live=live, me="a", commands=0),
+        scene(None, A, members="ab", least=2, live=replace(ROUND, first=True), me="a"),
+    ):
+        assert not decided(other).drains
 
 
 def test_a_drain_that_comes_when_the_round_is_over_is_served_by_its_save() -> None:
@@ -430,7 +443,8 @@ def test_a_new_epoch_drops_the_votes_of_the_old_ones() -> None:
 def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_after_a_grant() -> (
     None
 ):
-    made = cancel(KEYS, scene(SAVE, A).membership, "uid-a")
+    by_hand = replace(A, source="operator")
+    made = cancel(KEYS, scene(SAVE, by_hand).membership, "uid-a")
     assert not isinstance(made, str)
     compares, operations = made
     assert {compare.key for compare in compares} == {HERE.commit, HERE.drain("uid-a")}
@@ -444,6 +458,21 @@ def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_aft
     )
     assert "does not drain" in str(cancel(KEYS, scene(None).membership, "uid-a"))
     assert granted(late, A)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        A,
+        replace(A, source="prestop"),
+        replace(A, source="hold"),
+        replace(A, source="operator", ending=True),
+    ],
+)
+def test_the_drain_of_a_pod_that_is_being_ended_cannot_be_cancelled(ends: Drain) -> None:
+    assert "is being ended" in str(cancel(KEYS, scene(SAVE, ends).membership, "uid-a"))
+    taken_back = cancel(KEYS, scene(SAVE, replace(A, source="control")).membership, "uid-a")
+    assert not isinstance(taken_back, str)
 
 
 # --- time ---
@@ -502,6 +531,7 @@ ROUNDS = st.none() | st.builds(
     newcomers=st.booleans(),
     finishing=st.booleans(),
     closed=st.booleans(),
+    first=st.booleans(),
 )
 DRAINS = st.sets(
     st.sampled_from([A, B, replace(A, outcome="committed"), replace(B, outcome="expired")])
@@ -539,7 +569,8 @@ def test_i7_i10_any_snapshot_gets_one_decision_and_a_sentence(
     enough = len(snapshot.listing.listed) >= least
     for uid, drain in decision.drains.items():
         due = times.due_s.get(uid, math.inf) <= NOW
-        assert due or (enough and drain.outcome != "expired")
+        untrained = live is None or (live.first and not live.complete)
+        assert due or ((enough or untrained) and drain.outcome != "expired")
         if drain.outcome == "committed" and snapshot.commands is None:
             assert snapshot.commit.phase == "done"
 

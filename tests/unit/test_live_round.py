@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.live_round import live_round, master_token, newest
-from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.observations import Observations, stand
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from rdzv.live_round import LiveRound
@@ -59,6 +59,12 @@ def test_an_open_round_has_no_members_and_no_name_yet() -> None:
     one = seen(D, current=Round(4, mod_revision=12))
     assert one == LiveRound("digits", 4, False, mod_revision=12, asking=frozenset("d"))
     assert not one.live
+
+
+def test_the_first_of_a_life_of_the_job_is_known() -> None:
+    assert not seen(A, B, C).first
+    assert seen(D, current=Round(0)).first
+    assert seen(D, current=Round(ROUNDS_PER_LIFE)).first
 
 
 def test_finishing_and_closed() -> None:

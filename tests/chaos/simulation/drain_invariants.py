@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE
 from rdzv.draining import is_enough
 from rdzv.listing import decide
 from rdzv.model import Drain, Snapshot
@@ -76,9 +77,15 @@ class DrainInvariants:
         if drain.outcome == "expired":
             self._check_due(drain.pod_uid, drain.member)
             return
-        self._check_may_grant(before, drain.pod_uid)
+        if drain.outcome != "uncommitted" or self._has_trained(before):
+            self._check_may_grant(before, drain.pod_uid)
         if drain.outcome == "committed" and drain.step not in self._done:
             self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
+
+    def _has_trained(self, snapshot: Snapshot) -> bool:
+        """Whether a world has formed in this life of the job: below min nobody is kept before."""
+        life = snapshot.job.generation - 1 if snapshot.job is not None else 0
+        return any(number // ROUNDS_PER_LIFE == life for _, number in self._rounds.frozen)
 
     def _check_may_grant(self, before: Snapshot, uid: str) -> None:
         if self._job.shape.below_min == "commit" or self._is_due(uid):
