@@ -63,6 +63,8 @@ class Agent:
         self.finished_round = -1
         self.filled_round = -1
         """The round that it was given fillers for: there it never meets the others."""
+        self.asked_s = self.seen_s
+        """Since when its time to join runs: since it asked, or was promoted."""
         self.parked = False
         self.parks = True
         self.foreign_size = False
@@ -255,6 +257,7 @@ class Agent:
             granted = await rendezvous.join(self)
             # It was on no list: what it was shown before does not count.
             self.parked = False
+            self.asked_s = rendezvous.clock()
         else:
             granted = await rendezvous.leave_written(self)
         if granted:
@@ -271,6 +274,7 @@ class Agent:
                 self._rendezvous.policy().max_nodes,
             )
         self.parked = False
+        self.asked_s = self._rendezvous.clock()
         await self._hold(while_shown="asking")
         shown = self._rendezvous.view_of(self).role
         return await self._answer(fruitless=shown in ("parked", "promoted"))

@@ -236,6 +236,7 @@ class Rendezvous:
             parked=agent.parked,
             parks=agent.parks,
             filled_round=agent.filled_round,
+            waited_s=self.clock() - agent.asked_s,
         )
 
     def is_dead(self, round_number: int) -> bool:

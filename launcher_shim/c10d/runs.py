@@ -25,6 +25,8 @@ class Policy:
     asks every 5 s). ``hold_s``: how long an answer may be held back for news, where torch would
     sleep for a second and ask again. It covers the last call; a signal to the agent is handled when
     the answer has come.
+    ``park_s``: how long an agent asks in a round that does not form, until it is parked, where its
+    join has no time-out.
     """
 
     min_nodes: int
@@ -37,6 +39,7 @@ class Policy:
     orphan_hold_s: float = 60.0
     hung_s: float = 30.0
     hold_s: float = 2.0
+    park_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

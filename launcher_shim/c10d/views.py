@@ -50,13 +50,15 @@ def view(
     parked: bool,
     parks: bool,
     filled_round: int,
+    waited_s: float = 0.0,
 ) -> View:
     """Make the view of ``node``, whose record in ``snapshot`` must be what it should be.
 
     ``parked``: the agent was last shown ``parked`` (or may have been, before a restart) and has
     not taken itself off the list since. ``parks``: it knows a redundancy list (torch 2.3) and its
     own maximum is ours; one that does not waits in the wait list, where its join may time out.
-    ``filled_round``: the round that it was given fillers for.
+    ``filled_round``: the round that it was given fillers for. ``waited_s``: for how long its time
+    to join has run. A round that does not form, as below ``min``, may take days.
     """
     current = snapshot.round
     member = node.member
@@ -75,7 +77,8 @@ def view(
         return View("apart", number, phantom=not leaving)
     welcome = snapshot.membership.may_join(member)
     frozen = current.complete and node.seat in current.frozen
-    if node.state == "asking" and (frozen or (welcome and not current.complete)):
+    waits = waited_s >= policy.park_s and parks and not frozen
+    if node.state == "asking" and (frozen or (welcome and not current.complete and not waits)):
         # One that is frozen is shown the world only once its record says that it was; a drain
         # that begins in between changes nothing about that.
         return View("promoted" if parked else "asking", number)

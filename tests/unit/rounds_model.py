@@ -12,6 +12,7 @@ whole world has nothing to save, and is let go.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -60,7 +61,8 @@ class Rules:
     ``calm``: nothing goes wrong, so that no world may form twice. ``commits``: its ranks save
     before anybody is let in, or let go from a whole world. ``meets``: who was handed a world waits
     until its first rank has said where they meet, or for a filler. ``never``: members whose
-    launcher never comes, so that any call for them may be over at any moment.
+    launcher never comes, so that any call for them may be over at any moment. ``waits_long``: one
+    that asks in an open round is parked there, sooner or later.
     """
 
     nodes: int
@@ -84,6 +86,7 @@ class Rules:
     leavers_excused: bool = True
     saves_end_rounds: bool = True
     never: str = ""
+    waits_long: bool = False
     keeps_places: bool = True
     range_compare: bool = True
     whole_world: bool = True
@@ -269,7 +272,14 @@ def look(
     handed = None
     if mine is not None:
         seen_by_agent = view(
-            shown, standings, rules.policy, mine, parked=parked, parks=True, filled_round=filled
+            shown,
+            standings,
+            rules.policy,
+            mine,
+            parked=parked,
+            parks=True,
+            filled_round=filled,
+            waited_s=math.inf if parked else 0.0,
         )
         handed = hand(shown, standings, mine)
         if handed is not None and own is not None and rules.by_create_revision:
@@ -663,6 +673,8 @@ def _join(rules: Rules, state: State, me: int, shown: View) -> State | None:
         case "promoted":
             return _with(state, me, parked=False)
         case "parked" if not side.parked:
+            return _with(state, me, parked=True)
+        case "asking" if rules.waits_long and not side.mirror.round.complete:
             return _with(state, me, parked=True)
     return None
 

@@ -68,6 +68,17 @@ def test_i11_nobody_stays_in_a_world_of_nowhere_when_its_first_rank_returns() ->
         assert all(walk(rules, 3, Random(seed)) > 10 for seed in range(20))
 
 
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_i11_those_that_are_parked_while_a_round_does_not_form_are_in_it_when_it_does(
+    nodes: int,
+) -> None:
+    rules = Rules(nodes, Policy(2, 2), waits_long=True)
+    explored = explore(replace(rules, nodes=2, calm=True), faults=0, states_max=STATES_MAX)
+    assert explored.exhausted
+    assert explored.ends > 0
+    assert all(walk(rules, 4, Random(seed)) > 10 for seed in range(10))
+
+
 @pytest.mark.parametrize(
     ("nodes", "policy", "never"),
     [

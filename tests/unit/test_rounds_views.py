@@ -35,6 +35,7 @@ def shown(
     parks: bool = True,
     membership: Membership | None = None,
     filled_round: int = -1,
+    waited_s: float = 0.0,
 ) -> View:
     snapshot = RunSnapshot(
         50,
@@ -45,7 +46,14 @@ def shown(
     seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
     standings = stand(2e3, snapshot, seen, POLICY)
     return view(
-        snapshot, standings, POLICY, me, parked=parked, parks=parks, filled_round=filled_round
+        snapshot,
+        standings,
+        POLICY,
+        me,
+        parked=parked,
+        parks=parks,
+        filled_round=filled_round,
+        waited_s=waited_s,
     )
 
 
@@ -293,3 +301,17 @@ def test_every_view_survives_the_codec(flavour: Flavour) -> None:
     made = View("parked" if flavour.redundancy else "waiting", OPEN, full=True, phantom=False)
     state = portray(made, ME, "a", 4)
     assert decode(encode(state, flavour))[0] == state
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_one_that_asks_in_a_round_that_does_not_form_is_parked_until_it_is_frozen(
+    parked: bool,
+) -> None:
+    asks, waited_s = node("a", "asking"), POLICY.park_s
+    assert shown(asks, current=OPEN, parked=parked, waited_s=waited_s).role == "parked"
+    assert shown(asks, B, C, parked=parked, waited_s=1e6).role == (
+        "promoted" if parked else "asking"
+    )
+    assert shown(asks, current=OPEN, waited_s=waited_s - 0.1).role == "asking"
+    # Without a redundancy list there is nowhere to park it.
+    assert shown(asks, current=OPEN, parks=False, waited_s=1e6).role == "asking"
