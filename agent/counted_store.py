@@ -13,6 +13,7 @@ from rdzv.store import (
     DEFAULT_TIMEOUT_S,
     Compare,
     Operation,
+    Page,
     RangeResult,
     Store,
     StoreStatus,
@@ -36,6 +37,23 @@ class CountedStore:
             result = await self._store.range(key, prefix=prefix, timeout_s=timeout_s)
         self._metrics.answered(result.revision)
         return result
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """Read some of the keys under ``prefix``."""
+        with self._timed("range"):
+            page = await self._store.page(
+                prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
+            )
+        self._metrics.answered(page.revision)
+        return page
 
     async def txn(
         self,

@@ -74,7 +74,7 @@ def job_parts(
     )
     return JobParts(
         mirror=mirror,
-        watching=Watching(store, mirror),
+        watching=Watching(store, mirror, random=random),
         membership=membership,
         registrar=registrar,
         losses=Losses(store, mirror, membership, config.member),

@@ -18,6 +18,7 @@ from rdzv.errors import StoreError, StoreRefused
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.paging import read_all
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.cluster import auth_enabled, cluster_members, history_compacted
@@ -144,7 +145,7 @@ async def _members(access: Access) -> tuple[Member, ...]:
 
 
 async def _history(store: Store, keys: JobKeys) -> tuple[HistoryEntry, ...]:
-    read = await store.range(keys.prefix, prefix=True, timeout_s=CALL_TIMEOUT_S)
+    read = await read_all(store, keys.prefix, timeout_s=CALL_TIMEOUT_S)
     return view_of(keys, snapshot_of(keys, read), read.kvs).history
 
 

@@ -13,6 +13,7 @@ from console.job_view import JobView, view_of
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership, snapshot_of
+from rdzv.paging import read_all
 from rdzv.store import Store
 from rdzv.store.opening import open_store
 from rdzv.watching import Mirror, Watching
@@ -28,7 +29,7 @@ async def look(config: JobConfig) -> JobView:
     keys = JobKeys(config.namespace, config.job)
     store = open_store(config.access)
     try:
-        read = await store.range(keys.prefix, prefix=True, timeout_s=REACH_TIMEOUT_S)
+        read = await read_all(store, keys.prefix, timeout_s=REACH_TIMEOUT_S)
     except StoreUnavailable as error:
         raise _unreachable(config, str(error)) from error
     finally:

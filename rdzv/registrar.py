@@ -29,6 +29,7 @@ from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.membership import Membership, snapshot_of
 from rdzv.model import Incarnation, Job, Snapshot
 from rdzv.pacing import Pacing
+from rdzv.paging import read_all
 from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.store import Compare, Delete, Operation, Put, Store
 from rdzv.watching import Mirror
@@ -36,6 +37,7 @@ from rdzv.watching import Mirror
 log = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.3
+READ_TIMEOUT_S = 2.0
 RENEWALS_PER_TTL = 3
 RENEWAL_JITTER = 0.1
 """Those who register in the same second would otherwise renew in step for ever."""
@@ -445,7 +447,8 @@ class Registrar:
     # -- small things
 
     async def _read(self) -> Snapshot:
-        return snapshot_of(self.keys, await self._store.range(self.keys.prefix, prefix=True))
+        read = await read_all(self._store, self.keys.prefix, timeout_s=READ_TIMEOUT_S)
+        return snapshot_of(self.keys, read)
 
     def _history(self, what: Happening, why: str) -> tuple[Operation, ...]:
         entry = HistoryEntry(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watch that turns store events into a mirror of one job's keys.
 
-One prefix read at start and after a compaction; from then on events are applied as they come,
-and readers are woken once per batch, however many events it holds
+One read at start and after a compaction, in pages (``rdzv.paging``); then events are applied
+as they come, and readers are woken once per batch, however many events it holds
 (docs/decisions/0001-mirror.md says why this reads no prefix at each wake-up).
 The mirror stays readable while the store is away: that is what keeps a healthy job running.
 """
@@ -13,10 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from random import Random
 
-from rdzv.errors import Compacted, StoreError, StoreRefused
+from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import spelled
+from rdzv.paging import PagedRead, Paging
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
+from rdzv.store.doubling import Doubling
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,10 @@ Less than the time for which a vanished key must stay away: a stream that hangs 
 count as one that would have shown its return.
 """
 
-RELIST_PAUSE_S = 0.5
+RELIST_PAUSE = Doubling(0.5, 2.0)
+"""Between two attempts to read the store. What has been read of it meanwhile is kept."""
+
+ASK_AGAIN_S = 0.5
 
 PAST_S = 0.01
 """A timer may fire a moment early: the end of health is looked for just past it."""
@@ -226,15 +232,26 @@ def shown_key(key: str) -> str:
 class Watching:
     """Keeps a ``Mirror`` up to date for as long as it runs.
 
-    ``trouble`` is what the store said last, if it does not let us read.
+    ``trouble`` is what the store said last, if it does not let us read. ``random`` draws the pauses
+    between two attempts, so that many do not come back at one moment; without it they are whole.
     """
 
-    def __init__(self, store: Store, mirror: Mirror) -> None:
+    def __init__(
+        self,
+        store: Store,
+        mirror: Mirror,
+        *,
+        random: Random | None = None,
+        pause: Doubling = RELIST_PAUSE,
+    ) -> None:
         self.trouble = ""
         self._told = ""
         self._answered = asyncio.Event()
         self._store = store
         self._mirror = mirror
+        self._random = random
+        self._pause = pause
+        self._paging = Paging()
 
     async def run(self) -> None:
         """Follow the store for ever: list, watch, and list again where the history is gone."""
@@ -244,16 +261,26 @@ class Watching:
             tasks.create_task(self._keep_listening(), name="listen for the store's silence")
 
     async def _keep_following(self) -> None:
+        failures = 0
         while True:
+            listed = False
             try:
                 await self._relist()
+                listed, failures = True, 0
                 await self._follow()
             except Compacted as gone:
                 log.info("the store is read anew: %s", gone)
+                if listed:
+                    continue
             except StoreError as error:
-                what = "refuses" if isinstance(error, StoreRefused) else "does not answer"
-                self._say(what, str(error))
-                await asyncio.sleep(RELIST_PAUSE_S)
+                self._say_trouble(error)
+            await self._rest(failures)
+            failures += 1
+
+    async def _rest(self, failures: int) -> None:
+        pause, random = self._pause, self._random
+        pause_s = pause.drawn_after(failures, random) if random else pause.after(failures)
+        await asyncio.sleep(pause_s)
 
     async def _keep_listening(self) -> None:
         """Say when the stream falls silent: a driver bridges an outage without an error."""
@@ -266,6 +293,10 @@ class Watching:
             if not self._told:
                 self._say("does not answer", f"nothing has come from it for {HEALTHY_S:g} s")
             await self._answered.wait()
+
+    def _say_trouble(self, error: StoreError) -> None:
+        refused = isinstance(error, StoreRefused)
+        self._say("refuses" if refused else "does not answer", str(error))
 
     def _say(self, what: str, why: str) -> None:
         """Log that the store is away, once; ``why`` may be spelled anew at each attempt."""
@@ -286,7 +317,7 @@ class Watching:
             if await self._catch_up():
                 self._mirror.heard(asked_s)
             else:
-                await asyncio.sleep(RELIST_PAUSE_S)
+                await asyncio.sleep(ASK_AGAIN_S)
                 self._mirror.ask()
 
     async def _catch_up(self) -> bool:
@@ -306,8 +337,18 @@ class Watching:
         return True
 
     async def _relist(self) -> None:
-        result = await self._store.range(self._mirror.prefix, prefix=True)
-        self._mirror.replace(result.kvs, result.revision)
+        """Read all there is, page by page; one that does not come is asked for again."""
+        read = PagedRead(self._mirror.prefix, self._paging)
+        failures = 0
+        while not read.whole:
+            try:
+                await read.step(self._store)
+            except StoreUnavailable as error:
+                self._say_trouble(error)
+                await self._rest(failures)
+                failures += 1
+            self._paging = read.paging
+        self._mirror.replace(read.kvs, read.revision)
         self._note_answer()
 
     async def _follow(self) -> None:

@@ -34,6 +34,7 @@ from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
     Compare,
     Operation,
+    Page,
     RangeResult,
     StoreStatus,
     TxnResult,
@@ -71,6 +72,26 @@ class EtcdStore:
         request = pb.RangeRequest(**span(key, prefix=prefix))
         _, response = await self._calls.call(RANGE, request, timeout_s, Effect.READ)
         return RangeResult(response.header.revision, tuple(map(key_value, response.kvs)))
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """Read the first ``limit`` keys under ``prefix`` that come after the key ``after``."""
+        interval = Interval.after(after, prefix)
+        request = pb.RangeRequest(
+            key=interval.start, range_end=interval.end, limit=limit, revision=revision
+        )
+        _, response = await self._calls.call(
+            RANGE, request, timeout_s, Effect.READ, attempt_s=timeout_s / 2
+        )
+        kvs = tuple(map(key_value, response.kvs))
+        return Page(revision or response.header.revision, kvs, response.more)
 
     async def txn(
         self,

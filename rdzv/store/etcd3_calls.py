@@ -80,6 +80,9 @@ def aio_error(error: BaseException) -> grpc.aio.AioRpcError:
 
 
 def _range(client: Any, request: pb.RangeRequest) -> Any:
+    if request.limit or request.revision:
+        # The package knows neither.
+        return _over_its_channel(client, RANGE, request)
     if request.range_end:
         return client.get_range_response(request.key, request.range_end)
     return client.get_response(request.key)

@@ -110,11 +110,12 @@ class Calls:
         effect: Effect,
         *,
         done: Outcome | None = None,
+        attempt_s: float = 0.0,
     ) -> tuple[Endpoint, Any]:
         """Try the endpoints in turn until one answers, the deadline, or an ambiguous write.
 
         Return the endpoint that answered and its response; an answer of outcome ``done`` is a
-        success without a response.
+        success without a response. No attempt is given up before ``attempt_s``, or the deadline.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
@@ -126,7 +127,8 @@ class Calls:
             endpoint = self.rotation.current
             left_s = deadline_s - loop.time()
             try:
-                return endpoint, await self.attempt(endpoint, method, request, left_s, tried)
+                answer = self.attempt(endpoint, method, request, left_s, tried, attempt_s)
+                return endpoint, await answer
             except AttemptError as failed:
                 if failed.outcome is done:
                     return endpoint, None
@@ -158,15 +160,18 @@ class Calls:
         request: Any,
         left_s: float,
         tried: tuple[Endpoint, ...],
+        least_s: float = 0.0,
     ) -> Coroutine[Any, Any, Any]:
         """Make one call at one endpoint; moves the watches away as well if that is needed.
 
-        ``tried`` have failed before in the same round. A token that the store refuses is given
-        up, so that the next attempt gets a new one.
+        ``tried`` have failed before in the same round. It is not given up before ``least_s``. A
+        token that the store refuses is given up, so that the next attempt gets a new one.
         """
         if self._login is not None:
-            return self._attempt_logged_in(self._login, endpoint, method, request, left_s, tried)
-        timeout_s = min(endpoint.patience.attempt_s, left_s)
+            return self._attempt_logged_in(
+                self._login, endpoint, method, request, left_s, tried, least_s
+            )
+        timeout_s = min(max(endpoint.patience.attempt_s, least_s), left_s)
         return self._attempt(endpoint, method, request, timeout_s, HAS_LEADER, tried)
 
     async def _attempt_logged_in(
@@ -177,6 +182,7 @@ class Calls:
         request: Any,
         left_s: float,
         tried: tuple[Endpoint, ...],
+        least_s: float,
     ) -> Any:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + left_s
@@ -188,7 +194,7 @@ class Calls:
             )
         metadata = self.metadata
         try:
-            timeout_s = min(endpoint.patience.attempt_s, left_s)
+            timeout_s = min(max(endpoint.patience.attempt_s, least_s), left_s)
             return await self._attempt(endpoint, method, request, timeout_s, metadata, tried)
         except AttemptError as failed:
             if failed.outcome is Outcome.LOGIN_NEEDED:

@@ -83,6 +83,14 @@ class RangeResult(NamedTuple):
     kvs: tuple[KeyValue, ...]
 
 
+class Page(NamedTuple):
+    """Some keys in a row, as of ``revision``; ``more``: others come after them."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+    more: bool
+
+
 class TxnResult(NamedTuple):
     """What a transaction did.
 
@@ -151,6 +159,24 @@ class Store(Protocol):
         self, key: str, *, prefix: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> RangeResult:
         """Read linearizably."""
+        ...
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """Read the first ``limit`` keys under ``prefix`` that come after the key ``after``.
+
+        ``revision``: as it was then, which the following pages of one read ask for; 0 is now,
+        linearizably. An attempt may take half of ``timeout_s``, however quick the line has been,
+        for a page is more than other answers. Raises ``Compacted`` if that revision is gone, and
+        ``StoreRefused`` if it never was.
+        """
         ...
 
     async def txn(

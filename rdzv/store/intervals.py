@@ -37,6 +37,12 @@ class Interval:
         stem = start.rstrip(b"\xff")
         return cls(start, stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\0")
 
+    @classmethod
+    def after(cls, key: str, prefix: str) -> Interval:
+        """What starts with ``prefix`` and comes after ``key``; all of it where that is empty."""
+        whole = cls.of(prefix, prefix=True)
+        return cls(key_bytes(key) + b"\0", whole.end) if key else whole
+
     @property
     def single(self) -> bool:
         """Whether this is one key."""

@@ -21,6 +21,7 @@ from rdzv.store.interface import (
     Delete,
     KeyValue,
     Operation,
+    Page,
     Put,
     RangeResult,
     StoreStatus,
@@ -55,6 +56,21 @@ class MemoryStore:
             kvs = self.engine.read(Interval.of(key, prefix=prefix))
             result = RangeResult(self.engine.revision, kvs)
         return result
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """Read the first ``limit`` keys under ``prefix`` that come after the key ``after``."""
+        async with self._call("range", timeout_s, write=False):
+            kvs = self.engine.read(Interval.after(after, prefix), revision)
+            page = Page(revision or self.engine.revision, kvs[:limit], len(kvs) > limit)
+        return page
 
     async def txn(
         self,

@@ -15,6 +15,8 @@ class TcpProxy:
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self.delay_s = 0.0
+        self.bytes_per_s = 0.0
+        """Of what comes back from the target; 0: as many as there are."""
         self._up, self._down = asyncio.Event(), asyncio.Event()
         self._refusing = False
         self._pumps: set[asyncio.Task[None]] = set()
@@ -89,6 +91,8 @@ class TcpProxy:
             while chunk := await source.read(65536):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                if self.bytes_per_s and flow is self._down:
+                    await asyncio.sleep(len(chunk) / self.bytes_per_s)
                 await flow.wait()
                 sink.write(chunk)
                 await sink.drain()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rdzv.store import Compare, Operation, RangeResult, TxnResult
+from rdzv.store import Compare, Operation, Page, RangeResult, TxnResult
 from rdzv.store.access import Access
 from rdzv.store.certificate_files import CertificateFiles
 from rdzv.store.endpoints import Endpoint
@@ -49,6 +49,19 @@ class PatientEtcdStore(EtcdStore):
         self, key: str, *, prefix: bool = False, timeout_s: float = CALL_S
     ) -> RangeResult:
         return await super().range(key, prefix=prefix, timeout_s=timeout_s)
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = CALL_S,
+    ) -> Page:
+        return await super().page(
+            prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
+        )
 
     async def txn(
         self,

@@ -19,6 +19,7 @@ from rdzv.store import (
     Compare,
     KeyValue,
     Operation,
+    Page,
     RangeResult,
     StoreStatus,
     TxnResult,
@@ -181,6 +182,24 @@ class Link:
         def act() -> RangeResult:
             kvs = self._engine.read(interval)
             return RangeResult(self._engine.revision, kvs)
+
+        return await self._ask("range", act, timeout_s, write=False)
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        """Read some of the keys under ``prefix``."""
+        interval = Interval.after(after, prefix)
+
+        def act() -> Page:
+            kvs = self._engine.read(interval, revision)
+            return Page(revision or self._engine.revision, kvs[:limit], len(kvs) > limit)
 
         return await self._ask("range", act, timeout_s, write=False)
 

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading every key under a prefix in pages: as much at once as the line to the store bears.
+
+One answer with all of it would have to come within the time of one attempt, and be begun anew where
+it does not: over a slow line, for ever. A page that has come is not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from rdzv.errors import StoreUnavailable
+from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, Store
+
+MOST_KEYS = 500
+"""In a page: some 200 KB of a job's records, and most jobs have fewer."""
+
+LEAST_KEYS = 16
+
+LONGEST_S = 8.0
+"""For one page. An endpoint that is stuck is left after half of it."""
+
+QUICK = 0.25
+"""A page that took less than this share of its time may be larger next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """How many keys are asked for at once, and for how many seconds they are waited for: pure."""
+
+    keys: int = MOST_KEYS
+    timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def after_timeout(self) -> Paging:
+        """Ask for less, and wait longer."""
+        return Paging(max(self.keys // 2, LEAST_KEYS), min(2 * self.timeout_s, LONGEST_S))
+
+    def after_answer(self, took_s: float) -> Paging:
+        """Ask for more again, and wait no longer than such an answer calls for."""
+        keys = 2 * self.keys if took_s < QUICK * self.timeout_s else self.keys
+        timeout_s = max(DEFAULT_TIMEOUT_S, took_s / QUICK)
+        return Paging(min(keys, MOST_KEYS), min(timeout_s, self.timeout_s))
+
+
+class PagedRead:
+    """One read of every key under ``prefix``, as of one revision. Create it in an event loop."""
+
+    def __init__(self, prefix: str, paging: Paging | None = None) -> None:
+        self.paging = Paging() if paging is None else paging
+        self.kvs: list[KeyValue] = []
+        self.revision = 0
+        self.whole = False
+        self._prefix = prefix
+        self._clock = asyncio.get_running_loop().time
+
+    async def step(self, store: Store, longest_s: float = LONGEST_S) -> None:
+        """Read the next page; one that failed may be tried again.
+
+        Raises ``StoreUnavailable``; ``Compacted`` and ``StoreRefused`` where this read cannot be
+        brought to its end: the revision is gone, or the store is another one.
+        """
+        began_s, timeout_s = self._clock(), min(self.paging.timeout_s, longest_s)
+        try:
+            page = await store.page(
+                self._prefix,
+                after=self.kvs[-1].key if self.kvs else "",
+                revision=self.revision,
+                limit=self.paging.keys,
+                timeout_s=timeout_s,
+            )
+        except StoreUnavailable:
+            if self._clock() - began_s >= timeout_s / 2:
+                self.paging = self.paging.after_timeout()
+            raise
+        self.paging = self.paging.after_answer(self._clock() - began_s)
+        self.kvs += page.kvs
+        self.revision = page.revision
+        self.whole = not page.more
+
+
+async def read_all(store: Store, prefix: str, *, timeout_s: float) -> RangeResult:
+    """Read every key under ``prefix`` once, within ``timeout_s``.
+
+    Raises ``StoreUnavailable`` at the deadline, and as ``PagedRead.step`` does.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline_s = clock() + timeout_s
+    read = PagedRead(prefix)
+    while not read.whole:
+        try:
+            await read.step(store, max(deadline_s - clock(), 0.001))
+        except StoreUnavailable:
+            if clock() >= deadline_s:
+                raise
+    return RangeResult(read.revision, tuple(read.kvs))

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first read of a job, over a line that cannot carry all of it within one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+from time import monotonic
+
+import pytest
+
+from rdzv.errors import StoreUnavailable
+from rdzv.store import DEFAULT_TIMEOUT_S, Page, Put
+from rdzv.store.access import Access
+from rdzv.store.doubling import Doubling
+from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.watching import Mirror, Watching
+from tests.chaos.tcp_proxy import TcpProxy
+from tests.contract.store_backend import DRIVERS
+
+PREFIX = "/team/"
+KEYS = 1200
+VALUE = b"v" * 450
+
+
+async def fill(engine: MemoryEngine) -> None:
+    store = MemoryStore(engine)
+    for first in range(0, KEYS, 100):
+        puts = [Put(f"{PREFIX}{number:05}", VALUE) for number in range(first, first + 100)]
+        await store.txn([], puts)
+
+
+@asynccontextmanager
+async def following(watching: Watching) -> AsyncIterator[None]:
+    task = asyncio.create_task(watching.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver: str) -> None:
+    async with EmbeddedServer() as server:
+        await fill(server.engine)
+        async with TcpProxy(server.endpoint) as line:
+            line.bytes_per_s = 150_000
+            store = DRIVERS[driver](Access((line.endpoint,)))
+            mirror = Mirror(PREFIX, monotonic)
+            try:
+                async with following(Watching(store, mirror)), asyncio.timeout(60):
+                    await mirror.changed_after(0)
+                    assert len(mirror.kvs) == KEYS
+            finally:
+                await store.close()
+
+
+class SmallAnswers(MemoryStore):
+    """Gives only small pages in time, and none at first."""
+
+    def __init__(self, engine: MemoryEngine, most: int) -> None:
+        super().__init__(engine)
+        self.asked: list[tuple[int, str]] = []
+        self._most = most
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Page:
+        self.asked.append((limit, after))
+        if limit > self._most:
+            # As if the whole time had passed.
+            await asyncio.sleep(timeout_s / 2)
+            raise StoreUnavailable("no answer within its time")
+        return await super().page(
+            prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
+        )
+
+
+async def test_what_has_been_read_is_not_read_again() -> None:
+    engine = MemoryEngine()
+    await fill(engine)
+    store, mirror = SmallAnswers(engine, most=300), Mirror(PREFIX, monotonic)
+    watching = Watching(store, mirror, random=Random(1), pause=Doubling(0.01, 0.02))
+    async with following(watching), asyncio.timeout(60):
+        await mirror.changed_after(0)
+    assert len(mirror.kvs) == KEYS
+    assert max(limit for limit, _ in store.asked) > 300
+    begun = [after for limit, after in store.asked if limit <= 300]
+    assert begun == sorted(set(begun))
+
+
+async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> None:
+    engine = MemoryEngine()
+    await fill(engine)
+    other = MemoryStore(engine)
+
+    class Compacting(SmallAnswers):
+        async def page(
+            self,
+            prefix: str,
+            *,
+            limit: int,
+            after: str = "",
+            revision: int = 0,
+            timeout_s: float = DEFAULT_TIMEOUT_S,
+        ) -> Page:
+            if after and len(self.asked) == 1:
+                await other.compact((await other.txn([], [Put(PREFIX + "00000", b"")])).revision)
+            return await super().page(
+                prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
+            )
+
+    store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, monotonic)
+    async with following(Watching(store, mirror, pause=Doubling(0.01, 0.02))), asyncio.timeout(60):
+        await mirror.changed_after(0)
+    assert [after for _, after in store.asked].count("") == 2
+    assert mirror.kvs[PREFIX + "00000"].value == b""
+    assert len(mirror.kvs) == KEYS
