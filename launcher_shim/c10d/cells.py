@@ -19,7 +19,8 @@ class Cells:
     """All cells of one run.
 
     ``on_present`` is called with each key whose value was created or updated, ``on_pushed`` with
-    the key of a queue for each element that has come.
+    the key of a queue for each element that has come. ``on_changed`` is called before anything of
+    what is known here is changed.
     """
 
     def __init__(
@@ -27,10 +28,12 @@ class Cells:
         keys: RunKeys,
         on_present: Callable[[bytes], None],
         on_pushed: Callable[[bytes], None],
+        on_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.keys = keys
         self._on_present = on_present
         self._on_pushed = on_pushed
+        self._on_changed = on_changed
         self._cells: dict[bytes, Cell] = {}
         self.values: dict[bytes, tuple[bytes, int]] = {}
         """Every value that is known, and since which revision it has been so. Not to be written."""
@@ -85,6 +88,7 @@ class Cells:
 
     def begin_anew(self) -> None:
         """The store was restored or emptied: revisions start anew, and so does what is known."""
+        self._on_changed()
         self._cells.clear()
         self.values.clear()
         self._absent.clear()
@@ -173,6 +177,7 @@ class Cells:
         settled = cell.queue_settled if section == "queue" else cell.value_settled
         if max(known.mod_revision, settled) >= kv.mod_revision:
             return None
+        self._on_changed()
         part = Part(kv.value if present else None, kv.mod_revision, kv.create_revision)
         if section == "kv":
             cell.base = part

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -139,25 +139,37 @@ class Connection(asyncio.Protocol):
         """Take bytes and handle the requests that they complete."""
         if self._closing:
             return
-        parser = self._parser
+        parser, session = self._parser, self._session
+        between = parser.between
+        idle = not (self._pending or self._under_way or self._parked or self._answers_unread)
+        if between and idle and session is not None and (answer := session.whole.get(data)):
+            self._transport.write(answer)
+            return
         try:
             requests = parser.feed(data)
         except wire.FrameError as error:
             self._fail_after(error)
             return
-        if self._session is None and not (parser.greeted and self._open()):
+        if session is None and not (parser.greeted and self._open()):
             return
         if len(requests) == 1 and not (
             self._pending or self._under_way or self._answers_unread or self._closing
         ):  # what torch's own client does
             if answer := self._answer(requests[0]):
                 self._send(answer)
-            return
-        self._pending.extend(requests)
-        self._backlog += len(data)
-        self._advance()
-        if parser.held > BACKLOG_MAX:
-            self._host.swollen()
+        else:
+            self._pending.extend(requests)
+            self._backlog += len(data)
+            self._advance()
+            if parser.held > BACKLOG_MAX:
+                self._host.swollen()
+        if between and idle and session is not None and self._relay is None and parser.between:
+            self._keep(session, data, requests)
+
+    def _keep(self, session: Session, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Let what was asked now be answered by its bytes alone, if all of it has been answered."""
+        if not (self._pending or self._under_way or self._parked or self._answers_unread):
+            session.keep(data, requests)
 
     def pause_writing(self) -> None:
         """The client does not read its answers: make no more of them."""

@@ -19,6 +19,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.answers import Answers
 from launcher_shim.c10d.cell import ABSENT, Cell, read_number, wrap_int64
 from launcher_shim.c10d.cells import Cells
 from launcher_shim.c10d.floor import Floor
@@ -57,8 +59,9 @@ class Kv:
         self._waiters = Waiters()
         self._seen_revision = mirror.revision
         self._relists = mirror.relists
-        self._floor = Floor(mirror)
-        self.cells = Cells(keys, self._waiters.present, self._waiters.pushed)
+        self.answers = Answers()
+        self._floor = Floor(mirror, self.answers.forget)
+        self.cells = Cells(keys, self._waiters.present, self._waiters.pushed, self.answers.forget)
         self.cells.learn(mirror.under(keys.prefix))
         self._transactions = Transactions(store, registered, self.cells, self._floor)
         self._unsubscribe = mirror.subscribe(self._apply)
@@ -70,6 +73,7 @@ class Kv:
         """
         self._transactions.end()
         self._waiters.end()
+        self.answers.end()
         self._unsubscribe()
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
@@ -98,6 +102,11 @@ class Kv:
         return self.cells.exists(key) and self._floor.may_tell(
             self.cells.cell(key).queue_revision()
         )
+
+    def keep_answer(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Answer ``requests``, if they are reads, by their bytes alone while nothing changes."""
+        if self._floor.reached:
+            self.answers.keep(data, requests, self.cells.values)
 
     async def get(self, key: bytes) -> bytes | None:
         """Read linearizably; None where the key has no value."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from launcher_shim.c10d import wire
@@ -12,6 +12,21 @@ from launcher_shim.c10d.relay import Relay
 
 class Session(Protocol):
     """What one client connection is served by."""
+
+    @property
+    def whole(self) -> Mapping[bytes, bytes]:
+        """Answers that may be given at once, without ``handle``, to exactly these bytes.
+
+        They are one request, or several that came together.
+        """
+        ...
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Take note that ``requests``, whose bytes are ``data``, were all answered at once.
+
+        Called within the turn of the loop in which they were.
+        """
+        ...
 
     def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
         """Return the answer, at once or later; ``b""`` for requests that have none.

@@ -12,7 +12,7 @@ the note that the relay keeps for us.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from launcher_shim.c10d import wire
@@ -90,6 +90,7 @@ class LauncherSession:
     """Answers one client. ``author`` names its connection among all that the job ever had."""
 
     def __init__(self, runs: Runs, author: str, relay: Relay | None = None) -> None:
+        self.whole: Mapping[bytes, bytes] = {}
         self._runs = runs
         self._author = author
         self._relay = relay
@@ -127,6 +128,13 @@ class LauncherSession:
         """Answer one request; see ``launcher_shim.c10d.served.Session``."""
         self._asked += 1
         return self._serve(request, None)
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Answer the same bytes alike; see ``launcher_shim.c10d.served.Session``."""
+        keys = self._kv or self._runs.shared
+        if keys is not None:
+            self.whole = keys.answers.by_request
+            keys.keep_answer(data, requests)
 
     def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
         if self._kv is None and (self._resuming is not None or self._runs.shared is None):
@@ -235,6 +243,7 @@ class LauncherSession:
         run_id = run_id_of(request.key)
         if run_id == SHARED_RUN:
             raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id a name")
+        self.whole = {}
         self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
         self._agent, self._run_id, self._state_key = agent, run_id, request.key
         return await self._wish(agent, request, again=False)
@@ -256,7 +265,7 @@ class LauncherSession:
 
     def _move(self, kv: Kv) -> None:
         """Go on with the keys of the job's next life."""
-        self._kv = kv
+        self._kv, self.whole = kv, {}
 
     async def _vec(self, value: Callable[[Kv], Awaitable[bytes]]) -> bytes:
         return wire.vec(await self._carry_out(value))

@@ -66,6 +66,11 @@ class RequestParser:
         return self._size + len(self._buffer)
 
     @property
+    def between(self) -> bool:
+        """Whether the next byte begins a request."""
+        return self._need == 1
+
+    @property
     def greeted(self) -> bool:
         """Whether the client has sent the handshake."""
         return self._greeted

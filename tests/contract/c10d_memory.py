@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.cell import NotANumber, read_number, wrap_int64
@@ -101,6 +101,10 @@ class MemorySession:
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.is_closed = False
+        self.whole: dict[bytes, bytes] = {}
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        pass
 
     def closed(self) -> None:
         self.is_closed = True

@@ -9,18 +9,19 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from launcher_shim.c10d import wire
-from launcher_shim.c10d.connection import PARKED_MAX
+from launcher_shim.c10d.connection import PARKED_MAX, Connection
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.server import HELD_MAX, C10dServer
 from rdzv.errors import ConfigError, StoreUnavailable
-from tests.contract.agent_harness import PATIENCE_S
+from tests.contract.agent_harness import PATIENCE_S, until
 from tests.contract.c10d_memory import MemorySession, MemoryStore
 from tests.contract.calm import calmly
 from tests.contract.listeners import listening_on, loopbacks
@@ -38,6 +39,10 @@ class StepSession:
         self.results: list[asyncio.Future[bytes]] = []
         self.is_closed = asyncio.Event()
         self.progress = asyncio.Event()
+        self.whole: dict[bytes, bytes] = {}
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        pass
 
     def handle(self, request: wire.Request) -> bytes | Awaitable[bytes]:
         self.handled.append(request)
@@ -637,3 +642,61 @@ async def test_a_relay_is_told_to_close_its_client_but_not_when_the_sidecar_ends
         await server.close()
         assert await client.ended() == b""
         assert session.results[0].cancelled()
+
+
+async def holding(connection: Connection) -> bool:
+    return connection.held > 0
+
+
+async def waiting(connection: Connection) -> bool:
+    return bool(connection._pending)
+
+
+async def test_known_bytes_are_answered_as_a_whole_and_only_where_a_request_begins() -> None:
+    session = StepSession("")
+    get = wire.encode(wire.Get(b"/k"))
+    session.whole = {get: wire.vec(b"whole")}
+    async with serving(lambda peer, relay: session) as (server, port), connected(port) as client:
+        (connection,) = server.connections
+        client.writer.write(get)
+        assert await client.take(13) == wire.vec(b"whole")
+        assert session.handled == []
+        # The same bytes as the value of a SET, in a segment of their own.
+        put = wire.encode(wire.Set(b"/v", get))
+        client.writer.write(put.removesuffix(get))
+        await until(partial(holding, connection))
+        client.writer.write(get)
+        await session.reached(1)
+        assert session.handled == [wire.Set(b"/v", get)]
+        # While that one is under way, a request is not answered before it.
+        client.writer.write(get)
+        await until(partial(waiting, connection))
+        session.results[0].set_result(b"")
+        await session.reached(2)
+        assert session.handled[1:] == [wire.Get(b"/k")]
+        session.results[1].set_result(wire.vec(b"later"))
+        assert await client.take(13) == wire.vec(b"later")
+
+
+async def test_what_was_answered_at_once_is_offered_to_be_kept() -> None:
+    kept: list[tuple[bytes, Sequence[wire.Request]]] = []
+
+    class KeepingSession(MemorySession):
+        def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+            kept.append((data, tuple(requests)))
+
+    store = MemoryStore()
+    store.put(b"/k", b"v")
+    reads: list[wire.Request] = [wire.Wait((b"/k",)), wire.Get(b"/k")]
+    both = b"".join(map(wire.encode, reads))
+    async with (
+        serving(lambda peer, relay: KeepingSession(store)) as (_, port),
+        connected(port) as client,
+    ):
+        client.writer.write(both)
+        assert await client.take(10) == wire.STOP_WAITING + wire.vec(b"v")
+        assert kept == [(both, tuple(reads))]
+        client.send(wire.Wait((b"/missing",)))
+        client.writer.write(both)
+        assert await client.take(10) == wire.STOP_WAITING + wire.vec(b"v")
+        assert len(kept) == 1

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.answers import ANSWER_MAX, ANSWERS_MAX
 from launcher_shim.c10d.cell import NotANumber, read_number
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.ledger import Stamp
@@ -83,6 +85,49 @@ async def until_asked(counted: Counted, times: int) -> None:
         return counted.txns >= times
 
     await until(asked)
+
+
+async def test_a_whole_answer_is_kept_until_anything_changes_or_may_not_be_told() -> None:
+    both, get = b"wait and get", b"get"
+    reads: list[wire.Request] = [wire.Wait((b"/a", b"/b")), wire.Get(b"/a")]
+
+    def kept(kv: Kv) -> dict[bytes, bytes]:
+        kv.keep_answer(both, reads)
+        kv.keep_answer(get, reads[1:])
+        return dict(kv.answers.by_request)
+
+    async with sidecars(None, None) as (one, two):
+        assert kept(one) == {}
+        await put(one, [(b"/a", b"1")])
+        await one._mirror.reached((await one._store.status()).revision)
+        assert kept(one) == {get: wire.vec(b"1")}
+        await put(two, [(b"/b", b"2")])
+        await soon(one, b"/b", b"2")
+        assert one.answers.by_request == {}
+        whole = {both: wire.STOP_WAITING + wire.vec(b"1"), get: wire.vec(b"1")}
+        assert kept(one) == whole
+        one._floor.tell(one._mirror.revision)
+        assert one.answers.by_request == whole
+        one._floor.tell(one._mirror.revision + 1)
+        assert one.answers.by_request == {}
+        assert kept(one) == {}  # somebody was told of what the mirror does not show yet
+        await put(two, [(b"/a", b"3")])
+        await soon(one, b"/a", b"3")
+        assert kept(one) == {both: wire.STOP_WAITING + wire.vec(b"3"), get: wire.vec(b"3")}
+        one.close()
+        assert kept(one) == {}
+
+
+async def test_answers_that_are_kept_are_bounded() -> None:
+    async with sidecars(None) as (kv,):
+        await put(kv, [(b"/a", b"1"), (b"/large", b"v" * ANSWER_MAX)])
+        await kv._mirror.reached((await kv._store.status()).revision)
+        for number in range(ANSWERS_MAX + 1):
+            kv.keep_answer(b"%d" % number, [wire.Get(b"/a")])
+            assert len(kv.answers.by_request) <= ANSWERS_MAX
+        kv.keep_answer(b"large", [wire.Get(b"/large")])
+        kv.keep_answer(b"set", [wire.Set(b"/a", b"2")])
+        assert not {b"large", b"set"} & kv.answers.by_request.keys()
 
 
 async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
