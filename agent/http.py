@@ -6,12 +6,17 @@ get a sidecar killed. ``/readyz`` says that launchers beside it can start.
 
 Three pages for kubelet and Prometheus need no web framework, which would be a sixth of the
 sidecar's memory: one bounded GET a connection, answered and closed.
+
+Anybody on the pod network can connect, and hold connections that never ask for anything. So a new
+connection is never turned away: where there are too many, one of the address that has most goes,
+the oldest of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,7 +34,13 @@ REQUEST_TIMEOUT_S = 5.0
 """For a whole request, and again for taking its answer."""
 
 REQUEST_MAX = 8192
-CONNECTIONS_MAX = 64
+
+BACKLOG = 100
+"""Connections that the kernel holds, and that are taken in one turn of the loop."""
+
+CONNECTIONS_MAX = 2 * BACKLOG
+"""Some 2 MiB where all are held open. A request comes right after its connection: no turn takes so
+many that one is dropped before its request could be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,11 @@ async def serving(
     clients = _Clients({b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz})
     try:
         server = await asyncio.start_server(
-            clients.answer, config.address, config.http_port, limit=REQUEST_MAX
+            clients.answer,
+            config.address,
+            config.http_port,
+            limit=REQUEST_MAX,
+            backlog=BACKLOG,
         )
     except OSError as error:
         raise _cannot_listen(config, error) from error
@@ -100,22 +115,25 @@ class _Clients:
     def __init__(self, pages: Mapping[bytes, Callable[[], Page]]) -> None:
         self._pages = pages
         self._tasks: set[asyncio.Task[object]] = set()
+        # The oldest first.
+        self._addresses: dict[asyncio.StreamWriter, str] = {}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one connection and close it."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self._admit(writer)
         try:
-            if len(self._tasks) <= CONNECTIONS_MAX:
-                # Whoever is slow, breaks off or sends no HTTP gets what can be said, and is done.
-                with suppress(TimeoutError, ConnectionError):
-                    request = await self._request(reader)
-                    writer.write(self._page(request).render(with_body=request[:5] != b"HEAD "))
-                    async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                        await writer.drain()
+            # Whoever is slow, breaks off or sends no HTTP gets what can be said, and is done.
+            with suppress(TimeoutError, ConnectionError):
+                request = await self._request(reader)
+                writer.write(self._page(request).render(with_body=request[:5] != b"HEAD "))
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    await writer.drain()
         finally:
             self._tasks.discard(task)
+            self._addresses.pop(writer, None)
             writer.close()
 
     async def drop(self) -> None:
@@ -124,6 +142,17 @@ class _Clients:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _admit(self, writer: asyncio.StreamWriter) -> None:
+        """Let a connection in; at the cost of another one where there are too many."""
+        peer = writer.get_extra_info("peername")
+        self._addresses[writer] = str(peer[0]) if peer else ""
+        if len(self._addresses) <= CONNECTIONS_MAX:
+            return
+        greediest, _ = Counter(self._addresses.values()).most_common(1)[0]
+        oldest = next(one for one, address in self._addresses.items() if address == greediest)
+        del self._addresses[oldest]
+        oldest.transport.abort()
 
     async def _request(self, reader: asyncio.StreamReader) -> bytes:
         """The request up to its empty line; empty if it has none within the bounds."""

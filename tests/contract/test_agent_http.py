@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from time import monotonic
 
 import pytest
@@ -35,12 +36,14 @@ class Pages:
         self.reason: str | None = "not registered yet"
         self.lag = LoopLag(monotonic)
         self.metrics = Metrics()
+        self.source: str | None = None
 
     async def send(self, request: bytes) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(request)
-        writer.write_eof()
+        local = (self.source, 0) if self.source else None
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=local)
         try:
+            writer.write(request)
+            writer.write_eof()
             async with asyncio.timeout(PATIENCE_S):
                 return await reader.read()
         except ConnectionError:
@@ -107,16 +110,81 @@ async def test_a_slow_client_is_given_up(pages: Pages, monkeypatch: pytest.Monke
     writer.close()
 
 
-async def test_idle_clients_keep_nobody_else_out(
+@asynccontextmanager
+async def flood(port: int, connections: int) -> AsyncIterator[None]:
+    """Hold so many connections that ask for nothing, half of them a byte at a time.
+
+    Each comes back when it is dropped.
+    """
+    held = asyncio.Semaphore(0)
+
+    async def hold(number: int) -> None:
+        while True:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            held.release()
+            try:
+                while number % 2:
+                    writer.write(b"G")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+                await reader.read()
+            except ConnectionError:
+                pass
+            finally:
+                writer.close()
+            await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as tasks:
+        holding = [tasks.create_task(hold(number)) for number in range(connections)]
+        for _ in range(connections):
+            await held.acquire()
+        yield
+        for task in holding:
+            task.cancel()
+
+
+@pytest.mark.parametrize("from_elsewhere", [True, False])
+async def test_it_answers_under_a_flood_of_idle_and_slow_connections(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch, from_elsewhere: bool
+) -> None:
+    # None of them is given up as slow, which could let a request in by chance.
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 3600.0)
+    pages.reason = None
+    pages.source = "127.0.0.2" if from_elsewhere else None
+    async with flood(pages.port, http.CONNECTIONS_MAX + 50):
+        for _ in range(20):
+            assert (await pages.get("/readyz")).startswith(b"HTTP/1.1 200 ")
+            assert (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_greediest_address_makes_room(
     pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 1.0)
-    idle = [await asyncio.open_connection("127.0.0.1", pages.port) for _ in range(200)]
+    monkeypatch.setattr(http, "REQUEST_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
+
+    async def connected(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        made = await asyncio.open_connection("127.0.0.1", pages.port, local_addr=(source, 0))
+        made[1].write(b"GET /readyz HTTP/1.1\r\n")
+        # Answered: all that came before has been let in.
+        assert (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 ")
+        return made
+
+    pages.source = "127.0.0.9"
+    modest = await connected("127.0.0.2")
+    greedy = [await connected("127.0.0.3") for _ in range(2)]
+    # With the client that looks, this is one more than there may be.
+    greedy.append(await connected("127.0.0.3"))
     async with asyncio.timeout(PATIENCE_S):
-        while not (await pages.get("/healthz")).startswith(b"HTTP/1.1 200 "):  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-    for _, writer in idle:
-        writer.close()
+        with suppress(ConnectionError):
+            assert await greedy[0][0].read() == b""
+    for _, writer in (modest, *greedy[1:]):
+        writer.write(b"\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        for reader, writer in (modest, *greedy[1:]):
+            assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+            writer.close()
+    greedy[0][1].close()
 
 
 async def test_it_ends_while_clients_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
