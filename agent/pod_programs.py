@@ -27,6 +27,7 @@ _MODULES = (
     "launcher_shim/pod/ledger.py",
     "launcher_shim/pod/log_lines.py",
     "launcher_shim/pod/notices.py",
+    "launcher_shim/pod/overruling.py",
     "launcher_shim/pod/relay.py",
     "launcher_shim/pod/run.py",
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from console.inject import facts, obstacles, sidecar
+from console.inject.cautions import cautions
 from console.inject.demand import Demand, demand
 from console.inject.former import Former
 from console.inject.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
@@ -99,6 +100,7 @@ def plan(
     _plan_annotations(result, told.annotations, users_annotations)
     _plan_label(result, metadata, want)
     result.notes += former.taken_out()
+    result.notes += cautions(workload, template, pod, container, want, wrapped=wrapped)
     _note_pod(result, pod, path, want)
     _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
     return result

@@ -21,7 +21,8 @@ class Kind:
     """One kind of object: where its pod templates are, and where it tells of the job.
 
     In a path ``*`` is every entry or item, and another word is a key, or the name of an item. The
-    launcher's template has no slots. The labels are those of its pods that hold name and UID of an
+    launcher's template has no slots; ``master`` is where a template's end decides over the whole
+    job. The labels are those of its pods that hold name and UID of an
     object that lives as long as the job does, and the number of the pod (an empty variable where
     this object gives none). ``tells_torch`` is who puts ``PET_*`` variables
     behind those of the template, where they win. ``replaced_once_gone``: a new pod has the name or
@@ -30,6 +31,7 @@ class Kind:
 
     templates: tuple[str, ...]
     launcher: str | None = None
+    master: str | None = None
     least: str | None = None
     most: str | None = None
     slots: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ),
     ("kubeflow.org", "PyTorchJob"): Kind(
         ("spec.pytorchReplicaSpecs.*.template",),
+        master="spec.pytorchReplicaSpecs.Master.template",
         least="spec.elasticPolicy.minReplicas",
         most="spec.elasticPolicy.maxReplicas",
         slots=("spec.elasticPolicy.nProcPerNode", "spec.nprocPerNode"),

@@ -51,7 +51,7 @@ class RunDirectory:
     def environment(
         self, environ: Mapping[str, str], delivered: Mapping[str, str]
     ) -> Dict[str, str]:
-        """Return the command's environment: what is delivered wins over what the image says."""
+        """Return the command's environment; ``delivered`` is as ``overruling.merged`` gives it."""
         modules = os.path.join(self.path, "python")
         before = environ.get("PYTHONPATH")
         return {

@@ -23,6 +23,7 @@ from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import Notice, give_notice
+from launcher_shim.pod.overruling import merged
 from launcher_shim.pod.relay import Relay
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,9 @@ class Run:
         self._delivered = await self._delivery()
         environ = dict(os.environ)
         if self._delivered is not None:
+            self._delivered, overruled = merged(environ, self._delivered)
+            for sentence in overruled:
+                log.info("%s", sentence)
             environ = self._run_dir.environment(environ, self._delivered)
         try:
             self._grace_s = grace_s(environ)

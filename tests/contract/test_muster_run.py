@@ -246,6 +246,31 @@ async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
         assert run.out == [f"elsewhere:1 a=b {run_dir}/python:/mine {run_dir} kept"]
 
 
+async def test_a_larger_budget_and_foreign_options_are_kept_and_the_rest_is_said(
+    run_dir: Path,
+) -> None:
+    def deliver_more() -> None:
+        (run_dir / "env").write_text(
+            "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
+        )
+
+    await asyncio.to_thread(deliver_more)
+    async with started(
+        run_dir,
+        *("muster-run", "--", "sh", "-c", "echo $PET_MAX_RESTARTS $PET_RDZV_CONF"),
+        PET_MAX_RESTARTS="100",
+        PET_RDZV_CONF="join_timeout=900,is_host=1",
+        PET_RDZV_ENDPOINT="worker-0:23456",
+    ) as run:
+        assert await run.ended() == 0
+        assert run.out == ["100 is_host=0,join_timeout=900"]
+        said = [line for line in run.err.splitlines() if "overruled" in line]
+        assert said == [
+            "muster-run: PET_RDZV_ENDPOINT: worker-0:23456 is overruled by elsewhere:1",
+            "muster-run: PET_RDZV_CONF: is_host=1 is overruled by is_host=0,join_timeout=900",
+        ]
+
+
 async def test_it_finds_its_run_directory_through_a_link(run_dir: Path, tmp_path: Path) -> None:
     linked = tmp_path / "usr"
     await asyncio.to_thread(linked.mkdir)

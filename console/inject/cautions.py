@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is put in as asked for, and will not do what its user expects: a sentence each.
+
+``docs/kubernetes.md`` has them all, in these words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from console.inject import facts
+from console.inject.demand import Demand
+from console.inject.nodes import value_of
+from console.inject.workloads import Template, Workload, at
+from launcher_shim.pod.overruling import OPTIONS, RESTARTS
+
+HOROVOD = (
+    "the operator's launcher finds and starts Horovod's workers by its own means, and not through"
+    " Muster, which cannot start workers in other pods yet: the job trains as without Muster"
+)
+MASTER = (
+    "{path}: a Master decides by its own end over the whole job, wherever the others are: make it"
+    " one more Worker"
+)
+NO_POLICY = (
+    "{path} has no podFailurePolicy: each pod that was drained counts as a failure of the job, for"
+    " it ends with {status}: add one that ignores DisruptionTarget and exit code {status}, with"
+    " restartPolicy: Never"
+)
+POLICY_COUNTS = (
+    "{path}.podFailurePolicy does not ignore exit code {status}, with which a drained container"
+    " ends: each counts as a failure of the job: add a rule that does"
+)
+SHARED_PROCESSES = (
+    "{path}.shareProcessNamespace: a container that runs as root, or as the sidecar's user, can"
+    " read the Secret {secret} through the sidecar's /proc: leave it out"
+)
+OVERRULED = "container {name} sets {variable}: muster-run overrules it"
+RESTARTS_LARGER = (
+    "container {name} sets {variable}: the larger of it and what Muster says is what counts"
+)
+OPTIONS_MERGED = (
+    "container {name} sets {variable}: muster-run overrules the keys that Muster needs, and keeps"
+    " the others"
+)
+
+DRAINED_STATUS = 143
+_VARIABLES = {
+    **dict.fromkeys(
+        (
+            "PET_RDZV_BACKEND",
+            "PET_RDZV_ENDPOINT",
+            "PET_RDZV_ID",
+            "PET_NNODES",
+            "PET_LOCAL_ADDR",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+        ),
+        OVERRULED,
+    ),
+    RESTARTS: RESTARTS_LARGER,
+    OPTIONS: OPTIONS_MERGED,
+}
+
+
+def cautions(
+    workload: Workload,
+    template: Template,
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    want: Demand,
+    *,
+    wrapped: bool,
+) -> Iterator[str]:
+    """Say what will not be as its user may expect."""
+    kind = workload.known
+    if kind is not None and kind.launcher is not None:
+        yield HOROVOD
+    if kind is not None and kind.master is not None:
+        masters = (path for _, path in at(workload.node, kind.master))
+        if template.path in masters:
+            yield MASTER.format(path=template.path.rpartition(".")[0])
+    yield from _failures(workload, template)
+    path = f"{template.path}.spec" if template.path else "spec"
+    if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
+        yield SHARED_PROCESSES.format(path=path, secret=want.secret)
+    if wrapped:
+        for variable in facts.listed(container, "env"):
+            name = variable.get("name")
+            if name in _VARIABLES:
+                yield _VARIABLES[name].format(name=container.get("name"), variable=name)
+
+
+def _failures(workload: Workload, template: Template) -> Iterator[str]:
+    """Whether a batch Job counts who was drained among its failures."""
+    if workload.known is None or not workload.known.of_jobs:
+        return
+    path = template.path.rpartition(".")[0]
+    job = next((value_of(node) for node, _ in at(workload.node, path)), None)
+    policy = job.get("podFailurePolicy") if isinstance(job, Mapping) else None
+    if not isinstance(policy, Mapping):
+        yield NO_POLICY.format(path=path, status=DRAINED_STATUS)
+    elif not any(map(_ignores_a_drain, facts.listed(policy, "rules"))):
+        yield POLICY_COUNTS.format(path=path, status=DRAINED_STATUS)
+
+
+def _ignores_a_drain(rule: Any) -> bool:
+    codes = rule.get("onExitCodes") if isinstance(rule, Mapping) else None
+    if not isinstance(codes, Mapping) or rule.get("action") != "Ignore":
+        return False
+    named = DRAINED_STATUS in facts.listed(codes, "values")
+    return named == (codes.get("operator") == "In")

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torchrun is told where a container has variables of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher_shim.pod.overruling import merged
+
+CONF = "is_host=0,read_timeout=300"
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "said"),
+    [
+        (None, "10", []),
+        ("100", "100", []),
+        ("10", "10", []),
+        (" 12 ", "12", []),
+        ("3", "10", ["PET_MAX_RESTARTS: 3 is overruled by 10"]),
+        ("many", "10", ["PET_MAX_RESTARTS: many is overruled by 10"]),
+        ("-1", "10", ["PET_MAX_RESTARTS: -1 is overruled by 10"]),
+        ("", "10", ["PET_MAX_RESTARTS: nothing is overruled by 10"]),
+    ],
+)
+def test_the_larger_budget_of_restarts_wins(own: str | None, told: str, said: list[str]) -> None:
+    environ = {} if own is None else {"PET_MAX_RESTARTS": own}
+    assert merged(environ, {"PET_MAX_RESTARTS": "10"}) == ({"PET_MAX_RESTARTS": told}, said)
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "lost"),
+    [
+        ("", CONF, ""),
+        ("join_timeout=900", f"{CONF},join_timeout=900", ""),
+        (" join_timeout = 900 , use_libuv=0,", f"{CONF},join_timeout=900,use_libuv=0", ""),
+        ("is_host=0,join_timeout=9", f"{CONF},join_timeout=9", ""),
+        ("is_host=1,join_timeout=9", f"{CONF},join_timeout=9", "is_host=1"),
+        ("read_timeout=5,is_host=1", CONF, "read_timeout=5,is_host=1"),
+        ("a=b=c", f"{CONF},a=b=c", ""),
+        ("alone,=x,empty=", CONF, "alone,=x,empty="),
+    ],
+)
+def test_foreign_options_of_the_rendezvous_are_kept(own: str, told: str, lost: str) -> None:
+    said = [f"PET_RDZV_CONF: {lost} is overruled by {told}"] if lost else []
+    assert merged({"PET_RDZV_CONF": own}, {"PET_RDZV_CONF": CONF}) == (
+        {"PET_RDZV_CONF": told},
+        said,
+    )
+
+
+def test_what_must_be_the_same_in_every_pod_is_the_sidecars_and_that_is_said() -> None:
+    own = {"PET_RDZV_ENDPOINT": "worker-0:23456", "PET_RDZV_BACKEND": "c10d", "PET_OTHER": "1"}
+    delivered = {"PET_RDZV_ENDPOINT": "localhost:29400", "PET_RDZV_BACKEND": "c10d"}
+    assert merged(own, delivered) == (
+        delivered,
+        ["PET_RDZV_ENDPOINT: worker-0:23456 is overruled by localhost:29400"],
+    )
