@@ -17,6 +17,7 @@ from agent.launch_report import Launch, read_launch
 from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
 from agent.progress import read_line
 from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.stages import torch_run_id
 from rdzv.bypass import KINDS, Bypass
 from rdzv.errors import RecordError, StoreError
 from rdzv.keys import GenerationKeys
@@ -91,12 +92,12 @@ class Lookout:
             over=any(run.closed for run in rendezvous.values()),
             launch=launch,
             runs={
-                run_id: agent.foreign_size
+                torch_run_id(run_id): agent.foreign_size
                 for run_id, agent in self._endpoint.launchers()
                 if agent.named
             },
             others=frozenset(
-                run_id
+                torch_run_id(run_id)
                 for run_id, run in rendezvous.items()
                 for node in run.snapshot().nodes.values()
                 if node.member != me.member and node.state != "left"

@@ -115,6 +115,7 @@ def launcher_parts(
         last_call_s=config.last_call_s,
         clock=monotonic,
         random=random,
+        kept=run_dir,
     )
     drains = Drains(
         run_dir,

@@ -12,6 +12,7 @@ from launcher_shim.c10d.fillers import filler
 from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
 from launcher_shim.c10d.nodes import ClosedWhy, Node, Round
 from launcher_shim.c10d.portrait import portray
+from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from launcher_shim.c10d.torch_keys import round_key
 from launcher_shim.c10d.views import View
@@ -150,7 +151,7 @@ class Agent:
 
     def filler(self, key: bytes) -> bytes | None:
         """Make a value for an unset key of a round that is over or doomed; else None."""
-        of_round = round_key(key, self._rendezvous.run_id)
+        of_round = round_key(key, torch_run_id(self.run_id))
         if of_round is None:
             return None
         number, name = of_round
@@ -178,6 +179,17 @@ class Agent:
     def named(self) -> bool:
         """Whether its torchrun has named itself."""
         return self._me is not None
+
+    @property
+    def run_id(self) -> str:
+        """The run that it is in."""
+        return self._rendezvous.run_id
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether its workers were done when it left."""
+        node = self.node
+        return node is not None and (node.state, node.left_reason) == ("left", "done")
 
     @property
     def pid(self) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 from random import Random
 
 from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.note import Note
@@ -24,6 +25,7 @@ from launcher_shim.c10d.runs import Membership as RunMembership
 from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
+from launcher_shim.c10d.stages import container_of, torch_run_id
 from rdzv.draining import savers
 from rdzv.errors import StoreError
 from rdzv.live_round import LiveRound
@@ -40,6 +42,9 @@ CLEAN_UP_S = 10.0
 
 NEXT_GENERATION_S = 10.0
 """Longest wait for the job's next life to be seen; then it is begun once more."""
+
+FAREWELLS_S = 2.0
+"""Within so long a relay has told a new sidecar which of its clients are gone."""
 
 COALESCE_S = 0.02
 """Pause between two looks at what the mirror and the rendezvous tell of."""
@@ -62,6 +67,7 @@ class _Run:
 class Endpoint:
     """Serves c10d on loopback and, where a path is given, on a unix socket.
 
+    ``kept`` has what the next sidecar of this pod is to know; None: there will be none.
     ``port``: 0 chooses one, None serves on the unix socket alone. ``policy`` turns the job's
     record into a run's policy. ``clock`` is monotonic, in seconds.
     """
@@ -79,9 +85,11 @@ class Endpoint:
         first_call_s: float = 30.0,
         clock: Callable[[], float],
         random: Random,
+        kept: Kept | None = None,
     ) -> None:
         self.port: int | None = None
         self.listening = asyncio.Event()
+        self._listening_s = 0.0
         self.fenced = False
         self._registrar = registrar
         self._membership = membership
@@ -101,18 +109,21 @@ class Endpoint:
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
         self._seat = PodSeat(self.launchers)
+        self._stages = KeptStages(kept)
         self._run_memberships: dict[
             str, tuple[Snapshot, int, str | None, frozenset[str], RunMembership]
         ] = {}
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
+        await self._stages.read()
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 if self._wanted_port is not None:
                     self.port = await self._server.listen_loopback(self._wanted_port)
                 if self._unix_path is not None:
                     await self._server.listen_unix(self._unix_path)
+                self._listening_s = self._clock()
                 self.listening.set()
                 await self._follow_generations()
             finally:
@@ -184,10 +195,9 @@ class Endpoint:
         first torchrun that comes back to it begins the next one.
         Raises ``WireError`` for one that comes beside another torchrun of this pod.
         """
-        await self._seat.vacant()
         while True:
             await self._registrar.registered.wait()
-            run = self._run(run_id)
+            run = self._run(await self._meant_for(container_of(nonce), run_id))
             reason = _ended_by_failure(run.rendezvous)
             job = self._membership.snapshot().job
             if reason is None or job is None or job.generation != self._generation:
@@ -200,6 +210,21 @@ class Endpoint:
             except StoreError as error:
                 log.warning("the next life of the job waits for the store: %s", error)
             await self._generation_after(job.generation)
+
+    async def _meant_for(self, container: str, run_id: str) -> str:
+        """Name the stage that the next torchrun of this pod is of, once there is no other."""
+        await self._seat.vacant()
+        name = self._stages.known.next(container, run_id)
+        if container and self._ended_well(name):
+            # One that has ended while no sidecar was there may still have to say so.
+            await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())
+            await self._seat.vacant()
+            name = self._stages.known.next(container, run_id)
+        return name
+
+    def _ended_well(self, name: str) -> bool:
+        run = self._runs.get(name)
+        return run is not None and run.rendezvous.closed == "success"
 
     async def resumed(
         self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
@@ -226,16 +251,27 @@ class Endpoint:
         """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
         await self._seat.vacant(newcomer)
 
-    def note_of(self, run_id: str, agent: Agent) -> Note:
+    def note_of(self, agent: Agent) -> Note:
         """Describe an agent to the sidecar that serves it next."""
         return Note(
-            run_id, self._generation or 0, agent.node, agent.finished_round, agent.filled_round
+            agent.run_id,
+            self._generation or 0,
+            agent.node,
+            agent.finished_round,
+            agent.filled_round,
         )
 
     def detach(self, author: str) -> None:
         """Take note that a connection is closed."""
-        for run in self._runs.values():
-            run.attached.pop(author, None)
+        for name, run in self._runs.items():
+            agent, _ = run.attached.pop(author, (None, None))
+            if agent is not None and agent.ended_well:
+                self._finished(container_of(agent.nonce), name)
+
+    def _finished(self, container: str, name: str) -> None:
+        """Let the container's next torchrun be of the next stage."""
+        if self._stages.known.finish(container, name) and not self.closing:
+            self._tasks.create_task(self._stages.keep(), name="keep stages")
 
     def forget(self, kv: Kv | None, author: str) -> None:
         """Drop what a closed connection's operations left on record, without waiting for it.
@@ -410,7 +446,8 @@ class Endpoint:
 
 def _live_round(run: _Run) -> LiveRound:
     rendezvous = run.rendezvous
-    master = master_token(rendezvous.run_id, rendezvous.round.number, run.kv.cells.value)
+    run_id = torch_run_id(rendezvous.run_id)
+    master = master_token(run_id, rendezvous.round.number, run.kv.cells.value)
     return rendezvous.live_round(master)
 
 

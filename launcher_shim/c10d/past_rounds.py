@@ -11,6 +11,7 @@ from time import time
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.torch_keys import round_key, round_prefix
 from rdzv.errors import StoreError
 from rdzv.history import HistoryEntry, write_entry
@@ -74,7 +75,7 @@ class PastRounds:
 
         All of them: of an earlier round, the first node may have been away from the store.
         """
-        newest, run_id = current.number - 2, self._rendezvous.run_id
+        newest, run_id = current.number - 2, torch_run_id(self._rendezvous.run_id)
         if newest <= self._forgotten_round:
             return
         self._forgotten_round = newest
@@ -85,6 +86,7 @@ class PastRounds:
     async def _forget(self, numbers: Sequence[int]) -> None:
         try:
             for number in numbers:
-                await self._kv.forget(round_prefix(self._rendezvous.run_id, number))
+                run_id = torch_run_id(self._rendezvous.run_id)
+                await self._kv.forget(round_prefix(run_id, number))
         except StoreError as error:
             log.info("keys of old rounds stay until the next one: %s", error)

@@ -21,6 +21,7 @@ from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.ledger import Stamp
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.relay import Relay
+from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.state import SENTINEL
 from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
 from rdzv.errors import LeaseLost, WireError
@@ -66,7 +67,7 @@ class Runs(Protocol):
         """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
         ...
 
-    def note_of(self, run_id: str, agent: Agent) -> Note:
+    def note_of(self, agent: Agent) -> Note:
         """Describe an agent to the sidecar that serves it next."""
         ...
 
@@ -99,7 +100,6 @@ class LauncherSession:
         """Of the request that is being handled, if it had to wait until we were ready."""
         self._signed = relay is not None and relay.following > 1
         self._agent: Agent | None = None
-        self._run_id = ""
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
@@ -189,7 +189,7 @@ class LauncherSession:
         self._kv, self._agent = await self._runs.resumed(
             note, self._author, self._move, self._nonce or ""
         )
-        self._run_id, self._state_key = note.run_id, state_key(note.run_id)
+        self._state_key = state_key(torch_run_id(note.run_id))
 
     def _stamp(self) -> Stamp:
         """Stamp the request that is being handled. Reads need none, and are many."""
@@ -241,11 +241,11 @@ class LauncherSession:
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
         run_id = run_id_of(request.key)
-        if run_id == SHARED_RUN:
-            raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id a name")
+        if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
+            raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
         self.whole = {}
         self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
-        self._agent, self._run_id, self._state_key = agent, run_id, request.key
+        self._agent, self._state_key = agent, request.key
         return await self._wish(agent, request, again=False)
 
     async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
@@ -261,7 +261,7 @@ class LauncherSession:
 
     def _keep_note(self, agent: Agent) -> None:
         if self._relay is not None:
-            self._relay.keep(self._runs.note_of(self._run_id, agent).encode())
+            self._relay.keep(self._runs.note_of(agent).encode())
 
     def _move(self, kv: Kv) -> None:
         """Go on with the keys of the job's next life."""

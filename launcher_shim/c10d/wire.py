@@ -33,6 +33,8 @@ RELAY_MAGIC = b"MUSTER-1"
 """What a relay sends first; no client of torch begins so."""
 SESSION_BYTES = 16
 """Length of the name that a relay gives to one client's connection."""
+CONTAINER_BYTES = 8
+"""Of these, so many at its beginning are the same for all clients of a relay, and no other's."""
 NOTE_MAX = 8 * 1024
 """Longest note in bytes that a relay keeps for the sidecar."""
 NOTE = 0

@@ -48,6 +48,7 @@ class Relay:
         self._servers: List[asyncio.AbstractServer] = []
         self._clients: Set[Client] = set()
         self._hurried = False
+        self._container = os.urandom(wire.CONTAINER_BYTES)
 
     async def listen(self) -> None:
         """Take the port; raises ``OSError`` if it is taken."""
@@ -76,7 +77,8 @@ class Relay:
             client.hurry()
 
     def _accept(self) -> Client:
-        client = Client(self._path, self._clients)
+        name = self._container + os.urandom(wire.SESSION_BYTES - wire.CONTAINER_BYTES)
+        client = Client(self._path, self._clients, name)
         if self._hurried:
             client.hurry()
         return client
@@ -85,12 +87,12 @@ class Relay:
 class Client(asyncio.Protocol):
     """One launcher's connection, and the one to the sidecar that stands for it."""
 
-    def __init__(self, path: str, clients: Set[Client]) -> None:
+    def __init__(self, path: str, clients: Set[Client], name: bytes) -> None:
         self.relaying: Optional[asyncio.Task[None]] = None
         self._path = path
         self._clients = clients
         self._parser = RequestParser()
-        self._ledger = Ledger(os.urandom(wire.SESSION_BYTES))
+        self._ledger = Ledger(name)
         self._transport: asyncio.Transport
         self._handshake: Optional[asyncio.TimerHandle] = None
         self._link: Optional[Link] = None

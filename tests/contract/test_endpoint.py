@@ -15,6 +15,7 @@ import pytest
 
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.kept_stages import Kept
 from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.relay import Relay
@@ -49,12 +50,12 @@ class Pod:
         return self.endpoint.port
 
 
-def registrar_of(one: Client, name: str, uid: str = "") -> Registrar:
+def registrar_of(one: Client, name: str, uid: str = "", least: int = 1) -> Registrar:
     return Registrar(
         one.store,
         one.mirror,
         one.membership,
-        Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4),
+        Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, least, 4),
         lease_ttl_s=LEASE_TTL_S,
         clock=monotonic,
         random=Random(name),
@@ -70,16 +71,20 @@ async def pod(
     register: bool = True,
     uid: str = "",
     last_call_s: float = 2.0,
+    unix_path: str | None = None,
+    kept: Kept | None = None,
+    least: int = 1,
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
-        registrar = registrar_of(one, name, uid)
+        registrar = registrar_of(one, name, uid, least)
         endpoint = Endpoint(
             registrar=registrar,
             membership=one.membership,
             mirror=one.mirror,
             store=one.store,
             port=0,
-            unix_path=None,
+            unix_path=unix_path,
+            kept=kept,
             last_call_s=last_call_s,
             clock=monotonic,
             random=Random(f"endpoint {name}"),

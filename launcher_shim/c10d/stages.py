@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages: torchruns that one container runs one after the other, with the same run id.
+
+In ``sh -c "torchrun a.py && torchrun b.py"`` the second asks for a run that the first has closed
+by success. So each stage is a run of its own here, named after torch's run id and its number. Of
+which stage a torchrun is follows from how many of its own container have ended well before it: a
+container that is started again begins at the first one. What has ended well in other pods, too, it
+may pass over.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Self
+
+from launcher_shim.c10d.wire import CONTAINER_BYTES, SESSION_BYTES
+from rdzv.model import dump_record, load_record, take
+
+FILE_NAME = "stages.json"
+"""In the run directory, for the sidecar that comes after this one."""
+
+_STAGE = re.compile(r"(?P<run>.+) \(stage (?P<stage>[2-9]|[1-9]\d{1,8})\)", re.DOTALL)
+
+
+def stage_name(run_id: str, stage: int) -> str:
+    """Name one stage of torch's run ``run_id``; they are counted from 1."""
+    return run_id if stage == 1 else f"{run_id} (stage {stage})"
+
+
+def split_stage(name: str) -> tuple[str, int]:
+    """Give back torch's run id and the number of the stage."""
+    match = _STAGE.fullmatch(name)
+    return (name, 1) if match is None else (match["run"], int(match["stage"]))
+
+
+def torch_run_id(name: str) -> str:
+    """The run id that torch knows the run ``name`` by."""
+    return split_stage(name)[0]
+
+
+def container_of(nonce: str | None) -> str:
+    """Which container a client is in, by its connection's name; empty where no relay tells it."""
+    if nonce is None or len(nonce) != 2 * SESSION_BYTES:
+        return ""
+    return nonce[: 2 * CONTAINER_BYTES]
+
+
+@dataclass
+class Stages:
+    """How many stages the present container is through with, by torch's run id.
+
+    ``passed_by`` is the connection that was last let pass over one: it may ask again.
+    """
+
+    container: str = ""
+    finished: dict[str, int] = field(default_factory=dict)
+    passed_by: str = ""
+
+    def next(self, container: str, run_id: str) -> str:
+        """Name the run that the next torchrun of ``container`` is meant for."""
+        known = container and container == self.container
+        return stage_name(run_id, 1 + (self.finished.get(run_id, 0) if known else 0))
+
+    def finish(self, container: str, name: str) -> bool:
+        """Note that a torchrun of ``container`` has ended well; return whether that is news."""
+        if not container:
+            return False
+        if container != self.container:
+            self.container, self.finished, self.passed_by = container, {}, ""
+        run_id, stage = split_stage(name)
+        if self.finished.get(run_id, 0) >= stage:
+            return False
+        self.finished[run_id] = stage
+        return True
+
+    def to_json(self) -> bytes:
+        """Encode for the run directory."""
+        return dump_record(
+            {
+                "container": self.container,
+                "finished": self.finished,
+                "passed_by": self.passed_by,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(FILE_NAME, content)
+        finished = take(FILE_NAME, fields, "finished", dict)
+        return cls(
+            take(FILE_NAME, fields, "container", str),
+            {run_id: take(FILE_NAME, finished, run_id, int) for run_id in finished},
+            take(FILE_NAME, fields, "passed_by", str),
+        )

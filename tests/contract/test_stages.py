@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torchruns that a container runs one after the other; the handlers are torch's, and relayed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from launcher_shim.pod.relay import Relay
+from rdzv.store.memory import MemoryEngine
+from tests.contract.test_endpoint import Pod, pod
+from tests.contract.test_endpoint_handlers import PATIENCE_S, handler_at
+from tests.ports import free_ports
+
+DONE = "torchelastic/agent/terminal_state/num_members"
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+class Files:
+    """What outlives a sidecar, by name."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def content(self, name: str) -> bytes | None:
+        return self._files.get(name)
+
+    def put(self, name: str, content: bytes) -> None:
+        self._files[name] = content
+
+
+class Torchrun:
+    """One torchrun, from its start on; its methods block."""
+
+    def __init__(self, port: int, address: str = "10.0.0.1") -> None:
+        self._handler, self._store = handler_at(port, address)
+
+    def form(self) -> int:
+        """Form a world; returns its size."""
+        info = self._handler.next_rendezvous()
+        self._handler._stop_heartbeats()
+        self._keys: Any = info.store
+        return int(info.world_size)
+
+    def end_well(self) -> None:
+        """Do as torch does once the workers are done, and end."""
+        self._keys.add(DONE, 1)
+        self._handler.shutdown()
+        self.end()
+
+    def end(self) -> None:
+        """End the process, as far as anybody sees it."""
+        self.__dict__.clear()
+
+
+@asynccontextmanager
+async def container(path: Path) -> AsyncIterator[int]:
+    """One life of the training container: gives the port of its relay."""
+    (port,) = free_ports(1)
+    relay = Relay(port, str(path))
+    await relay.listen()
+    try:
+        yield port
+    finally:
+        await relay.close()
+
+
+async def ran(port: int, address: str = "10.0.0.1") -> int:
+    """Run one torchrun that ends well; returns the size of its world."""
+    async with asyncio.timeout(PATIENCE_S):
+        one = await asyncio.to_thread(Torchrun, port, address)
+        size = await asyncio.to_thread(one.form)
+        await asyncio.to_thread(one.end_well)
+    return size
+
+
+def closed(one: Pod) -> dict[str, str]:
+    return {name: run.closed for name, run in one.endpoint.rendezvous().items()}
+
+
+async def test_a_container_runs_its_stages_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one, container(path) as port:
+        for _ in range(3):
+            assert await ran(port) == 1
+        runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
+        assert closed(one) == runs
+
+
+async def test_one_that_fails_in_a_stage_comes_back_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one, container(path) as port:
+        await ran(port)
+        for _ in range(2):
+            failing = await asyncio.to_thread(Torchrun, port)
+            assert await asyncio.to_thread(failing.form) == 1
+            await asyncio.to_thread(failing.end)
+        assert await ran(port) == 1
+        assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}
+
+
+async def test_a_container_that_is_started_again_does_not_run_its_first_stage_in_the_second(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path)) as one:
+        async with container(path) as port:
+            await ran(port)
+        async with container(path) as port:
+            again = await asyncio.to_thread(Torchrun, port)
+            with pytest.raises(RendezvousClosedError):
+                await asyncio.to_thread(again.form)
+            await asyncio.to_thread(again.end)
+        assert closed(one) == {"digits": "success"}
+
+
+async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -> None:
+    path, files, engine = tmp_path / "c10d.sock", Files(), MemoryEngine()
+    async with container(path) as port:
+        async with pod(engine, "w-0", unix_path=str(path), kept=files):
+            await ran(port)
+            ended = await asyncio.to_thread(Torchrun, port)
+            await asyncio.to_thread(ended.form)
+        # Its end, too, which no sidecar has seen.
+        ending = asyncio.create_task(asyncio.to_thread(ended.end_well))
+        async with pod(engine, "w-0", unix_path=str(path), kept=files) as one:
+            async with asyncio.timeout(PATIENCE_S):
+                await ending
+            assert await ran(port) == 1
+            assert closed(one)["digits (stage 3)"] == "success"
+
+
+async def test_pods_meet_in_a_stage_and_not_across_stages(tmp_path: Path) -> None:
+    engine, paths = MemoryEngine(), [tmp_path / name for name in ("a", "b")]
+    async with (
+        pod(engine, "w-0", unix_path=str(paths[0]), least=2) as one,
+        pod(engine, "w-1", unix_path=str(paths[1]), least=2),
+        container(paths[0]) as port_0,
+        container(paths[1]) as port_1,
+    ):
+
+        async def both_stages(port: int, address: str) -> list[int]:
+            return [await ran(port, address), await ran(port, address)]
+
+        first, second = await asyncio.gather(
+            both_stages(port_0, "10.0.0.1"), both_stages(port_1, "10.0.0.2")
+        )
+        assert first == second == [2, 2]
+        assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}
