@@ -93,7 +93,7 @@ def entry_operations(
     """
     oldest_first = sorted(present)
     surplus = oldest_first[: max(0, len(oldest_first) + 1 - HISTORY_LENGTH)]
-    put = Put(keys.history_entry(at_revision, entry.member), entry.to_json())
+    put = Put(keys.history_entry(at_revision, entry.member, entry.what), entry.to_json())
     return (put, *(Delete(key) for key in surplus[:20]))
 
 
@@ -102,7 +102,7 @@ async def write_entry(
 ) -> None:
     """Write an entry that stands in no other transaction; history is worth one try, no more."""
     operations = entry_operations(keys, entry, at_revision, present)
-    key = keys.history_entry(at_revision, entry.member)
+    key = keys.history_entry(at_revision, entry.member, entry.what)
     try:
         await store.txn([Compare(key, "create", "=", 0)], operations)
     except StoreError as error:

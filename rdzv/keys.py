@@ -75,9 +75,9 @@ class JobKeys:
         """Prefix of the history."""
         return f"{self.prefix}history/"
 
-    def history_entry(self, revision: int, member: str) -> str:
-        """One entry; sorts by revision, and two writers at one revision do not collide."""
-        return f"{self.history}{revision:020d}.{_name(member)}"
+    def history_entry(self, revision: int, member: str, what: str) -> str:
+        """One entry; sorts by revision. What several report of one member has one key."""
+        return f"{self.history}{revision:020d}.{_name(member)}.{_name(what)}"
 
     def probe(self, nonce: str) -> str:
         """A key that ``muster doctor`` tries its rights on, for a moment."""

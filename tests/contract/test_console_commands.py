@@ -64,7 +64,7 @@ async def server() -> AsyncIterator[EmbeddedServer]:
                 Put(run.node("c"), Node("c", "asking", "n", 1, "10.0.0.3", 1, 0).to_json()),
                 Put(LIVE.member("bad"), b"\x1b[2Jno json"),
                 Put(
-                    KEYS.history_entry(1, "a"),
+                    KEYS.history_entry(1, "a", "join"),
                     HistoryEntry("join", "a", "first \x1b]0;title", 1.5).to_json(),
                 ),
             ],
@@ -145,7 +145,7 @@ async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, comma
         first = await process.stdout.readline()
         assert b"join" in first if command == "history" else b"a" in first
         store = MemoryStore(server.engine)
-        await store.txn([], [Put(KEYS.history_entry(9, "b"), entry("b"))])
+        await store.txn([], [Put(KEYS.history_entry(9, "b", "join"), entry("b"))])
         await store.txn([], [Put(KEYS.job, Job(1, 3, generation=4).to_json())])
         second = await process.stdout.readline()
         assert second not in (b"", first)

@@ -67,7 +67,7 @@ class Scene:
         entries = [HistoryEntry("leave", m.name, "it was stopped", 0.0) for m in members]
         events = [WatchEvent("delete", self._kv(HERE.member(m.name), b"")) for m in members]
         events += [
-            WatchEvent("put", self._kv(KEYS.history_entry(revision, e.member), e.to_json()))
+            WatchEvent("put", self._kv(KEYS.history_entry(revision, e.member, e.what), e.to_json()))
             for e in entries
         ]
         self.mirror.apply(events, revision)

@@ -49,7 +49,7 @@ def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None
         keys.job,
         keys.last_commit,
         keys.incarnation(name),
-        keys.history_entry(7, name),
+        keys.history_entry(7, name, name),
         keys.probe(name),
         life.member(name),
         life.drain(name),

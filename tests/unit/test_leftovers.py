@@ -46,7 +46,7 @@ def test_what_was_written_into_a_former_life_goes_at_once() -> None:
     former = [kv(f"{KEYS.generations}{n}/c10d/digits/kv/a") for n in (1, 2)]
     others = [kv(f"{KEYS.generations}{n}/c10d/digits/kv/a") for n in ("3", "4", "x", "")]
     rest = [KEYS.job, KEYS.last_commit, HERE.commit, HERE.member("gone"), RUN.round]
-    rest += [KEYS.history_entry(1, "gone"), HERE.vote(1, "gone"), RUN.node("gone")]
+    rest += [KEYS.history_entry(1, "gone", "join"), HERE.vote(1, "gone"), RUN.node("gone")]
     assert leftovers(KEYS, SNAPSHOT, [*former, *others, *map(kv, rest)]) == former
 
 

@@ -75,7 +75,7 @@ def test_moments_are_told_as_they_happen_and_kept(
 def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[Moment]) -> None:
     rounds = Rounds(KEYS, "digits", 2, timeline)
     entry = HistoryEntry("join", "node-0", "it registered", 0.0)
-    rounds.take_in([put(KEYS.history_entry(1, "node-0"), entry.to_json())])
+    rounds.take_in([put(KEYS.history_entry(1, "node-0", entry.what), entry.to_json())])
     rounds.take_in([formed(0, "node-1", "node-0"), formed(0, "node-1", "node-0")])
     assert rounds.nodes == ("node-1", "node-0")
     rounds.take_in([put(ROUND, Round(1).to_json())])
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_shown_and_ends_nothing(
     timeline: Timeline, told: list[Moment]
 ) -> None:
     rounds = Rounds(KEYS, "digits", 1, timeline)
-    rounds.take_in([put(ROUND, b"\xff"), put(KEYS.history_entry(1, "x"), b"[]")])
+    rounds.take_in([put(ROUND, b"\xff"), put(KEYS.history_entry(1, "x", "join"), b"[]")])
     rounds.take_in([put(KEYS.in_generation(1).run("another").round, b"not ours")])
     assert [moment.what for moment in told] == ["corrupt", "corrupt"]
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happened to a job: nothing of it takes another's place."""
+
+from __future__ import annotations
+
+from rdzv.history import Happening, HistoryEntry, entry_operations
+from rdzv.keys import JobKeys
+from rdzv.store import Operation
+from rdzv.store.intervals import Interval
+from rdzv.store.memory import MemoryEngine, transact
+
+KEYS = JobKeys("team", "digits")
+
+
+def happened(what: Happening, why: str = "") -> tuple[Operation, ...]:
+    """Write that it happened to one member, as somebody who sees revision 7 does."""
+    return entry_operations(KEYS, HistoryEntry(what, "w-0", why, 1.0), 7, ())
+
+
+def kept(*written: tuple[Operation, ...]) -> list[str]:
+    """What is in the store once all of it was written, in the order of its keys."""
+    engine = MemoryEngine()
+    for operations in written:
+        assert transact(engine, [], operations).succeeded
+    found = engine.read(Interval.of(KEYS.history, prefix=True))
+    return [HistoryEntry.from_kv(kv).what for kv in found]
+
+
+def test_two_things_that_happen_to_a_member_at_one_revision_are_both_kept() -> None:
+    found = kept(happened("join"), happened("drain"), happened("leave"))
+    assert sorted(found) == ["drain", "join", "leave"]
+
+
+def test_what_two_members_report_is_one_entry() -> None:
+    assert kept(happened("lost", "seen by w-1"), happened("lost", "seen by w-2")) == ["lost"]
+
+
+def test_entries_sort_by_revision_whatever_happened() -> None:
+    later = KEYS.history_entry(10, "a", "drain")
+    assert KEYS.history_entry(9, "w-9", "round") < later < KEYS.history_entry(10, "b", "closed")
