@@ -49,6 +49,7 @@ class Demand:
     http_port: int
     relay_port: int
     on_host_network: bool
+    endless: bool
 
 
 def demand(
@@ -92,6 +93,7 @@ def demand(
         secret_keys=settings.etcd_secret_keys or (),
         slots=settings.slots or facts.slots(container, [workload.told(p) for p in kind.slots]),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
+        endless=kind.endless,
         relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),
         on_host_network=on_host,
     )

@@ -218,6 +218,12 @@ def _note_pod(result: Plan, pod: Mapping[str, Any], path: str, want: Demand) -> 
             f"{path}: no container asks for CPU or memory, so the sidecar does not either: the pod"
             " stays BestEffort, the first to be evicted"
         )
+    if want.endless:
+        result.notes.append(
+            f"{path}: its containers are started again also when training has ended well, and then"
+            " find the run closed for good: for training that ends, take a Job; to train again,"
+            " scale to 0 first"
+        )
     if want.on_host_network:
         result.notes.append(
             f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"

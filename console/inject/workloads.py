@@ -27,6 +27,7 @@ class Kind:
     this object gives none). ``tells_torch`` is who puts ``PET_*`` variables
     behind those of the template, where they win. ``replaced_once_gone``: a new pod has the name or
     the place of the old one, and is made after it; in ``of_jobs`` it is the batch Job that says so.
+    ``endless``: its containers are started again however they end.
     """
 
     templates: tuple[str, ...]
@@ -42,9 +43,10 @@ class Kind:
     tells_torch: str | None = None
     replaced_once_gone: bool = False
     of_jobs: bool = False
+    endless: bool = False
 
 
-_PLAIN = Kind(("spec.template",))
+_PLAIN = Kind(("spec.template",), endless=True)
 _JOB_UID = "batch.kubernetes.io/controller-uid"
 _JOB_INDEX = "batch.kubernetes.io/job-completion-index"
 _KUBEFLOW_INDEX = "training.kubeflow.org/replica-index"
@@ -55,10 +57,13 @@ KINDS: Mapping[tuple[str, str], Kind] = {
     ("", "ReplicationController"): _PLAIN,
     ("apps", "Deployment"): _PLAIN,
     ("apps", "StatefulSet"): Kind(
-        ("spec.template",), index_label="apps.kubernetes.io/pod-index", replaced_once_gone=True
+        ("spec.template",),
+        index_label="apps.kubernetes.io/pod-index",
+        replaced_once_gone=True,
+        endless=True,
     ),
     ("apps", "ReplicaSet"): _PLAIN,
-    ("apps", "DaemonSet"): Kind(("spec.template",), replaced_once_gone=True),
+    ("apps", "DaemonSet"): Kind(("spec.template",), replaced_once_gone=True, endless=True),
     ("batch", "Job"): Kind(
         ("spec.template",), job_uid_label=_JOB_UID, index_label=_JOB_INDEX, of_jobs=True
     ),

@@ -193,6 +193,15 @@ def test_the_pod_keeps_its_class(resources: Any, quality: str, asked: Any) -> No
     assert after["initContainers"][0].get("resources", {}).get("limits", {}) == asked
 
 
+@pytest.mark.parametrize(
+    ("kind", "endless"),
+    [("Deployment", True), ("StatefulSet", True), ("DaemonSet", True), ("Job", False)],
+)
+def test_who_starts_containers_again_after_a_good_end_is_told_so(kind: str, endless: bool) -> None:
+    said = [note for note in injected(manifest(kind)).notes if "take a Job" in note]
+    assert len(said) == endless
+
+
 ONE = {"cpu": "1", "memory": "1Gi"}
 
 
