@@ -3,8 +3,9 @@
 
     from muster.transformers import MusterCallback, last_checkpoint
 
-    trainer = Trainer(..., callbacks=[MusterCallback()])
-    trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
+    with MusterCallback() as callback:
+        trainer = Trainer(..., callbacks=[callback])
+        trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
 
 ``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
 the optimizer steps, however many gradients each of them accumulates.
@@ -16,7 +17,8 @@ import json
 import logging
 import os
 import re
-from typing import Any, Optional
+from types import TracebackType
+from typing import Any, Optional, Type
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -34,18 +36,36 @@ class MusterCallback(TrainerCallback):
 
     The save is the trainer's own, rotated as all its checkpoints are. At that step nothing is
     evaluated: the time before a pod has to go is for the save.
+
+    A trainer tells its callbacks nothing where ``train()`` raises: ``with MusterCallback() as
+    callback`` around it takes part no longer then. Without it, a script that goes on after that
+    takes part until it trains again, or ends, and a drain waits for it in vain.
     """
 
     def __init__(self) -> None:
         self._drain: Optional[Drain] = None
 
+    def __enter__(self) -> MusterCallback:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self._leave(kind, error, traceback)
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Take part from now on."""
-        self._leave()  # a call of train() before this one that raised
+        global _taking_part
+        if _taking_part is not None:
+            _taking_part._leave()  # a call of train() before this one that raised
         self._drain = drain()
         self._drain.__enter__()
+        _taking_part = self
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -68,10 +88,21 @@ class MusterCallback(TrainerCallback):
         """Take part no longer."""
         self._leave()
 
-    def _leave(self) -> None:
+    def _leave(
+        self,
+        kind: Optional[Type[BaseException]] = None,
+        error: Optional[BaseException] = None,
+        traceback: Optional[TracebackType] = None,
+    ) -> None:
+        global _taking_part
         if self._drain is not None:
-            self._drain.__exit__(None, None, None)
+            self._drain.__exit__(kind, error, traceback)
             self._drain = None
+            _taking_part = None
+
+
+_taking_part: Optional[MusterCallback] = None
+"""The one whose drain is entered, of whichever trainer: a process has one at a time."""
 
 
 def last_checkpoint(output_dir: str) -> Optional[str]:
