@@ -280,11 +280,9 @@ QUORUM_S = 5.0
 SLOW_S = 6.0
 """A swap is two calls, of 0.4 s each; a connection made anew takes several round trips."""
 
-FOLLOWER_FROZEN = _row("follower frozen, 6 s", frozen, "follower", 6, extra_s=MEMBER_S)
-
 EVERYDAY = (
     _row("leader killed", killed, "leader", 6, extra_s=ENDPOINT_S),
-    FOLLOWER_FROZEN,
+    _row("follower frozen, 6 s", frozen, "follower", 6, extra_s=MEMBER_S),
     _row("all killed, 4 s", all_killed, 4, extra_s=ENDPOINT_S),
     _row("black hole to one, 6 s", black_hole_to_one, 6, extra_s=MEMBER_S),
     _row("200 ms ± 100, 1 % loss, 9 s", bad_lines, 9, extra_s=SLOW_S),

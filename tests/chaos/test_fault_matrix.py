@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fault matrix on three real members of etcd: nothing lost, doubled or out of order.
 
-One fault of each family every day, all of them in the full proof, for each driver; only that one
-holds the bars in seconds, which a machine that is busy elsewhere misses. Every day they are held to
-going on in the time that counts.
+One fault of each family every day, all of them in the full proof; only that one holds the bars in
+seconds, which a machine that is busy elsewhere misses. Every day they are held to going on in the
+time that counts. The driver ``etcd3`` goes through tokens and certificates here, and through the
+other faults in which drivers can differ in ``test_store_faults``.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from tests.chaos.etcd_cluster import EtcdCluster
 from tests.chaos.fault_agents import agents
 from tests.chaos.fault_job import TrainingJob, training_job
 from tests.chaos.fault_report import DOCUMENT, draw_into, keep
-from tests.chaos.fault_rig import DRIVERS, RUN_ID, Effect, FaultRig, fault_rig
+from tests.chaos.fault_rig import RUN_ID, Effect, FaultRig, fault_rig
 from tests.chaos.fault_rows import (
     ENDPOINT_S,
     EVERYDAY,
     EVERYDAY_LEASE_S,
     EVERYDAY_SECURED_LEASE_S,
-    FOLLOWER_FROZEN,
     LEASES_S,
     LONG,
     QUOTA_BYTES,
@@ -49,14 +49,7 @@ __all__ = ["porcupine"]
 
 pytestmark = [pytest.mark.etcd, pytest.mark.torch, pytest.mark.timeout(900)]
 
-each_driver = pytest.mark.parametrize(
-    "driver",
-    [
-        "etcd",
-        pytest.param("etcd", marks=pytest.mark.long, id="etcd-in-seconds"),
-        pytest.param("etcd3", marks=pytest.mark.long),
-    ],
-)
+DRIVER = "etcd"
 
 
 @pytest.fixture(autouse=True)
@@ -123,18 +116,13 @@ async def endure(
             check(row, effect, rig, in_seconds=in_seconds)
 
 
-@each_driver
+@pytest.mark.parametrize("_form", ["daily", pytest.param("in-seconds", marks=pytest.mark.long)])
 async def test_one_fault_of_each_family(
-    plain: EtcdCluster, driver: str, porcupine: Path, in_seconds: bool
+    plain: EtcdCluster, _form: str, porcupine: Path, in_seconds: bool
 ) -> None:
     lease_ttl_s = SHORT_LEASE_S if in_seconds else EVERYDAY_LEASE_S
-    async with fault_rig(plain, driver, lease_ttl_s=lease_ttl_s) as rig:
+    async with fault_rig(plain, DRIVER, lease_ttl_s=lease_ttl_s) as rig:
         await endure(rig, EVERYDAY, porcupine, in_seconds=in_seconds)
-
-
-async def test_a_member_freezes_under_the_other_driver(plain: EtcdCluster, porcupine: Path) -> None:
-    async with fault_rig(plain, "etcd3", lease_ttl_s=EVERYDAY_LEASE_S) as rig:
-        await endure(rig, (FOLLOWER_FROZEN,), porcupine)
 
 
 async def with_password(secured: EtcdCluster, folder: Path) -> Access:
@@ -144,22 +132,23 @@ async def with_password(secured: EtcdCluster, folder: Path) -> Access:
     return secured.access(user="root", password_file=str(password))
 
 
+@pytest.mark.parametrize("driver", [DRIVER, pytest.param("etcd3", marks=pytest.mark.long)])
 async def test_tokens_expire_and_certificates_are_rotated(
-    secured: EtcdCluster, porcupine: Path, tmp_path: Path
+    secured: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
 ) -> None:
     access = await with_password(secured, tmp_path)
     lease_ttl_s = EVERYDAY_SECURED_LEASE_S
-    async with fault_rig(secured, "etcd", lease_ttl_s=lease_ttl_s, access=access) as rig:
+    async with fault_rig(secured, driver, lease_ttl_s=lease_ttl_s, access=access) as rig:
         await endure(rig, SECURED, porcupine)
 
 
 async def test_a_member_is_started_twice(plain: EtcdCluster, porcupine: Path) -> None:
-    async with fault_rig(plain, "etcd", lease_ttl_s=EVERYDAY_LEASE_S) as rig:
+    async with fault_rig(plain, DRIVER, lease_ttl_s=EVERYDAY_LEASE_S) as rig:
         await endure(rig, (TWICE,), porcupine)
 
 
 async def endure_training(
-    rig: FaultRig, training: TrainingJob, row: Row, porcupine: Path, number: int, driver: str
+    rig: FaultRig, training: TrainingJob, row: Row, porcupine: Path, number: int
 ) -> None:
     """Go through one fault with the real job."""
     rig.tell(f"-- {row.name}")
@@ -167,7 +156,7 @@ async def endure_training(
     await training.together()
     effect = await rig.endure(row.fault, porcupine, back_s=row.back_s)
     befell = await training.effect()
-    await asyncio.to_thread(keep, number, row.name, driver, effect, str(befell))
+    await asyncio.to_thread(keep, number, row.name, DRIVER, effect, str(befell))
     check(row, effect, rig, in_seconds=True)
     assert befell.ended == 0, training.job.timeline()
     if row.new_worlds is not None:
@@ -181,52 +170,49 @@ NUMBERS = {row.name: number for number, row in enumerate(chain(*LONG.values()))}
 
 @pytest.mark.long
 @pytest.mark.parametrize("group", LONG)
-@pytest.mark.parametrize("driver", DRIVERS)
 async def test_every_fault_under_a_torchrun_job(
-    plain: EtcdCluster, driver: str, group: str, porcupine: Path, tmp_path: Path
+    plain: EtcdCluster, group: str, porcupine: Path, tmp_path: Path
 ) -> None:
     async with (
-        fault_rig(plain, driver, lease_ttl_s=LEASES_S[group]) as rig,
-        training_job(tmp_path, plain.access(), driver) as training,
+        fault_rig(plain, DRIVER, lease_ttl_s=LEASES_S[group]) as rig,
+        training_job(tmp_path, plain.access(), DRIVER) as training,
     ):
-        await endure_all(rig, training, LONG[group], porcupine, driver)
+        await endure_all(rig, training, LONG[group], porcupine)
 
 
 async def endure_all(
-    rig: FaultRig, training: TrainingJob, rows: tuple[Row, ...], porcupine: Path, driver: str
+    rig: FaultRig, training: TrainingJob, rows: tuple[Row, ...], porcupine: Path
 ) -> None:
     """Go through some faults with the real job, all of them whatever one of them shows."""
     rig.job = training.job
     wrong = []
     for row in rows:
         try:
-            await endure_training(rig, training, row, porcupine, NUMBERS[row.name], driver)
+            await endure_training(rig, training, row, porcupine, NUMBERS[row.name])
         except (AssertionError, ExceptionGroup, StoreError) as failure:
             wrong.append(f"{row.name}: {failure!r}")
     assert not wrong, "\n\n".join(wrong)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("driver", DRIVERS)
 async def test_tokens_and_certificates_under_a_torchrun_job(
-    secured: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+    secured: EtcdCluster, porcupine: Path, tmp_path: Path
 ) -> None:
     access = await with_password(secured, tmp_path)
     async with (
-        fault_rig(secured, driver, lease_ttl_s=SECURED_LEASE_S, access=access) as rig,
-        training_job(tmp_path, access, driver, SECURED_LEASE_S) as training,
+        fault_rig(secured, DRIVER, lease_ttl_s=SECURED_LEASE_S, access=access) as rig,
+        training_job(tmp_path, access, DRIVER, SECURED_LEASE_S) as training,
     ):
-        await endure_all(rig, training, SECURED, porcupine, driver)
+        await endure_all(rig, training, SECURED, porcupine)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_member_is_started_twice_under_a_torchrun_job(
-    plain: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+    plain: EtcdCluster, porcupine: Path, tmp_path: Path
 ) -> None:
     async with (
-        fault_rig(plain, driver, lease_ttl_s=10) as rig,
-        training_job(tmp_path, plain.access(), driver) as training,
+        fault_rig(plain, DRIVER, lease_ttl_s=10) as rig,
+        training_job(tmp_path, plain.access(), DRIVER) as training,
     ):
 
         async def twice(rig: FaultRig) -> None:
@@ -234,17 +220,16 @@ async def test_a_member_is_started_twice_under_a_torchrun_job(
             await TWICE.fault(rig)
 
         row = replace(TWICE, fault=twice)
-        await endure_training(rig, training, row, porcupine, 50, driver)
+        await endure_training(rig, training, row, porcupine, 50)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("driver", DRIVERS)
 async def test_a_sidecar_is_frozen_under_a_torchrun_job(
-    plain: EtcdCluster, driver: str, porcupine: Path, tmp_path: Path
+    plain: EtcdCluster, porcupine: Path, tmp_path: Path
 ) -> None:
     async with (
-        fault_rig(plain, driver, lease_ttl_s=10) as rig,
-        training_job(tmp_path, plain.access(), driver) as training,
+        fault_rig(plain, DRIVER, lease_ttl_s=10) as rig,
+        training_job(tmp_path, plain.access(), DRIVER) as training,
     ):
 
         async def frozen(rig: FaultRig) -> None:
@@ -252,4 +237,4 @@ async def test_a_sidecar_is_frozen_under_a_torchrun_job(
 
         # Its node counts as dead 4 s after its lease: the others may go on without it meanwhile.
         row = Row("sidecar frozen, 15 s", frozen, extra_s=ENDPOINT_S, new_worlds=None)
-        await endure_training(rig, training, row, porcupine, 30, driver)
+        await endure_training(rig, training, row, porcupine, 30)
