@@ -27,7 +27,7 @@ from rdzv.errors import (
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.membership import Membership, snapshot_of
-from rdzv.model import Incarnation, Job, Snapshot
+from rdzv.model import Incarnation, Snapshot
 from rdzv.pacing import Pacing
 from rdzv.paging import read_all
 from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
@@ -169,23 +169,6 @@ class Registrar:
                 await self._store.lease_revoke(lease_id)
         except (StoreError, TimeoutError) as error:
             log.warning("could not say goodbye, the lease will run out by itself: %s", error)
-
-    async def next_generation(self, seen: Job, reason: str) -> None:
-        """Start the next life of the job, if it is still in the one that was ``seen``.
-
-        For a run that was closed by failure and has lost every torchrun. Everybody registers
-        again under the new generation; the old one's keys go in the same transaction.
-        """
-        old = self.keys.in_generation(seen.generation)
-        job = replace(seen, generation=seen.generation + 1)
-        await self._store.txn(
-            [Compare(self.keys.job, "mod", "=", seen.mod_revision)],
-            [
-                Put(self.keys.job, job.to_json()),
-                Delete(old.prefix, prefix=True),
-                *self._history("generation", reason),
-            ],
-        )
 
     # -- registering
 

@@ -3,8 +3,7 @@
 
 The rules for a new generation are those of the design: another job UID; or, without a UID, a
 fresh sidecar that finds nobody after the last member left on purpose, or after it has watched an
-empty membership for three lease times. (A run closed by failure is the third way: the sidecar
-whose torchrun comes back to it asks for that.) A sidecar that holds a generation registers again
+empty membership for three lease times. A sidecar that holds a generation registers again
 under it, even into an emptied store, and never starts a new one.
 
 UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs

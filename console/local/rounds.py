@@ -23,6 +23,7 @@ class Rounds:
         self._slots = slots
         self._timeline = timeline
         self.round = Round()
+        self._failure: Closing | None = None
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -33,7 +34,13 @@ class Rounds:
 
     @property
     def closing(self) -> Closing | None:
-        """How the launchers closed the run, or None."""
+        """How the launchers closed the run, or None.
+
+        A failure counts until a world has formed again: others ask for one soon after it.
+        """
+        return self._closing() or self._failure
+
+    def _closing(self) -> Closing | None:
         if not self.round.closed:
             return None
         members = frozenset(seat.member for seat in self.round.frozen)
@@ -63,6 +70,8 @@ class Rounds:
 
     def _see_round(self, kv: KeyValue) -> None:
         before, self.round = self.round, Round.from_kv(kv)
+        if self.round.complete:
+            self._failure = self._closing()
         self._timeline.record_round(len(self.nodes) * self._slots)
         if self.round.closed and not before.closed:
             self._timeline.record(

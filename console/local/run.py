@@ -96,7 +96,8 @@ class Run:
         for event in itertools.chain(*self._awaiting_worlds):
             never = f"no world of {event.world_size} ranks for it: nothing is done"
             self._timeline.record("event", event.action, event.target or "", never)
-        if self._interrupted or isinstance(self._settings.line, HorovodLine):
+        horovod = isinstance(self._settings.line, HorovodLine)
+        if self._interrupted or horovod or self._has_failed():
             await self._close_gently()
 
     def interrupt(self) -> None:
@@ -176,12 +177,20 @@ class Run:
         if isinstance(self._settings.line, HorovodLine):
             frozen = self.nodes[LAUNCHER].state == "stopped" and LAUNCHER not in awaited
             return frozen or self._launcher_ending() is not None
+        if self._has_failed():
+            return True
         for name, life in self._lives.items():
             if not life.done() and (self.nodes[name].state != "stopped" or name in awaited):
                 return False
         if any(ending.how in ("done", "failed") for ending in self.endings):
             return True
         return not any(event.action == "add" for event in self._pending)
+
+    def _has_failed(self) -> bool:
+        """Whether the run was closed by failure: who is left waits for nodes that do not come."""
+        closing = self.rounds.closing
+        failed = closing is not None and not closing.succeeded
+        return failed and any(ending.how == "failed" for ending in self.endings)
 
     async def _free_ports(self, count: int) -> list[int]:
         ports = await asyncio.to_thread(free_ports, count, self._randomness, self._ports)

@@ -292,7 +292,10 @@ class Agent:
         return await self._answer(fruitless=shown in ("parked", "promoted"))
 
     async def _close(self) -> bool:
-        """Close the run if this agent may; return False for a veto."""
+        """Close the run if this agent may; return whether that is final, and shown to everybody.
+
+        Who wanted it is told so in any case: torch would ask again and again.
+        """
         rendezvous = self._rendezvous
         node = rendezvous.live_node(self)
         if node is None:
@@ -305,7 +308,7 @@ class Agent:
             node,
             lambda current: None if current.closed else replace(current, closed=closed),
         )
-        return True
+        return closed == "success"
 
     def _is_done(self) -> bool:
         node = self._rendezvous.own_node(self)

@@ -40,9 +40,6 @@ log = logging.getLogger(__name__)
 CLEAN_UP_S = 10.0
 """Longest wait for the store to drop what closed connections left on record."""
 
-NEXT_GENERATION_S = 10.0
-"""Longest wait for the job's next life to be seen; then it is begun once more."""
-
 FAREWELLS_S = 2.0
 """Within so long a relay has told a new sidecar which of its clients are gone."""
 
@@ -190,26 +187,14 @@ class Endpoint:
         """Join a rendezvous: wait until it is known, and connect to it.
 
         ``move`` is called with other keys when the job begins its next life. ``nonce`` names a
-        connection that may outlive the sidecar. A run that was closed
-        by failure, and that everybody has left since, belongs to a former life of the job: the
-        first torchrun that comes back to it begins the next one.
+        connection that may outlive the sidecar.
         Raises ``WireError`` for one that comes beside another torchrun of this pod.
         """
-        while True:
-            await self._registrar.registered.wait()
-            run = self._run(await self._meant_for(container_of(nonce), run_id))
-            reason = _ended_by_failure(run.rendezvous)
-            job = self._membership.snapshot().job
-            if reason is None or job is None or job.generation != self._generation:
-                agent = run.rendezvous.connect(nonce)
-                run.attached[author] = (agent, move)
-                return run.kv, agent
-            log.info("the job begins its next life: %s", reason)
-            try:
-                await self._registrar.next_generation(job, reason)
-            except StoreError as error:
-                log.warning("the next life of the job waits for the store: %s", error)
-            await self._generation_after(job.generation)
+        await self._registrar.registered.wait()
+        run = self._run(await self._meant_for(container_of(nonce), run_id))
+        agent = run.rendezvous.connect(nonce)
+        run.attached[author] = (agent, move)
+        return run.kv, agent
 
     async def _meant_for(self, container: str, run_id: str) -> str:
         """Name the stage that the next torchrun of this pod is of, once there is no other."""
@@ -341,14 +326,6 @@ class Endpoint:
             move(run.kv)
             run.rendezvous.adopt(agent)
 
-    async def _generation_after(self, generation: int) -> None:
-        try:
-            async with asyncio.timeout(NEXT_GENERATION_S):
-                while self._generation == generation:
-                    await self._entered.wait()
-        except TimeoutError:
-            log.warning("generation %d does not end: trying again", generation)
-
     def _known_runs(self) -> list[str]:
         """Runs that stand in the store: a restarted sidecar serves them before anybody asks."""
         assert self._generation is not None
@@ -449,13 +426,3 @@ def _live_round(run: _Run) -> LiveRound:
     run_id = torch_run_id(rendezvous.run_id)
     master = master_token(run_id, rendezvous.round.number, run.kv.cells.value)
     return rendezvous.live_round(master)
-
-
-def _ended_by_failure(rendezvous: Rendezvous) -> str | None:
-    """Say why the run is over for good, or None if it is not, or somebody is still in it."""
-    if rendezvous.closed != "failure":
-        return None
-    nodes = rendezvous.snapshot().nodes.values()
-    if any(node.state != "left" for node in nodes):
-        return None
-    return "the run was closed by failure and every torchrun of it is gone"

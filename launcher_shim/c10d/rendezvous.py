@@ -246,7 +246,7 @@ class Rendezvous:
             return True
         if round_number > current.number or not current.complete or current.finishing:
             return False
-        return self._look().standings.lost
+        return current.closed == "failure" or self._look().standings.lost
 
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
         """Whether ``node`` may not close the run.

@@ -35,8 +35,8 @@ def decide(
 ) -> Decision:
     """Decide what becomes of the round."""
     current = snapshot.round
-    if current.closed:
-        return Decision(None, f"the run is closed by {current.closed}")
+    if current.closed == "success":
+        return Decision(None, "the run is closed by success")
     if current.complete:
         return _over(now, snapshot, observations, policy)
     return _complete(now, snapshot, observations, policy)
@@ -53,12 +53,18 @@ def _over(
 ) -> Decision:
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
-    parked = _parked_leavers(snapshot, lost=standings.lost)
+    failed = bool(current.closed)
+    parked = _parked_leavers(snapshot, lost=standings.lost or failed)
+    # A world that has failed is not kept for those who may return to it.
+    gone = GONE | {"missing"} if failed else GONE
     staying = [
         seat
         for seat, standing in standings.of.items()
-        if standing not in GONE and seat.member not in parked
+        if standing not in gone and seat.member not in parked
     ]
+    if failed and not staying and not snapshot.anybody_asks():
+        # What the run came to stays on record until a torchrun begins anew.
+        return Decision(None, f"round {current.number} is closed by failure, and nobody asks")
     if not staying:
         return Decision(
             next_round(current),

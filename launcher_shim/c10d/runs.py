@@ -95,6 +95,11 @@ class RunSnapshot:
             ),
         )
 
+    def anybody_asks(self) -> bool:
+        """Whether a node wants a round that does not leave, whether or not it may have one now."""
+        leaving = self.membership.leaving
+        return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
+
     def newcomers(self, max_nodes: int) -> bool:
         """Whether somebody asks to join the present world, and it has room."""
         frozen = self.round.frozen

@@ -65,12 +65,14 @@ def view(
     leaving = member in snapshot.membership.leaving
     if node.state == "in" and node.round == current.number and current.complete:
         # A filler cannot be taken back: its workers look for each other where nobody is, whoever
-        # of its world has returned. One that leaves the job has nothing to save there either.
-        misled = filled_round == current.number
-        phantom = misled or (not leaving and must_form_again(snapshot, standings, policy))
-        return View("participant", current, phantom=phantom, closed=bool(current.closed))
+        # of its world has returned. One that leaves the job has nothing to save there either, nor
+        # in a world that has failed.
+        failed = current.closed == "failure" and not current.finishing
+        lost = failed or filled_round == current.number
+        phantom = lost or (not leaving and must_form_again(snapshot, standings, policy))
+        return View("participant", current, phantom=phantom, closed=current.closed == "success")
     number = Round(current.number)
-    if current.closed:
+    if current.closed == "success":
         return View("apart", number, closed=True)
     if node.state == "in" or node.left_reason == "hung":
         # Its world is gone, or went on without it: it comes back by asking again.
@@ -90,10 +92,11 @@ def view(
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
     """Whether the present world is to leave its round and form a new one."""
     current = snapshot.round
-    if not current.complete or current.finishing or current.closed:
+    if not current.complete or current.finishing or current.closed == "success":
         return False
     membership = snapshot.membership
-    if standings.lost_beside(membership.saved) or membership.ends_round:
+    lost = standings.lost_beside(membership.saved)
+    if lost or membership.ends_round or current.closed:
         return True
     if any(seat.member in membership.granted for seat in current.frozen):
         return True
@@ -116,6 +119,6 @@ def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None
     if not current.complete or node.state != "asking" or node.seat not in current.frozen:
         return None
     others = (standing for seat, standing in standings.of.items() if seat != node.seat)
-    if any(standing not in ("here", "missing") for standing in others):
+    if current.closed or any(standing not in ("here", "missing") for standing in others):
         return replace(node, ask=node.ask + 1)
     return replace(node, state="in", round=current.number)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.simulation.invariants import Broken
 from tests.chaos.simulation.planted import PLANTS
-from tests.chaos.simulation.plots import ASKED, EVICTIONS, PLOTS, RETURNS
+from tests.chaos.simulation.plots import ASKED, EVICTIONS, FAILURES, PLOTS, RETURNS
 from tests.chaos.simulation.simulation import plot_of, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,7 @@ FOUND_IN = {
     "done-before-all-have-saved": ("drains", 30),
     "drained-member-listed": ("drains", 60),
     "drains-not-fenced": ("evicted-drains", 20),
+    "failure-is-final": ("failures", 20),
     "fillers-forgotten": ("returns", 40),
     "launchers-not-fenced": ("evicted-rounds", 30),
     "lease-loss-ignored": ("members", 30),
@@ -67,9 +68,10 @@ def test_i6_leases_that_are_revoked_at_bad_moments(plot: str, first: int) -> Non
     _run(first, BATCH, plot)
 
 
+@pytest.mark.parametrize("plot", [RETURNS.name, FAILURES.name])
 @pytest.mark.parametrize("first", range(0, SEEDS_EVICTED, BATCH))
-def test_i11_first_ranks_that_return_when_they_are_given_up(first: int) -> None:
-    _run(first, BATCH, RETURNS.name)
+def test_i11_worlds_that_are_lost_at_bad_moments(plot: str, first: int) -> None:
+    _run(first, BATCH, plot)
 
 
 @pytest.mark.long

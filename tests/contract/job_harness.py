@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from time import monotonic
 
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
+from rdzv.model import Job
+from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from rdzv.watching import Mirror, Watching
@@ -53,6 +55,17 @@ class NoRoom(Faults):
         if call == "txn" and now and self.times:
             self.times -= 1
             raise StoreFull("etcdserver: mvcc: database space exceeded")
+
+
+async def begin_next_life(store: Store, keys: JobKeys, seen: Job) -> None:
+    """Do as a sidecar does that finds nobody of the life that was ``seen``."""
+    job = replace(seen, generation=seen.generation + 1)
+    old = keys.in_generation(seen.generation)
+    result = await store.txn(
+        [Compare(keys.job, "mod", "=", seen.mod_revision)],
+        [Put(keys.job, job.to_json()), Delete(old.prefix, prefix=True)],
+    )
+    assert result.succeeded
 
 
 @dataclass

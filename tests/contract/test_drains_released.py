@@ -18,7 +18,7 @@ from rdzv.store import Put
 from rdzv.store.memory import MemoryStore
 from tests.contract.drain_harness import Job, Loop, job
 from tests.contract.drain_parts import HERE, RUN
-from tests.contract.job_harness import KEYS
+from tests.contract.job_harness import KEYS, begin_next_life
 
 SLOW_SAVE = Loop(save_s=0.4)
 
@@ -282,7 +282,7 @@ async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:
         client = one.pods["b"].notice("sigterm", 60)
         await one.until(lambda: one.pods["b"].drain is not None)
         assert one.snapshot.job is not None
-        await one.pods["a"].registrar.next_generation(one.snapshot.job, "test")
+        await begin_next_life(MemoryStore(one.engine), KEYS, one.snapshot.job)
         await one.until(lambda: one.snapshot.job is not None and one.snapshot.job.generation == 2)
         await one.until(lambda: one.pods["b"].drain is not None)
         drain = one.pods["b"].drain

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from random import Random
 from time import monotonic
 
@@ -20,7 +21,7 @@ from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
-from launcher_shim.c10d.state import SENTINEL, decode
+from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.registrar import Registrar
 from rdzv.registration import Identity
 from rdzv.store import Put
@@ -240,23 +241,57 @@ async def put_run(one: Client, generation: int, current: Round, *nodes: Node) ->
 GONE = Node("w-9", "left", "nonce", 1, "10.0.0.9", 7, 0, left_reason="closed")
 
 
-async def test_a_run_closed_by_failure_that_all_have_left_begins_the_next_life() -> None:
+async def asks(raw: RawClient, run_id: str) -> bytes:
+    """Open a rendezvous, and join as torch does: with a first state that names itself alone."""
+    assert await raw.open_rendezvous(run_id) == SENTINEL
+    me = NodeDesc("10.0.0.1", 7, 0)
+    first = TorchState(participants={me: 0}, last_heartbeats={me: datetime(2026, 1, 1, tzinfo=UTC)})
+    key = b"/torch.rendezvous." + run_id.encode()
+    blob = await raw.ask(wire.CompareSet(key, SENTINEL, encode(first, Flavour(aware=True))))
+    assert isinstance(blob, bytes)
+    return blob
+
+
+async def test_a_run_closed_by_failure_that_all_have_left_is_opened_by_who_asks() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
-        await put_run(one.client, 1, Round(3, complete=True, closed="failure"), GONE)
-        async with connected(one.port) as raw:
-            assert await raw.open_rendezvous("digits") == SENTINEL
-        assert one.registrar.generation == 2
-        run = KEYS.in_generation(1).run("digits")
-        assert (await one.client.store.range(run.prefix, prefix=True)).kvs == ()
+        world = Round(3, complete=True, closed="failure", frozen=(GONE.seat,))
+        await put_run(one.client, 1, world, GONE)
+        run = KEYS.in_generation(1).run("digits").round
+        async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):
+            assert not decode(await asks(raw, "digits"))[0].closed
+            while Round.from_kv(one.client.mirror.kvs[run]).number < 4:
+                await one.client.mirror.changed_after(one.client.mirror.sequence)
+        assert one.registrar.generation == 1
 
 
-async def test_a_run_closed_by_failure_that_somebody_is_still_in_stays_closed() -> None:
+async def test_a_failed_run_that_begins_anew_leaves_other_runs_alone() -> None:
+    async with pod(MemoryEngine(), "w-0") as one:
+        runs = KEYS.in_generation(1)
+        prep, train = runs.run("prep"), runs.run("train")
+        failed = Round(3, complete=True, closed="failure", frozen=(GONE.seat,))
+        trains = replace(GONE, state="in", left_reason="")
+        live = Round(complete=True, frozen=(trains.seat,))
+        # The torchruns' records of the failed one went with their pods.
+        puts = [Put(prep.round, failed.to_json()), Put(train.round, live.to_json())]
+        await one.client.store.txn([], [*puts, Put(train.node("w-9"), trains.to_json())])
+        before = await one.client.store.range(train.prefix, prefix=True)
+        async with connected(one.port) as raw, asyncio.timeout(DEADLINE_S):
+            await asks(raw, "prep")
+            while Round.from_kv(one.client.mirror.kvs[prep.round]).number < 4:
+                await one.client.mirror.changed_after(one.client.mirror.sequence)
+        assert (await one.client.store.range(train.prefix, prefix=True)).kvs == before.kvs
+        assert one.registrar.generation == 1
+
+
+async def test_a_run_closed_by_failure_that_somebody_is_still_in_keeps_others_waiting() -> None:
     async with pod(MemoryEngine(), "w-0") as one:
         still_there = replace(GONE, state="in", round=3, left_reason="")
-        await put_run(one.client, 1, Round(3, complete=True, closed="failure"), still_there)
+        world = Round(3, complete=True, closed="failure", frozen=(still_there.seat,))
+        await put_run(one.client, 1, world, still_there)
         async with connected(one.port) as raw:
-            await raw.open_rendezvous("digits")
-        assert one.registrar.generation == 1
+            shown, _ = decode(await asks(raw, "digits"))
+        assert (shown.closed, shown.complete, len(shown.redundancy_list)) == (False, True, 1)
+        assert one.endpoint.rendezvous()["digits"].closed == "failure"
 
 
 async def test_a_run_closed_by_success_stays_closed_in_its_generation() -> None:

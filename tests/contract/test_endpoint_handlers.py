@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.runs import Policy
 from rdzv.store.memory import MemoryEngine
+from tests.contract.job_harness import KEYS, begin_next_life
 from tests.contract.test_endpoint import Pod, pod
 
 RUN_ID = "digits"
@@ -131,12 +132,12 @@ class Torchrun:
         self._handler._stop_heartbeats()
 
 
-async def begin_next_life(*pods: Pod) -> None:
+async def begin_it_and_move(*pods: Pod) -> None:
     """Begin it, and return once every pod's torchrun has been let go on in it."""
     one = pods[0]
     job = one.client.membership.snapshot().job
     assert job is not None
-    await one.registrar.next_generation(job, "somebody began it behind a cut")
+    await begin_next_life(one.client.store, KEYS, job)
     run = one.client.membership.keys.in_generation(job.generation + 1).run(RUN_ID)
     nodes = {run.node(other.registrar.identity.member) for other in pods}
     async with asyncio.timeout(PATIENCE_S):
@@ -162,7 +163,7 @@ async def test_i1_torchruns_of_a_former_life_leave_its_world_and_form_one_in_the
         worlds = await asyncio.gather(*(asyncio.to_thread(t.form) for t in torchruns))
         assert [world[:2] for world in worlds] == [(0, 2), (1, 2)]
 
-        await begin_next_life(one, two)
+        await begin_it_and_move(one, two)
         worlds = await asyncio.gather(
             *(asyncio.to_thread(t.form_again_once_told) for t in torchruns)
         )
@@ -188,7 +189,7 @@ async def test_i1_one_that_waits_for_its_former_world_is_let_go_and_gets_nothing
                 await two.client.mirror.changed_after(two.client.mirror.sequence)
         assert not former.done()  # for the master, which the silent one never names
 
-        await begin_next_life(one, two)
+        await begin_it_and_move(one, two)
         # The sidecar's word: who is left waiting gets an error of torch's.
         assert await former == (1, 2, 1)
 

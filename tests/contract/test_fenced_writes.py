@@ -19,6 +19,7 @@ from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.chaos.history_pods import Pod, pod
 from tests.contract.agent_harness import until
+from tests.contract.job_harness import begin_next_life
 from tests.contract.patient_store import CALL_S
 from tests.contract.raw_client import DEADLINE_S, RawClient, connected
 from tests.contract.store_backend import Backend
@@ -201,7 +202,7 @@ async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_
         client.send(wire.Add(b"/sum", 2))
         await held_back.under_way(1)
         now = Job.from_kv((await store.range(keys.job, timeout_s=CALL_S)).kvs[0])
-        await one.registrar.next_generation(now, "the run was closed by failure")
+        await begin_next_life(store, keys, now)
         held_back.passing.set()
         async with asyncio.timeout(DEADLINE_S):
             assert await client.number() == 2
@@ -215,7 +216,7 @@ async def next_life(one: Pod, keys: JobKeys) -> None:
     """Have the job begin its next life, and wait until this sidecar serves it."""
     now = Job.from_kv((await one.store.range(keys.job, timeout_s=CALL_S)).kvs[0])
     former = one.endpoint.shared
-    await one.registrar.next_generation(now, "the run was closed by failure")
+    await begin_next_life(one.store, keys, now)
 
     async def moved() -> bool:
         return one.endpoint.shared is not former

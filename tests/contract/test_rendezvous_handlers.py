@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.runs import Policy
 from rdzv.store.memory import MemoryEngine
 from tests.contract.rendezvous_harness import Job, job
@@ -253,9 +254,60 @@ async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_e
         await one.world("a", "b", "c")
         one.torchruns["a"].order("fail")
         await one.world("b", "c")
-        one.torchruns["b"].order("fail")
+        rounds: list[Round] = []
         rendezvous = one.sidecars["c"].rendezvous
+
+        async def follow() -> None:
+            while True:
+                rounds.append(rendezvous.round)
+                await rendezvous.news()
+
+        following = asyncio.ensure_future(follow())
+        one.torchruns["b"].order("fail")
+        await one.until(lambda: any(seen.closed == "failure" for seen in rounds))
+        following.cancel()
+
+
+async def test_closed_by_failure_the_others_leave_at_once_and_go_on_with_who_comes_back() -> None:
+    async with job(replace(QUICK, max_nodes=2)) as one:
+        await all_of(one, "ab")
+        first = await one.world("a", "b")
+        one.torchruns["a"].order("fail")
+        await one.until(lambda: one.torchruns["a"].ended)
+        assert one.torchruns["a"].failure is None
+        # Its world is lost: it stops its workers and asks, without anybody having come back.
+        await one.until(lambda: one.torchruns["b"].restarts == 1)
+        one.torchrun("a")
+        assert await one.world("a", "b") == first + 1
+        assert [t.failure for t in one.everyone] == [None, None, None]
+
+
+async def test_closed_by_failure_a_spare_takes_the_place_of_the_one_that_failed() -> None:
+    async with job(replace(QUICK, max_nodes=2)) as one:
+        await all_of(one, "ab")
+        await one.world("a", "b")
+        spare = await one.node("c")
+        await one.until(lambda: "c" in one.sidecars["a"].rendezvous.snapshot().nodes)
+        one.torchruns["a"].order("fail")
+        await one.world("b", "c")
+        assert [t.failure for t in one.everyone] == [None, None, None]
+        assert (one.torchruns["b"].restarts, spare.restarts) == (1, 0)
+
+
+async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
+    async with job(replace(QUICK, max_nodes=2)) as one:
+        await all_of(one, "ab")
+        first = await one.world("a", "b")
+        one.torchruns["b"].awake.clear()
+        one.torchruns["a"].order("fail")
+        rendezvous = one.sidecars["a"].rendezvous
         await one.until(lambda: rendezvous.closed == "failure")
+        one.torchruns["b"].kill()
+        await one.until(lambda: all(t.ended for t in one.everyone))
+        await one.until(lambda: "nobody asks" in rendezvous.reason)
+        for name in "ab":
+            one.torchrun(name)
+        assert await one.world("a", "b") > first
 
 
 async def test_a_leaver_is_kept_out_and_the_others_form_again() -> None:

@@ -204,12 +204,17 @@ def test_ended_from_outside_it_leaves_no_process_behind(
     job.leaves_nothing(60)
 
 
-def test_a_script_that_fails_ends_the_job_with_its_launchers_status(
+def test_a_script_that_fails_on_one_node_ends_the_job_with_its_launchers_status(
     start: Callable[..., LocalJob], tmp_path: Path
 ) -> None:
     script = tmp_path / "fails.py"
-    script.write_text("raise SystemExit('this script cannot train')\n")
-    job = start("--nodes", "2", "--restarts", "1", "--", "torchrun", str(script))
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['GROUP_RANK'] == '1':\n"
+        "    raise SystemExit('this script cannot train')\n"
+        "time.sleep(3600)\n"
+    )
+    job = start("--nodes", "2", "--min", "2", "--restarts", "1", "--", "torchrun", str(script))
     assert job.status() == 1
     assert any("this script cannot train" in line for line in job.lines), "".join(job.lines)
     assert moments(job.timeline(), "training") == []

@@ -43,6 +43,7 @@ Fault = Literal[
     "lose_answer",
     "land_late",
     "close",
+    "give_up",
     "hurry",
     "drain",
     "cancel",
@@ -76,6 +77,7 @@ class Rules:
         "lose_answer",
         "land_late",
         "close",
+        "give_up",
         "hurry",
         "drain",
         "cancel",
@@ -95,6 +97,7 @@ class Rules:
     incarnation_compare: bool = True
     meets: bool = False
     fillers_latched: bool = True
+    failures_reopen: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -245,9 +248,12 @@ def look(
         nodes = _told_apart_by_create_revision(nodes, mirror.created)
         mine = own and replace(own, nonce=str(mirror.created[me]), ask=0)
     membership = _membership(rules, mirror)
+    current = mirror.round
+    if current.closed and not rules.failures_reopen:
+        current = replace(current, closed="success")
     word = RunSnapshot(
         mirror.revision,
-        mirror.round if rules.keeps_places else replace(mirror.round, former=()),
+        current if rules.keeps_places else replace(current, former=()),
         {n: node for n, node in zip(rules.names, nodes, strict=True) if node},
         membership,
     )
@@ -495,8 +501,10 @@ def check_end(rules: Rules, state: State) -> None:
         for me, side in enumerate(state.sides)
         if side.up and not leaving[me] and rules.names[me] not in rules.never
     ]
-    if state.round.closed:
+    if state.round.closed == "success":
         return
+    if state.round.closed and live:
+        raise Broken(f"it ends closed by {state.round.closed}, though {live} live")
     if any(side.up and leaving[me] for me, side in enumerate(state.sides)):
         raise Broken(f"it ends with {state.drains}, and nobody lets them go")
     if live and state.round.complete and state.drains.saved == state.round.number:
@@ -538,7 +546,8 @@ def _progress(rules: Rules, state: State) -> Iterator[Step]:
             yield from _hurry(rules, state, me)
         if rules.names[me] in rules.never:
             continue
-        if side.mode == "off" and not state.round.closed and not state.drains.granted[me]:
+        done = state.round.closed == "success" or state.drains.granted[me]
+        if side.mode == "off" and not done:
             yield (
                 f"a new torchrun starts at {me}",
                 _with(
@@ -799,7 +808,7 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
         return None
     if rules.drains_compare and state.drained_at > mirror.revision:
         return None
-    if state.round.closed:
+    if state.round.closed == "success":
         raise Broken(f"round {decided.number} after the run was closed")
     asked: list[Seat | None] = [None] * rules.nodes
     if decided.complete:
@@ -844,7 +853,7 @@ def _check_places(rules: Rules, state: State, decided: Round) -> None:
 
 
 def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
-    lost = not _is_whole(rules, state)
+    lost = bool(state.round.closed) or not _is_whole(rules, state)
     for seat in state.round.frozen:
         at = rules.names.index(seat.member)
         node = state.nodes[at]
@@ -890,17 +899,17 @@ def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
             yield from _lose(rules, state, me)
         if side.connected and may("hurry"):
             yield from _hurry(rules, state, me)
-        if (
-            may("close")
-            and side.mode == "in"
-            and side.world is not None
-            and state.round.complete
-            and side.world[0] == state.round.number
-            and not state.round.closed
-        ):
+        current = state.round
+        inside = side.mode == "in" and side.world is not None and side.world[0] == current.number
+        if inside and current.complete and not current.closed:
             revision = state.revision + 1
-            closed = replace(state.round, closed="success", mod_revision=revision)
-            yield f"{me} closes the run", state._replace(revision=revision, round=closed)
+            if may("close"):
+                closed = replace(current, closed="success", mod_revision=revision)
+                yield f"{me} closes the run", state._replace(revision=revision, round=closed)
+            if may("give_up"):
+                closed = replace(current, closed="failure", mod_revision=revision)
+                after = state._replace(revision=revision, round=closed)
+                yield f"{me} gives the run up", _close_connection(rules, after, me)
 
 
 def _lose(rules: Rules, state: State, me: int) -> Iterator[Step]:

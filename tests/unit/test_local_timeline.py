@@ -13,7 +13,7 @@ from console.local.picture import WIDTH, Axis, draw_picture, nice_step
 from console.local.progress import Progress
 from console.local.rounds import Rounds
 from console.local.timeline import Moment, Timeline
-from launcher_shim.c10d.nodes import Round, Seat
+from launcher_shim.c10d.nodes import ClosedWhy, Round, Seat
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
@@ -50,9 +50,9 @@ def put(key: str, value: bytes) -> WatchEvent:
     return WatchEvent("put", KeyValue(key, value, 1, 1, 1, 0))
 
 
-def formed(number: int, *members: str, closed: bool = False) -> WatchEvent:
+def formed(number: int, *members: str, closed: ClosedWhy = "") -> WatchEvent:
     frozen = tuple(Seat(member, "nonce", 1) for member in members)
-    round_ = Round(number, True, "success" if closed else "", frozen=frozen)
+    round_ = Round(number, True, closed, frozen=frozen)
     return put(ROUND, round_.to_json())
 
 
@@ -82,7 +82,7 @@ def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[M
     assert not rounds.nodes
     rounds.take_in([formed(1, "node-0"), put(KEYS.job, b"{}")])
     assert rounds.closing is None
-    rounds.take_in([formed(1, "node-0", closed=True)])
+    rounds.take_in([formed(1, "node-0", closed="success")])
     assert rounds.closing == Closing(True, frozenset({"node-0"}))
     assert [(moment.what, moment.who, moment.detail) for moment in told] == [
         ("join", "node-0", "it registered"),
@@ -91,6 +91,17 @@ def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[M
         ("closed", "", "the job is closed by success"),
     ]
     assert [ranks for _, ranks in timeline.rounds] == [4, 0, 2]
+
+
+def test_a_failure_counts_until_a_world_has_formed_again(timeline: Timeline) -> None:
+    rounds = Rounds(KEYS, "digits", 1, timeline)
+    rounds.take_in([formed(0, "node-0", "node-1"), formed(0, "node-0", "node-1", closed="failure")])
+    failure = Closing(False, frozenset({"node-0", "node-1"}))
+    assert rounds.closing == failure
+    rounds.take_in([put(ROUND, Round(1).to_json())])
+    assert rounds.closing == failure
+    rounds.take_in([formed(1, "node-1", "node-2")])
+    assert rounds.closing is None
 
 
 def test_what_cannot_be_read_is_shown_and_ends_nothing(

@@ -201,7 +201,46 @@ def test_the_last_call_begins_anew_when_there_are_too_few_again() -> None:
     assert look(look(seen, one, now=20), two, now=30).met_min_s == 30
 
 
-def test_a_closed_run_forms_no_round() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "opens"),
+    [
+        ([node("a", "left"), node("b", ask=2)], True),
+        ([node("a", "left"), node("b", "in", number=3)], False),
+        ([node("a", "left"), node("b", "left")], False),
+        ([node("a", "left"), node("d")], True),
+        ([node("a", "left"), node("e")], True),
+        ([node("a", "left"), node("b", "in", number=3), node("d")], False),
+        ([node("d")], True),
+    ],
+    ids=[
+        "one asks again",
+        "one is still in it",
+        "nobody asks",
+        "another one asks",
+        "a spare asks",
+        "another one asks while one is still in it",
+        "all are gone without a word",
+    ],
+)
+def test_a_run_closed_by_failure_opens_once_all_have_left_and_somebody_asks(
+    nodes: list[Node], opens: bool
+) -> None:
+    failed = replace(frozen("ab"), closed="failure")
+    decision = decide(NOW, run(nodes, failed), WATCHED, POLICY)
+    assert decision.round == (next_round(failed) if opens else None)
+
+
+def test_who_leaves_the_job_neither_keeps_a_failed_run_nor_opens_it() -> None:
+    failed = replace(frozen("ab"), closed="failure")
+    leaves = Membership(frozenset("ab"), leaving=frozenset("b"))
+    inside = run([node("a", "left"), node("b", "in", number=3), node("d")], failed)
+    opened = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
+    assert opened.round == next_round(failed)
+    asks = run([node("a", "left"), node("b", ask=2)], failed)
+    assert decide(NOW, replace(asks, membership=leaves), WATCHED, POLICY).round is None
+
+
+def test_a_run_closed_by_success_forms_no_round() -> None:
     decision = decide(NOW, run(map(node, "abcd"), Round(closed="success")), WATCHED, POLICY)
     assert decision.round is None
     assert decision.reason == "the run is closed by success"

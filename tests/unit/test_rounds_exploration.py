@@ -40,6 +40,10 @@ def test_i1_one_fault_at_any_moment(fault: Fault) -> None:
     assert explored.ends > 0
 
 
+def test_i11_a_run_given_up_at_any_of_the_first_thousands_of_moments() -> None:
+    assert explore(alone("give_up"), faults=1, states_max=3000).states == 2999
+
+
 def test_i1_a_torchrun_killed_at_any_of_the_first_thousands_of_moments() -> None:
     assert explore(alone("kill"), faults=1, states_max=3000).states == 2999
 
@@ -222,6 +226,11 @@ def test_nodes_told_apart_by_create_revision_are_found() -> None:
 def test_i11_fillers_that_are_forgotten_are_found() -> None:
     rules = replace(alone("cut"), meets=True, fillers_latched=False)
     assert "in a world of nowhere" in broken_within(rules, 1)
+
+
+def test_i11_a_run_that_stays_closed_by_failure_is_found() -> None:
+    found = broken_within(replace(alone("give_up"), failures_reopen=False), 1)
+    assert "closed by failure" in found or "no end" in found
 
 
 def test_i6_a_write_of_a_stale_incarnation_is_found() -> None:

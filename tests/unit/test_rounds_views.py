@@ -236,6 +236,24 @@ def test_closed() -> None:
     assert shown(D, A, B, C, current=closed) == View("apart", Round(3), closed=True)
 
 
+@pytest.mark.parametrize("leaving", ["", "a"])
+def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
+    leaving: str,
+) -> None:
+    failed = replace(WORLD, closed="failure")
+    membership = Membership(frozenset("abcd") - frozenset(leaving), leaving=frozenset(leaving))
+    assert shown(A, B, C, current=failed, membership=membership).phantom
+    asks = node("a", "asking", ask=2)
+    for me, role in ((D, "parked"), (asks, "parked"), (node("b", "left"), "apart")):
+        view = shown(me, C, current=failed, membership=membership)
+        assert (view.role, view.full, view.closed, view.phantom) == (role, True, False, False)
+
+
+def test_who_stands_in_the_exit_barrier_of_a_failed_run_is_left_in_peace() -> None:
+    finishing = replace(WORLD, finishing=True, closed="failure")
+    assert not shown(A, B, C, current=finishing).phantom
+
+
 def handed(me: Node, *others: Node) -> Node | None:
     snapshot = RunSnapshot(50, WORLD, {n.member: n for n in (me, *others)})
     return hand(snapshot, stand(0, snapshot, Observations(), POLICY), me)
@@ -253,6 +271,12 @@ def test_a_round_is_handed_once_and_only_to_who_asked() -> None:
 def test_one_withdraws_from_a_world_that_can_no_longer_be(c: Node) -> None:
     asks = node("a", "asking")
     assert handed(asks, B, c) == replace(asks, ask=2)
+
+
+def test_one_withdraws_from_a_world_that_has_failed() -> None:
+    asks, failed = node("a", "asking"), replace(WORLD, closed="failure")
+    snapshot = RunSnapshot(50, failed, {n.member: n for n in (asks, B, C)})
+    assert hand(snapshot, stand(0, snapshot, Observations(), POLICY), asks) == replace(asks, ask=2)
 
 
 def test_no_round_forms_again_before_it_is_complete() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+import launcher_shim.c10d.rounds
 import launcher_shim.c10d.views
 import rdzv.draining
 import rdzv.gate
@@ -153,6 +154,27 @@ def fillers_forgotten() -> list[Patch]:
     return [patch("launcher_shim.c10d.rendezvous.view", view)]
 
 
+def failure_is_final() -> list[Patch]:
+    """A run that is closed by failure is closed for good, as one that has succeeded."""
+
+    def shown(*args: Any, **known: Any) -> Any:
+        snapshot, *others = args
+        return launcher_shim.c10d.views.view(_as_success(snapshot), *others, **known)
+
+    def decide(now: float, snapshot: Any, *others: Any) -> Any:
+        return launcher_shim.c10d.rounds.decide(now, _as_success(snapshot), *others)
+
+    return [
+        patch("launcher_shim.c10d.rendezvous.view", shown),
+        patch("launcher_shim.c10d.rendezvous.decide", decide),
+    ]
+
+
+def _as_success(snapshot: Any) -> Any:
+    closed = "success" if snapshot.round.closed else ""
+    return replace(snapshot, round=replace(snapshot.round, closed=closed))
+
+
 # --- drains ---
 
 
@@ -234,6 +256,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         round_completed_twice,
         launchers_not_fenced,
         cut_taken_for_death,
+        failure_is_final,
         fillers_forgotten,
         done_before_all_have_saved,
         vote_not_one_more,

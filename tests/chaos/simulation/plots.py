@@ -77,9 +77,13 @@ EVICTIONS = (
 RETURNS = Plot("returns", {lose_first_rank: 4, crash_briefly: 1, stall: 1}, (2, 3, 4), any_shape)
 """Somebody is away for about as long as it takes to be given up, at a bad moment."""
 
+FAILURES = Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, (2, 3), any_shape)
+"""Torchruns whose workers fail for the last time, often with too few others to go on."""
+
 ASKED = (
     *EVICTIONS,
     RETURNS,
+    FAILURES,
     Plot("cuts-of-all", {cut_all: 1}, (3, 4, 5), trains=False),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
     Plot("spare-rounds", ROUNDS, (3, 4, 5), tight),

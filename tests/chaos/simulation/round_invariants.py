@@ -14,7 +14,7 @@ from tests.chaos.simulation.nodes import KEYS
 from tests.chaos.simulation.other_runs import FAILED, FRESH
 from tests.chaos.simulation.pods import Pod, SimulatedJob
 from tests.chaos.simulation.ranks import RoundId
-from tests.chaos.simulation.torchrun import RUN, Torchrun
+from tests.chaos.simulation.torchrun import NO_RESTARTS, RUN, Torchrun
 
 RUNS = (RUN, FAILED, FRESH)
 
@@ -141,7 +141,7 @@ class RoundInvariants:
 
     def gave_up(self, torchrun: Torchrun, why: str) -> None:
         """A torchrun ended by itself."""
-        if not self.may_close and torchrun.run != FAILED:
+        if not self.may_close or why != NO_RESTARTS:
             self._break(f"I5: the torchrun of {torchrun.pod.name} gave up: {why}")
 
 

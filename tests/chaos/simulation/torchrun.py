@@ -38,6 +38,9 @@ def port_of(run: str, number: int) -> int:
     return FIRST_PORT + number + (0 if run == RUN else OTHER_RUNS * len(run))
 
 
+NO_RESTARTS = "no restarts are left"
+
+
 class Ended(Exception):
     """The torchrun's process ends by itself."""
 
@@ -128,7 +131,7 @@ class Torchrun:
             await self._form()
             return
         await self._set(replace(self._state, closed=True))
-        raise Ended("no restarts are left")
+        raise Ended(NO_RESTARTS)
 
     async def _finish(self) -> None:
         """Meet the others in torch's exit barrier, and close the run."""
