@@ -238,11 +238,29 @@ class RunKeys:
         """Take a key of this run apart: section, launcher's key, adder or element."""
         section, _, rest = key.removeprefix(self.prefix).partition("/")
         name, _, item = rest.partition("/")
-        return section, unquote_to_bytes(name), unquote(item)
+        return section, _bytes_of(name), unquote(item) if item else item
+
+
+CACHED_LENGTH = 256
+"""Bytes of a launcher's key whose spelling is remembered: all together take a MiB or two."""
 
 
 def _bytes_name(key: bytes) -> str:
+    return _known_bytes_name(key) if len(key) <= CACHED_LENGTH else quote_from_bytes(key, safe="")
+
+
+@lru_cache(maxsize=1024)  # a launcher writes the same keys again and again
+def _known_bytes_name(key: bytes) -> str:
     return quote_from_bytes(key, safe="")
+
+
+def _bytes_of(name: str) -> bytes:
+    return _known_bytes_of(name) if len(name) <= CACHED_LENGTH else unquote_to_bytes(name)
+
+
+@lru_cache(maxsize=1024)  # each write comes back as an event
+def _known_bytes_of(name: str) -> bytes:
+    return unquote_to_bytes(name)
 
 
 def last_name(key: str) -> str:

@@ -137,13 +137,18 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes and handle the requests that they complete."""
-        if self._closing:
-            return
         parser, session = self._parser, self._session
-        between = parser.between
-        idle = not (self._pending or self._under_way or self._parked or self._answers_unread)
-        if between and idle and session is not None and (answer := session.whole.get(data)):
+        idle = parser.between and not (
+            self._pending
+            or self._under_way
+            or self._parked
+            or self._answers_unread
+            or self._closing
+        )
+        if idle and session is not None and (answer := session.whole.get(data)):
             self._transport.write(answer)
+            return
+        if self._closing:
             return
         try:
             requests = parser.feed(data)
@@ -163,7 +168,7 @@ class Connection(asyncio.Protocol):
             self._advance()
             if parser.held > BACKLOG_MAX:
                 self._host.swollen()
-        if between and idle and session is not None and self._relay is None and parser.between:
+        if idle and session is not None and self._relay is None and parser.between:
             self._keep(session, data, requests)
 
     def _keep(self, session: Session, data: bytes, requests: Sequence[wire.Request]) -> None:

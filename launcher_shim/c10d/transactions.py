@@ -22,7 +22,7 @@ from launcher_shim.c10d.ledger import Ledger, Stamp
 from launcher_shim.c10d.limits import DELETES_MAX, grouped
 from launcher_shim.c10d.registered import Registered
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
-from rdzv.store import Compare, Delete, KeyValue, Operation, Store, TxnResult
+from rdzv.store import Compare, Delete, KeyValue, Operation, Range, Store, TxnResult
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +83,11 @@ class Transactions:
         """
         unsettled = stamp.again
         looked = self._ledger.knows(stamp) and not stamp.again
+        contended = False
         found: tuple[bytes, int] | None = None
 
         async def attempt() -> T:
-            nonlocal unsettled, looked, found
+            nonlocal unsettled, looked, contended, found
             if not looked:
                 found = await self._look(stamp)
                 looked = True
@@ -100,13 +101,19 @@ class Transactions:
                 current = plan()
                 signed = bool(current.operations) or unsettled
                 try:
-                    result = await self._send(current, stamp, key, signed=signed)
+                    result = await self._send(
+                        current, stamp, key, signed=signed, contended=contended
+                    )
                 except (StoreAmbiguous, StoreFull):
                     # To look needs no space, and tells what a counter was before that is compacted.
                     unsettled, looked = True, False
                     raise
                 if result.succeeded:
                     return self._answered(current, key, result)
+                if not contended:
+                    # Mostly nothing is in the way, and what is there then need not be asked for.
+                    contended = True
+                    result = await self._store.txn([], self._looks(stamp, key))
                 before, found = found, self._ledger.found(stamp, kvs_of(result.responses[:1]))
                 if key is not None:
                     self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
@@ -149,22 +156,28 @@ class Transactions:
     # -- how
 
     async def _send(
-        self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool
+        self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool, contended: bool
     ) -> TxnResult:
-        """Try a plan once; ``signed`` if it goes on record, as all that changes something must."""
+        """Try a plan once; ``signed`` if it goes on record, as all that changes something must.
+
+        ``contended``: have the store answer what is there if the plan does not fit.
+        """
         compares = [*current.compares, self._ledger.guard(stamp)]
         then = list(current.operations)
         if signed:
             note = current.note if then else NOTHING
             then.insert(0, self._ledger.entry(stamp, note))
             compares.append(self._registered.holds())
-        otherwise = [self._ledger.look(stamp), self._registered.look()]
-        if key is not None:
-            otherwise += self._cells.reads(key)
+        otherwise = self._looks(stamp, key) if contended else ()
         result = await self._store.txn(compares, then, otherwise)
         if result.succeeded and signed:
             self._ledger.recorded(stamp, result.revision)
         return result
+
+    def _looks(self, stamp: Stamp, key: bytes | None) -> list[Range]:
+        """What tells why a plan does not fit: the record, the registration, and the key."""
+        looks = [self._ledger.look(stamp), self._registered.look()]
+        return looks if key is None else looks + self._cells.reads(key)
 
     def _answered(self, current: Plan[T], key: bytes | None, result: TxnResult) -> T:
         answer = current.answer(result)

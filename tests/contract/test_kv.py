@@ -21,7 +21,7 @@ from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
-from rdzv.store import Put, TxnResult, WatchEvent
+from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until
@@ -388,6 +388,41 @@ async def test_additions_do_not_read_what_the_others_have_added(
         )
         assert sorted(sums) == list(range(1, 101))
         assert read == 0
+
+
+async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[tuple[int, int, int]] = []
+    txn = MemoryStore.txn
+
+    async def noted(
+        store: MemoryStore,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+    ) -> TxnResult:
+        sent.append((len(compares), len(then), len(otherwise)))
+        return await txn(store, compares, then, otherwise)
+
+    async with sidecars(None, None) as (one, two):
+        monkeypatch.setattr(MemoryStore, "txn", noted)
+        a, b = stamps("a"), stamps("b")
+        await one.put([(b"/k", b"1")], next(a))
+        await one.compare_set(b"/k", b"1", b"2", next(a))
+        await one.add(b"/n", 1, next(a))
+        await one.delete(b"/n", next(a))
+        assert [reads for _, _, reads in sent] == [0, 0, 0, 0]
+        one._unsubscribe()  # the watch brings nothing
+        await two.put([(b"/k", b"3")], next(b))
+        sent.clear()
+        assert await one.compare_set(b"/k", b"3", b"4", next(a)) == b"4"
+        # It was refused by what is known, which does not hold; read; and carried out.
+        assert [(compares > 0, reads) for compares, _, reads in sent] == [
+            (True, 0),
+            (False, 0),
+            (True, 5),
+        ]
 
 
 async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(

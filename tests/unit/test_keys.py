@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +65,11 @@ def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None
         run.operation(name),
     ):
         assert spelled(spelling[len(keys.prefix) :]), spelling
+
+
+@pytest.mark.parametrize("key", [b"/a b%\xff", b"", b"/" * 2000, b"/n\xc3\xa4" * 60])
+def test_a_launchers_key_is_found_in_its_spelling_however_long(key: bytes) -> None:
+    run = JobKeys("team", "digits").in_generation(1).run("r")
+    for _ in range(2):
+        assert run.split(run.value(key)) == ("kv", key, "")
+        assert run.split(run.addend(key, "a:1")) == ("sum", key, "a:1")
