@@ -7,6 +7,7 @@ import asyncio
 import logging
 
 from launcher_shim.c10d.orphans import orphans
+from launcher_shim.c10d.outworn import outworn
 from rdzv.errors import StoreError
 from rdzv.leftovers import leftovers
 from rdzv.listing import decide
@@ -63,7 +64,11 @@ class Sweeper:
         keys = self._membership.keys
         kvs = tuple(self._mirror.kvs.values())
         here = keys.in_generation(snapshot.job.generation)
-        surplus = [*leftovers(keys, snapshot, kvs), *orphans(here, snapshot, kvs)]
+        surplus = [
+            *leftovers(keys, snapshot, kvs),
+            *orphans(here, snapshot, kvs),
+            *outworn(here, kvs),
+        ]
         for first in range(0, len(surplus), BATCH_MAX):
             await self._drop(surplus[first : first + BATCH_MAX])
 

@@ -10,6 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.sweeper import Sweeper
+from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.session import SHARED_RUN
+from rdzv.history import HistoryEntry
 from rdzv.leftovers import KEPT_MIN
 from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import Compare, Operation, Put, TxnResult
@@ -132,6 +135,27 @@ async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:
             left = await names(one, KEPT_MIN + 2)
     assert KEYS.incarnation("gone-0000") in left
     assert [n for n in range(201) if KEYS.incarnation(f"gone-{n:04}") not in left] == [1]
+
+
+async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
+    async with client(MemoryEngine()) as one:
+        await fill(one, 1)
+        shared, run = HERE.run(SHARED_RUN), HERE.run("digits")
+        old = [shared.value(b"/worker/attempt_0/key"), shared.addend(b"init/", "w-0.1")]
+        mine = shared.value(b"/mine")
+        for key in (*old, mine):
+            await one.store.txn([], [Put(key, b"1")])
+        for number in range(2):
+            details: dict[str, object] = {"run_id": "digits", "round": number}
+            entry = HistoryEntry("round", "a", "", 1.0, details)
+            key = KEYS.history_entry(number, "a", "round")
+            await one.store.txn([], [Put(key, entry.to_json())])
+        written = await one.store.txn([], [Put(run.round, Round(1, complete=True).to_json())])
+        await one.mirror.reached(written.revision)
+        async with sweeping(one, "a"), asyncio.timeout(30):
+            while set(old) & set(one.mirror.kvs):
+                await one.mirror.changed_after(one.mirror.sequence)
+        assert mine in one.mirror.kvs
 
 
 async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:

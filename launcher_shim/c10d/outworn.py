@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers of former worlds have left in the run of clients without a rendezvous: pure.
+
+Where torch lets workers share the agents' store (which the delivered environment switches off),
+theirs lies here: every world leaves its keys, and each of its workers a part of the counter by
+which a client takes note of itself. torch's own server takes them along when it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, Round
+from launcher_shim.c10d.session import SHARED_RUN
+from rdzv.errors import RecordError
+from rdzv.history import HistoryEntry
+from rdzv.keys import GenerationKeys
+from rdzv.store import KeyValue
+
+WORKERS = (b"/worker/attempt_", b"init/")
+"""How torch's workers begin their keys there. Those of other clients are their own affair."""
+
+
+def outworn(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
+    """Find the keys of workers that nobody has written since the world before the present one.
+
+    Of every run that goes on, for a worker does not say which it belongs to.
+    """
+    kvs = tuple(kvs)
+    shared = keys.run(SHARED_RUN)
+    of_key: dict[bytes, list[KeyValue]] = {}
+    for kv in kvs:
+        if kv.key.startswith((shared.kv, shared.sums, shared.queues)):
+            name = shared.split(kv.key)[1]
+            if name.startswith(WORKERS):
+                of_key.setdefault(name, []).append(kv)
+    if not of_key:
+        return []
+    since = min(_formed_before(keys, kvs).values(), default=0)
+    worn = [parts for parts in of_key.values() if max(part.mod_revision for part in parts) < since]
+    return [kv for parts in worn for kv in parts]
+
+
+def _formed_before(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> Mapping[str, int]:
+    """When the world before the present one was formed, of each run that goes on; 0: not known."""
+    open_runs: set[str] = set()
+    formed: dict[str, list[tuple[int, int]]] = {}
+    for kv in kvs:
+        try:
+            if kv.key.startswith(keys.runs):
+                run_id = keys.run_id_of(kv.key)
+                if kv.key == keys.run(run_id).round and not Round.from_kv(kv).closed:
+                    open_runs.add(run_id)
+            elif kv.key.startswith(keys.job.history):
+                details = HistoryEntry.from_kv(kv).details
+                run_id, number = str(details.get("run_id", "")), details.get("round")
+                if isinstance(number, int) and number // ROUNDS_PER_LIFE == keys.generation - 1:
+                    formed.setdefault(run_id, []).append((number, kv.mod_revision))
+        except RecordError:
+            continue
+    return {
+        run_id: sorted(rounds)[-2][1] if len(rounds := formed.get(run_id, [])) > 1 else 0
+        for run_id in open_runs
+    }
