@@ -48,8 +48,8 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             bare,
             "an empty Python",
         ),
-        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 60), (rss_mib,)),
-        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.3), (cpu_percent,)),
+        Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 50), (rss_mib,)),
+        Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.25), (cpu_percent,)),
     ]
 
 

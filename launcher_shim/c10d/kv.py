@@ -14,18 +14,19 @@ does not go back (docs/decisions/0018-consistency.md).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.answers import Answers
-from launcher_shim.c10d.cell import ABSENT, Cell, read_number, wrap_int64
+from launcher_shim.c10d.cell import ABSENT, read_number, wrap_int64
 from launcher_shim.c10d.cells import Cells
 from launcher_shim.c10d.floor import Floor
 from launcher_shim.c10d.ledger import Stamp, left_behind
-from launcher_shim.c10d.limits import READS_MAX, batches, check_size, grouped
+from launcher_shim.c10d.limits import batches, check_size
+from launcher_shim.c10d.lookups import Lookups
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.transactions import Plan, Recalled, Transactions, kvs_of
 from launcher_shim.c10d.waiters import Waiters
@@ -64,6 +65,7 @@ class Kv:
         self.cells = Cells(keys, self._waiters.present, self._waiters.pushed, self.answers.forget)
         self.cells.learn(mirror.under(keys.prefix))
         self._transactions = Transactions(store, registered, self.cells, self._floor)
+        self._lookups = Lookups(mirror, self._transactions)
         self._unsubscribe = mirror.subscribe(self._apply)
 
     def close(self) -> None:
@@ -115,13 +117,13 @@ class Kv:
     async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Tell the values of ``keys``; those not known are read linearizably."""
         missing = {key for key in keys if self.known(key) is None}
-        read = await self._look_for(missing, lambda key: self.known(key) is not None)
+        read = await self._lookups.unless_told(missing, lambda key: self.known(key) is not None)
         return [read[key].value() if key in read else self.known(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
         """Whether every key exists; those not known to are read linearizably."""
         missing = {key for key in keys if not self.known_to_exist(key)}
-        read = await self._look_for(missing, self.known_to_exist)
+        read = await self._lookups.unless_told(missing, self.known_to_exist)
         return all(cell.exists() for cell in read.values())
 
     async def wait(self, keys: Sequence[bytes]) -> None:
@@ -130,55 +132,12 @@ class Kv:
         if not missing:
             return
         with self._waiters.waiting(missing) as waiter:
-            for key, cell in (await self._read_until(waiter.done, missing)).items():
+            for key, cell in (await self._lookups.until(waiter.done, missing)).items():
                 if cell.exists():
                     self._waiters.shown(waiter, key)
             await waiter.done
         for key in keys:
             self._floor.tell(self.cells.cell(key).newest_revision())
-
-    async def _look_for(
-        self, keys: Collection[bytes], told: Callable[[bytes], bool]
-    ) -> Mapping[bytes, Cell]:
-        """Read ``keys``; nothing, if the watch brings what may be ``told`` of all of them before.
-
-        That there is no value is only ever told of a read.
-        """
-
-        async def come() -> None:
-            while not all(map(told, keys)):
-                await self._mirror.changed_after(self._mirror.sequence)
-
-        if not keys:
-            return {}
-        coming = asyncio.ensure_future(come())
-        try:
-            return await self._read_until(coming, keys)
-        finally:
-            coming.cancel()
-
-    async def _read_until(
-        self, come: asyncio.Future[None], keys: Collection[bytes]
-    ) -> Mapping[bytes, Cell]:
-        """Read ``keys``, as many as are still in there when it is their turn; nothing if ``come``.
-
-        So no client waits for an answer of the store to what the watch has told.
-        """
-
-        async def read() -> dict[bytes, Cell]:
-            cells: dict[bytes, Cell] = {}
-            for batch in grouped(tuple(keys), READS_MAX):
-                if left := [key for key in batch if key in keys]:
-                    cells |= await self._transactions.read(left)
-            return cells
-
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(read(), name="read launchers' keys")
-            await asyncio.wait((reading, come), return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                return reading.result()
-            reading.cancel()
-        return {}
 
     async def count_reached(self, key: bytes, count: int) -> None:
         """Wait until the counter at ``key`` has reached ``count``; raises ``LeaseLost``."""
