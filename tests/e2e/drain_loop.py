@@ -64,13 +64,14 @@ class Checkpoints:
         """Step and model to go on from: the last commit, or a periodic checkpoint that is newer."""
         found = (0, 0)
         committed = muster.last_commit()
-        if committed is not None:
+        if committed is not None and (self._directory / f"{committed}.0.json").exists():
             found = self._load(f"{committed}.0.json")
             for rank in range(found[1]):
                 assert self._load(f"{committed}.{rank}.json")[0] == committed
             found = (committed, committed)
         if (self._directory / "periodic.json").exists():
             found = max(found, self._load("periodic.json", whole=True))
+        muster.check_start(found[0], self._directory)
         return found
 
     def _load(self, name: str, *, whole: bool = False) -> tuple[int, int]:

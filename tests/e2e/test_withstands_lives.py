@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.e2e.drain_job import DRAINED_STATUS, draining_job, gone, released, terminate
 from tests.e2e.job import FORM_TIMEOUT_S, Job, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
@@ -103,6 +104,33 @@ def test_created_again_with_another_uid_it_starts_anew(
             assert node.sidecar.poll() is None
             assert node.hosts() == sorted(other.name for other in first)
         job.goes_on(again)
+
+
+def first_step(job: Job, node: Node) -> int:
+    """The first step that was made on a node."""
+    logs = job.steps.directory.glob(f"{node.name}.*")
+    return min(int(log.read_text().split()[1]) for log in logs)
+
+
+def test_created_again_with_an_empty_directory_it_trains_from_scratch(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    # Nobody waits for a replacement of the only pod.
+    let_go = {"MUSTER_BELOW_MIN": "commit"}
+    with draining_job(run_job, embedded, least=1, most=1, sidecar_environ=let_go) as job:
+        (former,) = job.add(uid="first")
+        world = job.world_of([former])
+        terminate(job, former)
+        saved = released(job, former)
+        assert saved.outcome == "committed"
+        assert gone(job, former) == DRAINED_STATUS
+
+        job.script_environ["CHECKPOINT_DIR"] = str(job.directory / "emptied")
+        (present,) = job.add(uid="second")
+        job.world_of([present], not_=world)
+        assert first_step(job, present) == 1
+        told = f"all ranks of a former life of this job have saved step {saved.step}, and there is"
+        assert told in present.launcher_log()
 
 
 def test_created_again_without_a_uid_after_everybody_left(
