@@ -26,6 +26,7 @@ from rdzv.errors import (
     StoreFull,
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
+from rdzv.keys import last_name
 from rdzv.membership import Membership, snapshot_of
 from rdzv.model import Incarnation, Snapshot
 from rdzv.pacing import Pacing
@@ -212,7 +213,16 @@ class Registrar:
             empty_for_s=self._empty_for_s(),
             lease_ttl_s=self._lease_ttl_s,
             waited_s=waited_s,
+            trained=self._trained(),
         )
+
+    def _trained(self) -> bool:
+        """Whether the present life of the job has ever had a world."""
+        job = self._membership.snapshot().job
+        if job is None:
+            return False
+        runs = self.keys.in_generation(job.generation).runs
+        return any(last_name(kv.key) == "round" for kv in self._mirror.under(runs))
 
     def _next_pause_s(self) -> float:
         self._pacing = self._pacing.after_failure()

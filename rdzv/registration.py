@@ -20,7 +20,7 @@ from rdzv.model import Incarnation, Job, Member, Role, Snapshot
 
 EMPTY_LEASE_TIMES = 3
 
-CONTESTED_LEASE_TIMES = 3
+CONTESTED_LEASE_TIMES = 6
 """For so long a job stays with its members though a pod of an unknown UID wants it."""
 
 FORMER_UIDS_MAX = 16
@@ -94,16 +94,23 @@ def plan(
     empty_for_s: float,
     lease_ttl_s: float,
     waited_s: float = 0.0,
+    trained: bool = True,
 ) -> Register | Wait | Refuse:
     """Decide on registering, given the snapshot and what was held before.
 
     ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
-    this sidecar has wanted to register.
+    this sidecar has wanted to register. ``trained``: whether the present life of the job has ever
+    had a world.
     """
     holder = snapshot.incarnations.get(identity.member)
     if holder is not None and holder.pod_uid != identity.pod_uid and held is not None:
         return Refuse(True, f"the name {identity.member} was taken over by pod {holder.pod_uid}")
-    chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s)
+    if _is_of_another_job(snapshot.job, identity):
+        chosen = _change_lives(
+            snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s, trained=trained
+        )
+    else:
+        chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
     if isinstance(chosen, Wait | Refuse):
         return chosen
     job, reason = chosen
@@ -152,7 +159,6 @@ def _choose_job(
     held: Held | None,
     empty_for_s: float,
     lease_ttl_s: float,
-    waited_s: float,
 ) -> tuple[Job, str] | Wait | Refuse:
     """Choose the job record to register under, with the reason."""
     stored = snapshot.job
@@ -171,8 +177,6 @@ def _choose_job(
             mod_revision=snapshot.unreadable_job,
         )
         return job, "the job was not in the store" if held else "first member of the job"
-    if identity.job_uid and stored.uid != identity.job_uid:
-        return _change_lives(snapshot, stored, identity, held, empty_for_s, lease_ttl_s, waited_s)
     present = replace(stored, vacated=False)
     if held is not None or identity.job_uid or snapshot.members:
         return present, f"joins generation {stored.generation}"
@@ -187,19 +191,31 @@ def _choose_job(
     )
 
 
+def _is_of_another_job(stored: Job | None, identity: Identity) -> bool:
+    return stored is not None and bool(identity.job_uid) and stored.uid != identity.job_uid
+
+
 def _change_lives(
     snapshot: Snapshot,
-    stored: Job,
     identity: Identity,
     held: Held | None,
     empty_for_s: float,
     lease_ttl_s: float,
     waited_s: float,
+    *,
+    trained: bool,
 ) -> tuple[Job, str] | Wait | Refuse:
-    """Decide whether a pod whose job has another UID than the stored one may take the job over."""
+    """Decide whether a pod whose job has another UID than the stored one may take the job over.
+
+    One that was fenced may take it back only from a life that never came to a world: from any
+    other, its own job may have ended since.
+    """
+    stored = snapshot.job
+    assert stored is not None
     former = identity.job_uid in stored.former_uids
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
-    if held is not None or (former and (snapshot.members or empty_for_s < patience_s)):
+    deserted = not snapshot.members and empty_for_s >= patience_s
+    if (held is not None and (trained or not former)) or (former and not deserted):
         return Refuse(
             True, f"the job was created again with UID {stored.uid or '(none)'}", for_good=False
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from random import Random
 from time import monotonic
@@ -167,6 +167,30 @@ async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> N
             assert [member.generation for member in new] == [2, 2]
             assert not one_task.done()
             assert not other_task.done()
+
+
+async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
+    engine = MemoryEngine()
+
+    async def live(member: Registrar) -> None:
+        while True:
+            with suppress(Fenced):
+                await member.run()
+            await member.let_in_again()
+
+    async with client(engine) as one, asyncio.TaskGroup() as tasks:
+        mine = [registrar(one, of_job(f"w-{n}", "mine"), lease_ttl_s=1.0) for n in range(2)]
+        lives = [tasks.create_task(live(member)) for member in mine]
+        await registered(*mine)
+        late = registrar(one, of_job("late", "never heard of"), lease_ttl_s=1.0)
+        async with running(late):
+            await until(one, lambda s: s.job is not None and s.job.uid == "never heard of")
+            await registered(late)
+        await late.leave(timeout_s=5)
+        await until(one, lambda s: s.job is not None and s.job.uid == "mine", 60)
+        await until(one, lambda s: set(s.members) == {"w-0", "w-1"}, 60)
+        for life in lives:
+            life.cancel()
 
 
 async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None:

@@ -28,9 +28,17 @@ def decide(
     held: Held | None = None,
     empty_for_s: float = 0,
     waited_s: float = 0,
+    *,
+    trained: bool = True,
 ) -> Register | Wait | Refuse:
     return plan(
-        snapshot, identity, held, empty_for_s=empty_for_s, lease_ttl_s=TTL_S, waited_s=waited_s
+        snapshot,
+        identity,
+        held,
+        empty_for_s=empty_for_s,
+        lease_ttl_s=TTL_S,
+        waited_s=waited_s,
+        trained=trained,
     )
 
 
@@ -69,9 +77,9 @@ def test_an_unknown_uid_waits_beside_members_that_nobody_has_told_to_go() -> Non
     unknown = replace(ME, job_uid="unknown")
     waiting = decide(snapshot, unknown, waited_s=12)
     assert isinstance(waiting, Wait)
-    assert waiting.retry_in_s == pytest.approx(18)
+    assert waiting.retry_in_s == pytest.approx(48)
     assert "1 members of the job with UID present" in waiting.reason
-    assert registered(decide(snapshot, unknown, waited_s=30)).job.uid == "unknown"
+    assert registered(decide(snapshot, unknown, waited_s=60)).job.uid == "unknown"
     assert registered(decide(replace(snapshot, members={}), unknown)).job.uid == "unknown"
 
 
@@ -93,6 +101,19 @@ def test_a_new_pod_takes_the_job_back_from_a_late_one_that_is_gone() -> None:
     assert isinstance(decide(snapshot, mine, Held(4, 3), empty_for_s=1000), Refuse)
     back = registered(decide(snapshot, mine, empty_for_s=30)).job
     assert (back.uid, back.former_uids) == ("mine", ("late",))
+
+
+def test_who_was_fenced_takes_the_job_back_only_where_nobody_has_trained_since() -> None:
+    snapshot = Snapshot(20, replace(JOB, uid="late", former_uids=("mine",)))
+    mine, held = replace(ME, job_uid="mine"), Held(4, 3)
+    back = decide(snapshot, mine, held, empty_for_s=30, trained=False)
+    assert registered(back).job.uid == "mine"
+    assert isinstance(decide(snapshot, mine, held, empty_for_s=30), Refuse)
+    assert isinstance(decide(snapshot, mine, held, empty_for_s=29, trained=False), Refuse)
+    there = replace(snapshot, members={"w-1": OTHER})
+    assert isinstance(decide(there, mine, held, trained=False), Refuse)
+    unknown = replace(ME, job_uid="unknown")
+    assert isinstance(decide(snapshot, unknown, held, empty_for_s=30, trained=False), Refuse)
 
 
 def test_the_uids_of_former_lives_are_bounded() -> None:
