@@ -72,9 +72,12 @@ class JobView:
 
     def members(self) -> list[tuple[Member, str, str]]:
         """Every member with its state, why it is not listed, what is wrong with its launcher."""
-        first = first_to_go(self.listing)
+        first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}
         told = [
-            *((m, "listed", FORESEEN if m is first else "") for m in self.listing.listed),
+            *(
+                (m, "listed", "; ".join(filter(None, (self._needed(m), foreseen[m is first]))))
+                for m in self.listing.listed
+            ),
             *(
                 (m, "standby", "; ".join([self._held_back(m), *([FORESEEN] if m is first else [])]))
                 for m in self.listing.standby
@@ -85,6 +88,10 @@ class JobView:
             ),
         ]
         return [(member, state, self._with_bypass(member, why)) for member, state, why in told]
+
+    def _needed(self, member: Member) -> str:
+        quarantine = self.snapshot.quarantine_of(member)
+        return f"needed for min, or it would be {quarantine.sentence}" if quarantine else ""
 
     def _held_back(self, member: Member) -> str:
         """Say why ``member`` has no place, and who has it if it should be its own by age."""
@@ -103,7 +110,8 @@ class JobView:
     def _excluded(self, member: Member, why: str) -> tuple[Member, str, str]:
         drain = self.snapshot.drains.get(member.pod_uid)
         if drain is None:
-            return member, "excluded", why
+            quarantined = member.name in self.listing.quarantined
+            return member, "quarantined" if quarantined else "excluded", why
         phase = phase_of(self.snapshot, drain)
         return (
             member,

@@ -23,6 +23,7 @@ STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
 
 COMMANDS = {
+    "admit": "console.admit:admit",
     "agent": "console.agent:agent",
     "doctor": "console.doctor:doctor",
     "drain": "console.drain:drain",

@@ -438,8 +438,12 @@ def _speaks_of(commit: Commit, round: LiveRound) -> bool:
 
 
 def is_enough(membership: Snapshot, listing: Listing) -> bool:
-    """Whether at least ``min`` members are listed; whoever drains is not."""
-    return membership.job is not None and len(listing.listed) >= membership.job.min_workers
+    """Whether at least ``min`` members are listed; whoever drains is not.
+
+    A quarantined one does not count: nobody is let go because of who may die at once.
+    """
+    fit = [member for member in listing.listed if member.name not in listing.quarantined]
+    return membership.job is not None and len(fit) >= membership.job.min_workers
 
 
 def savers(

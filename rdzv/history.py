@@ -21,7 +21,18 @@ HISTORY_LENGTH = 200
 LAST_UNIX_S = 253_402_300_799
 """The end of the year 9999: the last second that a calendar date can show."""
 
-Happening = Literal["join", "leave", "lost", "round", "closed", "generation", "drain", "forget"]
+Happening = Literal[
+    "join",
+    "leave",
+    "lost",
+    "round",
+    "closed",
+    "generation",
+    "drain",
+    "forget",
+    "quarantine",
+    "admit",
+]
 
 
 @dataclass(frozen=True, slots=True)

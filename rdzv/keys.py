@@ -151,6 +151,15 @@ class GenerationKeys:
         return f"{self.bypasses}{_name(member)}"
 
     @property
+    def quarantines(self) -> str:
+        """Prefix of what is known of torchruns that died."""
+        return f"{self.prefix}quarantines/"
+
+    def quarantine(self, member: str) -> str:
+        """How often the torchrun of one member has died lately; outlives the member's lease."""
+        return f"{self.quarantines}{_name(member)}"
+
+    @property
     def runs(self) -> str:
         """Prefix of every torch run's keys."""
         return f"{self.prefix}c10d/"

@@ -31,6 +31,7 @@ def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> lis
     former: list[KeyValue] = []
     incarnations: list[KeyValue] = []
     drains: list[KeyValue] = []
+    quarantines: list[KeyValue] = []
     for kv in kvs:
         if kv.key.startswith(keys.incarnations):
             if last_name(kv.key) not in snapshot.members:
@@ -38,11 +39,14 @@ def leftovers(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> lis
         elif kv.key.startswith(here.drains):
             if last_name(kv.key) not in present:
                 drains.append(kv)
+        elif kv.key.startswith(here.quarantines):
+            if last_name(kv.key) not in snapshot.members:
+                quarantines.append(kv)
         elif kv.key.startswith(keys.generations) and _is_former(keys, snapshot, kv.key):
             # Written by somebody who did not know yet that this life was over.
             former.append(kv)
     most = kept(snapshot)
-    return [*former, *oldest(incarnations, most), *oldest(drains, most)]
+    return [*former, *oldest(incarnations, most), *oldest(drains, most), *oldest(quarantines, most)]
 
 
 def oldest(kvs: Sequence[KeyValue], most: int) -> list[KeyValue]:

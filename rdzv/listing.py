@@ -30,6 +30,8 @@ class Listing:
     ``listed`` and ``standby`` are ordered by age, oldest first, so that ranks move as little as
     possible; where a launcher says who takes part, those come first, then those who ask to.
     ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
+    ``quarantined``: members whose torchrun dies again and again. They are excluded, unless without
+    them fewer than ``min`` would be listed.
     """
 
     revision: int
@@ -37,6 +39,7 @@ class Listing:
     standby: tuple[Member, ...] = ()
     excluded: Mapping[str, str] = field(default_factory=dict)
     reason: str = "no member has registered yet"
+    quarantined: frozenset[str] = frozenset()
 
 
 def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
@@ -45,16 +48,28 @@ def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
         return Listing(snapshot.revision)
     excluded: dict[str, str] = {}
     able: list[Member] = []
+    out: dict[Member, str] = {}
     for member in sorted(snapshot.members.values(), key=lambda m: (_claim(m, places), m.age_order)):
         reason = _reason_against(member, snapshot)
-        if reason is None:
-            able.append(member)
-        else:
+        if reason is not None:
             excluded[member.name] = reason
+        elif (quarantine := snapshot.quarantine_of(member)) is not None:
+            out[member] = quarantine.sentence
+        else:
+            able.append(member)
+    if len(able) < snapshot.job.min_workers:
+        able += out
+    else:
+        excluded |= {member.name: reason for member, reason in out.items()}
     room = snapshot.job.max_workers
     listed, standby = tuple(able[:room]), tuple(able[room:])
     return Listing(
-        snapshot.revision, listed, standby, excluded, _sentence(snapshot.job, listed, standby)
+        snapshot.revision,
+        listed,
+        standby,
+        excluded,
+        _sentence(snapshot.job, listed, standby),
+        frozenset(member.name for member in out),
     )
 
 

@@ -13,13 +13,14 @@ from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.quarantine import Quarantine
 from rdzv.store import RangeResult, WatchEvent
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 
-Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote
-R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote)
+Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote | Quarantine
+R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote, Quarantine)
 
 _CHOOSE_VOTES = (Vote, Commit, Job)
 """Which votes count is a matter of the generation and of the epoch, and of no member."""
@@ -144,6 +145,8 @@ class Membership:
                 return Member
             case ["drains", _]:
                 return Drain
+            case ["quarantines", _]:
+                return Quarantine
             case ["commit"]:
                 return Commit
             case ["commit", _, _]:
@@ -166,6 +169,7 @@ class Membership:
             cast(Commit | None, self._sections.get(current.prefix, {}).get("commit")),
             cast(LastCommit | None, top.get("last_commit")),
             self._unreadable.get(Commit, {}).get("commit", 0),
+            self._records(current.quarantines, Quarantine),
         )
 
     def _records(self, section: str, kind: type[R]) -> dict[str, R]:

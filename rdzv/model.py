@@ -18,6 +18,7 @@ from rdzv.store import KeyValue
 
 if TYPE_CHECKING:
     from rdzv.commit import Commit, LastCommit
+    from rdzv.quarantine import Quarantine
 
 SCHEMA = 1
 
@@ -335,6 +336,7 @@ class Snapshot:
     commit: Commit | None = None
     last_commit: LastCommit | None = None
     unreadable_commit: int = 0
+    quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
 
     @property
     def commit_to_start_from(self) -> LastCommit | None:
@@ -350,6 +352,13 @@ class Snapshot:
         """
         last, job = self.last_commit, self.job
         return bool(last and job and last.job_uid and job.uid and last.job_uid != job.uid)
+
+    def quarantine_of(self, member: Member) -> Quarantine | None:
+        """Why ``member`` is kept out of worlds; None where it is not. A new pod begins anew."""
+        record = self.quarantines.get(member.name)
+        if record is None or not record.out or record.pod_uid != member.pod_uid:
+            return None
+        return record
 
     def has_name(self, drain: Drain) -> bool:
         """Whether the drained pod still is the one behind its member's name.

@@ -302,7 +302,7 @@ class Agent:
             return False
         closed: ClosedWhy = "success" if self._is_done() else "failure"
         if rendezvous.vetoes_close(node, closed):
-            rendezvous.leave(self, "done" if closed == "success" else "exit")
+            rendezvous.leave(self, "done" if closed == "success" else "closed")
             return False
         await rendezvous.edit_round(
             node,

@@ -17,6 +17,7 @@ from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.pod_seat import PodSeat
+from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.rendezvous import Rendezvous
@@ -31,6 +32,7 @@ from rdzv.errors import StoreError
 from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
 from rdzv.model import Snapshot
+from rdzv.quarantine import TERMS, Terms
 from rdzv.registrar import Registrar
 from rdzv.store import Store
 from rdzv.watching import Mirror
@@ -83,6 +85,7 @@ class Endpoint:
         clock: Callable[[], float],
         random: Random,
         kept: Kept | None = None,
+        terms: Terms = TERMS,
     ) -> None:
         self.port: int | None = None
         self.listening = asyncio.Event()
@@ -105,6 +108,16 @@ class Endpoint:
         self.closing = False
         self._tasks: asyncio.TaskGroup
         self._server = C10dServer(self._open_session)
+        self._quarantining = Quarantining(
+            member=registrar.identity.member,
+            pod_uid=registrar.identity.pod_uid,
+            store=store,
+            mirror=mirror,
+            membership=membership,
+            registered=lambda: None if self._generation is None else self._registered(),
+            clock=clock,
+            terms=terms,
+        )
         self._seat = PodSeat(self.launchers)
         self._stages = KeptStages(kept)
         self._run_memberships: dict[
@@ -115,6 +128,7 @@ class Endpoint:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
         await self._stages.read()
         async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._quarantining.run(), name="quarantine")
             try:
                 if self._wanted_port is not None:
                     self.port = await self._server.listen_loopback(self._wanted_port)
@@ -356,6 +370,8 @@ class Endpoint:
             membership=lambda number: self._members(run_id, number),
             clock=self._clock,
             random=self._random,
+            came=self._quarantining.came,
+            ended=self._quarantining.ended,
         )
         kv = self._kv(run_id)
         past = PastRounds(self._membership.keys, self._mirror, self._store, kv, rendezvous)

@@ -28,7 +28,8 @@ def live_round(
         master=master if current.complete else "",
         first=current.is_first,
         mod_revision=current.mod_revision,
-        asking=frozenset(node.member for node in snapshot.asking()),
+        asking=frozenset(node.member for node in snapshot.asking())
+        - snapshot.membership.quarantined,
     )
 
 

@@ -17,8 +17,6 @@ from typing import Literal
 from launcher_shim.c10d.nodes import Seat
 from launcher_shim.c10d.runs import Policy, RunSnapshot
 
-DEATHS_WITHIN_S = 600.0
-DEATHS_MAX = 3
 CLOCK_SLACK_S = 0.1
 
 Standing = Literal["here", "missing", "left", "replaced", "lapsed", "done"]
@@ -38,7 +36,6 @@ class Observations:
     is away. ``absent_s``: since when a listed member has no torchrun that connected.
     ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
     ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
-    ``deaths``: when a member's torchrun ended without having been asked to.
     """
 
     healthy_since_s: float = math.inf
@@ -50,13 +47,6 @@ class Observations:
     round_since_s: float = -math.inf
     met_min_s: float | None = None
     left_s: Mapping[Seat, float] = field(default_factory=dict)
-    alive: Mapping[str, Seat] = field(default_factory=dict)
-    deaths: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-
-    def dies_often(self, member: str, now: float) -> bool:
-        """Whether the torchrun of ``member`` ended so often that nobody should wait for it."""
-        recent = [at for at in self.deaths.get(member, ()) if now - at <= DEATHS_WITHIN_S]
-        return len(recent) >= DEATHS_MAX
 
 
 def observe(
@@ -112,8 +102,6 @@ def observe(
             for node in snapshot.nodes.values()
             if node.state == "left"
         },
-        alive={n.member: n.seat for n in snapshot.nodes.values() if n.state != "left"},
-        deaths=_deaths(now, previous, snapshot),
     )
 
 
@@ -131,26 +119,6 @@ def _return_until(
     if cut_off or gap or back:
         return now + policy.return_s
     return previous.return_until_s
-
-
-def _deaths(
-    now: float, previous: Observations, snapshot: RunSnapshot
-) -> Mapping[str, tuple[float, ...]]:
-    died = [
-        node.member
-        for node in snapshot.nodes.values()
-        if node.state == "left"
-        and node.left_reason in ("closed", "hung")
-        and node.member not in snapshot.membership.leaving
-        and previous.alive.get(node.member) == node.seat
-    ]
-    if not died:
-        return previous.deaths
-    # Those of pods that never came back would be as many as the job ever had.
-    deaths = {m: at for m, at in previous.deaths.items() if now - at[-1] <= DEATHS_WITHIN_S}
-    for member in died:
-        deaths[member] = (*deaths.get(member, ()), now)[-DEATHS_MAX:]
-    return deaths
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,8 @@ class Rendezvous:
 
     ``membership`` is called with the number of the round that it is looked at from.
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
-    is the prefix of the drains.
+    is the prefix of the drains. ``came`` is told the nonce of each torchrun here that asks,
+    ``ended`` that of one that is gone, and whether nothing but itself has ended it.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Rendezvous:
         membership: Callable[[int], Membership],
         clock: Callable[[], float],
         random: Random,
+        came: Callable[[str], None] = lambda nonce: None,
+        ended: Callable[[str, bool], None] = lambda nonce, died: None,
     ) -> None:
         self.member = member
         self.run_id = run_id
@@ -89,6 +92,8 @@ class Rendezvous:
         self._mirror = mirror
         self._membership = membership
         self._random = random
+        self._came = came
+        self._ended_by = ended
         self._own_key = keys.node(member)
         self._own = OwnNode(
             key=self._own_key,
@@ -133,6 +138,7 @@ class Rendezvous:
         if nonce is not None and node is not None and node.nonce == nonce:
             agent.resume(node)
             self._agent = agent
+            self._came(nonce)
             self._own.aim(node)
         elif kept is not None and kept.nonce == nonce:
             agent.resume(kept)  # a newer torchrun of the pod counts; this one is shown that
@@ -202,6 +208,7 @@ class Rendezvous:
             return False
         node = self._own.node
         if node is None or node.nonce != agent.nonce or node.state != "asking":
+            self._came(agent.nonce)
             await self._write(agent.record(node.ask + 1 if node else 1))
         return True
 
@@ -219,6 +226,8 @@ class Rendezvous:
         node = self.own_node(agent)
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
+            told_to = self.member in self._members().leaving or self._run.round.closed
+            self._ended_by(node.nonce, reason in ("closed", "hung") and not told_to)
             self._moved()
 
     def view_of(self, agent: Agent) -> View:

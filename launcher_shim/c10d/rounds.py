@@ -93,7 +93,7 @@ def _complete(
     now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
 ) -> Decision:
     current = snapshot.round
-    asking = snapshot.asking()[: policy.max_nodes]
+    asking = snapshot.candidates(policy.min_nodes)[: policy.max_nodes]
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.number}: {len(asking)} {ask}"
     if len(asking) < policy.min_nodes:
@@ -155,7 +155,7 @@ def _awaited(
         asks = node is not None and node.state == "asking"
         if asks or not snapshot.membership.may_join(member):
             continue
-        if observations.dies_often(member, now):
+        if member in snapshot.membership.quarantined:
             continue
         # A torchrun that was here before comes back within moments or not at all; one that has
         # never connected may still be pulling its image or importing torch.

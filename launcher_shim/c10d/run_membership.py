@@ -22,7 +22,8 @@ def run_membership(
     ``Membership``; votes tell that, which are not part of a snapshot.
     """
     listing = decide(snapshot)
-    fit = sorted([*listing.listed, *listing.standby], key=lambda member: member.age_order)
+    kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
+    fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
     drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
     leaving = {drain.member for drain in drains}
     if fenced is not None:
@@ -35,4 +36,5 @@ def run_membership(
         ends_round=ends_round(snapshot, run_id, number),
         saved=saved,
         ages={member.name: age for age, member in enumerate(fit)},
+        quarantined=listing.quarantined,
     )

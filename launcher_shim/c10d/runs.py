@@ -52,7 +52,8 @@ class Membership:
     granted. ``joins_wait``: the present world saves before it lets anybody in, so a newcomer must
     not cut it short. ``ends_round``: it has saved and stands still for somebody to go or come, so
     it must form again, whatever became of them. ``saved``: of those that leave, who has saved while
-    others still do; whose loss is no reason to cut these short.
+    others still do; whose loss is no reason to cut these short. ``quarantined``: of those listed,
+    whose torchrun dies again and again.
     """
 
     listed: frozenset[str] = frozenset()
@@ -62,6 +63,7 @@ class Membership:
     ends_round: bool = False
     saved: frozenset[str] = frozenset()
     ages: Mapping[str, int] = field(default_factory=dict)
+    quarantined: frozenset[str] = frozenset()
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""
@@ -81,13 +83,16 @@ class RunSnapshot:
         """Nodes that want a round and may have one, in the order in which places are given.
 
         Who was in the world before is first, so that nobody who comes back takes the place of one
-        that trains; then the oldest member. Whoever does not ask has no claim to a place.
+        that trains; then the oldest member. Whoever does not ask has no claim to a place, and the
+        quarantined are last.
         """
         may_join, ages = self.membership.may_join, self.membership.ages
+        quarantined = self.membership.quarantined
         former = frozenset(self.round.former)
         return sorted(
             (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
             key=lambda node: (
+                node.member in quarantined,
                 node.member not in former,
                 ages.get(node.member, 0),
                 node.mod_revision,
@@ -100,11 +105,19 @@ class RunSnapshot:
         leaving = self.membership.leaving
         return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
 
+    def candidates(self, min_nodes: int) -> list[Node]:
+        """Of those that ask, who may be frozen: the quarantined only where the others are few."""
+        asking = self.asking()
+        fit = [node for node in asking if node.member not in self.membership.quarantined]
+        return fit if len(fit) >= min_nodes else asking
+
     def newcomers(self, max_nodes: int) -> bool:
         """Whether somebody asks to join the present world, and it has room."""
-        frozen = self.round.frozen
+        frozen, quarantined = self.round.frozen, self.membership.quarantined
         return (
             self.round.complete
             and len(frozen) < max_nodes
-            and any(node.seat not in frozen for node in self.asking())
+            and any(
+                node.seat not in frozen and node.member not in quarantined for node in self.asking()
+            )
         )

@@ -24,12 +24,14 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership, Policy
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership as JobMembership
+from rdzv.quarantine import TERMS, Terms
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
 from rdzv.store import Put
@@ -54,7 +56,13 @@ class Sidecar:
     """The parts of one sidecar that a rendezvous needs, with a cable that can be cut."""
 
     def __init__(
-        self, engine: MemoryEngine, name: str, policy: Policy, ttl_s: float, held: Held | None
+        self,
+        engine: MemoryEngine,
+        name: str,
+        policy: Policy,
+        ttl_s: float,
+        held: Held | None,
+        terms: Terms,
     ) -> None:
         self.name = name
         self.cut = Cut()
@@ -87,9 +95,20 @@ class Sidecar:
             held=held,
         )
         keys = KEYS.in_generation(1)
+        registered = Registered(keys.member(name), self._lease)
+        self.quarantining = Quarantining(
+            member=name,
+            pod_uid=f"uid-{name}",
+            store=self.store,
+            mirror=self.mirror,
+            membership=self.job,
+            registered=lambda: registered,
+            clock=time.monotonic,
+            terms=terms,
+        )
         self.rendezvous = Rendezvous(
             member=name,
-            registered=Registered(keys.member(name), self._lease),
+            registered=registered,
             drains=keys.drains,
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
@@ -99,6 +118,8 @@ class Sidecar:
             membership=self._membership,
             clock=time.monotonic,
             random=Random(name),
+            came=self.quarantining.came,
+            ended=self.quarantining.ended,
         )
 
     def _lease(self) -> int | None:
@@ -120,6 +141,7 @@ class Sidecar:
             self._watching = tasks.create_task(Watching(self.store, self.mirror).run())
             tasks.create_task(self.registrar.run())
             tasks.create_task(self.rendezvous.run())
+            tasks.create_task(self.quarantining.run())
 
     def move(self, engine: MemoryEngine) -> None:
         """Let the store be another one from now on, as after a restore."""
@@ -346,6 +368,7 @@ class Job:
     policy: Policy
     ttl_s: float
     tasks: asyncio.TaskGroup
+    terms: Terms = TERMS
     sidecars: dict[str, Sidecar] = field(default_factory=dict)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
@@ -354,7 +377,7 @@ class Job:
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
-        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held)
+        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms)
         self.sidecars[name] = one
         self.running[name] = self.tasks.create_task(one.run())
         async with asyncio.timeout(30):
@@ -462,13 +485,13 @@ class Job:
 
 
 @asynccontextmanager
-async def job(policy: Policy, ttl_s: float = 60.0) -> AsyncIterator[Job]:
+async def job(policy: Policy, ttl_s: float = 60.0, terms: Terms = TERMS) -> AsyncIterator[Job]:
     """A job without nodes; whatever it started is gone afterwards.
 
     ``ttl_s`` is to be short where a lease has to end, and only there.
     """
     async with awake_clock() as clock, asyncio.TaskGroup() as tasks:
-        one = Job(MemoryEngine(clock), policy, ttl_s, tasks)
+        one = Job(MemoryEngine(clock), policy, ttl_s, tasks, terms)
         try:
             yield one
         finally:

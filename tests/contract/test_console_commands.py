@@ -19,6 +19,7 @@ from rdzv.errors import StoreError
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.quarantine import Quarantine
 from rdzv.store import Put
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.etcd import EtcdStore
@@ -105,6 +106,36 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         {"run_id": "digits", "round": 7, "state": "training", "nodes": ["a", "b"], "waiting": ["c"]}
     ]
     assert list(state["corrupt"]) == [LIVE.member("bad")]
+
+
+async def test_status_names_who_has_the_place_of_an_older_member(server: EmbeddedServer) -> None:
+    world = Round(8, True, frozen=(Seat("b", "n", 1), Seat("c", "n", 1)))
+    await MemoryStore(server.engine).txn([], [Put(LIVE.run("digits").round, world.to_json())])
+    state = json.loads((await muster("status", "--json", **of(server))).out)
+    places = {one["name"]: (one["state"], one["why"]) for one in state["members"]}
+    assert places["a"][0] == "standby"
+    assert "c has its place, as no torchrun asks for one here" in places["a"][1]
+    assert places["b"][0] == places["c"][0] == "listed"
+
+
+async def test_a_quarantined_member_is_shown_and_let_in_by_hand(server: EmbeddedServer) -> None:
+    store = MemoryStore(server.engine)
+    record = Quarantine("b", "uid-b", 4, "n", out=True)
+    await store.txn([], [Put(LIVE.quarantine("b"), record.to_json())])
+    state = json.loads((await muster("status", "--json", **of(server))).out)
+    (shown,) = (one for one in state["members"] if one["name"] == "b")
+    assert shown["state"] == "quarantined"
+    assert "its torchrun has died 4 times" in shown["why"]
+    ended = await muster("admit", "b", **of(server))
+    assert (ended.status, ended.out) == (0, "b may take part again\n")
+    assert (await store.range(LIVE.quarantine("b"))).kvs == ()
+    assert "let in by hand by" in (await muster("history", **of(server))).out
+    again = await muster("admit", "b", **of(server))
+    assert again.status == 2
+    assert "b is not quarantined" in again.err
+    nobody = await muster("admit", "nobody", **of(server))
+    assert nobody.status == 2
+    assert "its members are a, b, c, d" in nobody.err
 
 
 async def test_hosts(server: EmbeddedServer) -> None:

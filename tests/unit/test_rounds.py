@@ -158,30 +158,10 @@ def test_who_left_to_ask_again_is_waited_for_from_when_it_can() -> None:
     assert decide(NOW + 61, opened, seen, POLICY).wake_at_s == NOW + 60 + POLICY.last_call_s
 
 
-def test_who_died_three_times_in_ten_minutes_is_not_waited_for() -> None:
-    snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], listed="abc")
-    often = replace(WATCHED, deaths={"c": (NOW - 300, NOW - 200, NOW - 100)})
-    assert decide(NOW, snapshot, often, POLICY).round is not None
-    long_ago = replace(WATCHED, deaths={"c": (NOW - 700, NOW - 200, NOW - 100)})
-    assert decide(NOW, snapshot, long_ago, POLICY).round is None
-
-
-def test_a_death_is_counted_once_and_a_join_is_none() -> None:
-    seen = Observations()
-    for at in range(3):
-        for state in ("in", "left", "left"):
-            last = node("c", state, ask=at, left="closed" if state == "left" else "")
-            seen = look(seen, run([last]), now=NOW + at)
-    assert seen.dies_often("c", NOW + 3)
-    assert len(seen.deaths["c"]) == 3
-    left_as_told = look(look(Observations(), run([node("d")])), run([node("d", "left")]))
-    assert left_as_told.deaths == {}
-
-
-def test_deaths_of_pods_that_never_came_back_are_forgotten() -> None:
-    seen = Observations(deaths={"gone": (NOW - 650, NOW - 601), "back": (NOW - 650, NOW - 599)})
-    seen = look(look(seen, run([node("c")])), run([node("c", "left", left="closed")]))
-    assert set(seen.deaths) == {"back", "c"}
+def test_who_is_quarantined_is_not_waited_for() -> None:
+    membership = Membership(frozenset("abc"), quarantined=frozenset("c"))
+    snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], membership=membership)
+    assert decide(NOW, snapshot, WATCHED, POLICY).round is not None
 
 
 @pytest.mark.parametrize(("number", "waits_s"), [(0, 30.0), (4, 2.0)])
@@ -411,16 +391,6 @@ def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
     membership = Membership(frozenset("cd"), leaving=both, granted=both, ends_round=True)
     snapshot = run(inside("ab"), frozen("ab", finishing=True), membership=membership)
     assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
-
-
-def test_the_death_of_a_leaver_is_none() -> None:
-    seen = Observations()
-    leaves = Membership(frozenset("ab"), leaving=frozenset("c"))
-    for at in range(3):
-        seen = look(seen, run([node("c", "in", ask=at)], membership=leaves), now=NOW + at)
-        gone = node("c", "left", ask=at, left="closed")
-        seen = look(seen, run([gone], membership=leaves), now=NOW + at)
-    assert seen.deaths == {}
 
 
 def test_the_next_round_is_open_and_empty() -> None:

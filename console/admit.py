@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster admit``: let a quarantined member in again, by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from time import time
+
+import click
+
+from agent.config import JobConfig
+from console.drain import requester, write
+from console.looking import connected
+from console.options import configured_by
+from rdzv.errors import ConfigError, MembershipError
+from rdzv.history import HistoryEntry, entry_operations
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.store import Compare, Delete, Operation
+
+
+@click.command(
+    short_help="Let a quarantined member into the job again.",
+    epilog="\b\nExample:\n  muster admit trainer-3 --job digits",
+)
+@configured_by(JobConfig)
+@click.argument("member")
+def admit(config: JobConfig, member: str) -> int:
+    """Let MEMBER, whose torchrun has died again and again, take part at once.
+
+    Its deaths are forgotten. muster status names who is quarantined, and when that ends by itself.
+    """
+    asyncio.run(_admit(config, member))
+    click.echo(f"{member} may take part again")
+    return 0
+
+
+async def _admit(config: JobConfig, member: str) -> None:
+    keys = JobKeys(config.namespace, config.job)
+    async with connected(config) as (store, mirror):
+        membership = Membership(keys, mirror)
+        _check(config, membership.snapshot(), member)
+
+        def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+            record = snapshot.quarantines.get(member)
+            if snapshot.job is None or record is None or not record.out:
+                return None
+            key = keys.in_generation(snapshot.job.generation).quarantine(member)
+            entry = HistoryEntry(
+                "admit",
+                member,
+                f"let in by hand by {requester(socket.gethostname())}",
+                time(),
+                details={"deaths": record.deaths, "pod_uid": record.pod_uid},
+            )
+            present = [kv.key for kv in mirror.under(keys.history)]
+            history = entry_operations(keys, entry, snapshot.revision, present)
+            return [Compare(key, "mod", "=", record.mod_revision)], [Delete(key), *history]
+
+        await write(store, mirror, membership, plan)
+
+
+def _check(config: JobConfig, snapshot: Snapshot, name: str) -> None:
+    member = snapshot.members.get(name)
+    if member is None:
+        names = ", ".join(sorted(snapshot.members)) or "none"
+        raise ConfigError(f"job {config.job} has no member {name}: its members are {names}")
+    if snapshot.quarantine_of(member) is None:
+        raise MembershipError(f"{name} is not quarantined: nothing to admit, see muster status")

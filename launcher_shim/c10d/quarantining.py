@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the quarantine record of this sidecar's own member, for as long as torchruns die here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from time import time
+
+from launcher_shim.c10d.registered import Registered
+from rdzv.errors import LeaseLost, StoreError
+from rdzv.history import Happening, HistoryEntry, entry_operations
+from rdzv.membership import Membership
+from rdzv.model import Snapshot
+from rdzv.quarantine import Decision, Quarantine, Terms, after_death, after_time
+from rdzv.store import Compare, Delete, Operation, Put, Store
+from rdzv.watching import Mirror
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+REMEMBERED = 8
+"""So many deaths wait for a store that is away; more make no difference."""
+
+
+class Quarantining:
+    """Counts the deaths of the torchruns here, and lets one in again that has lived for a while.
+
+    ``registered``: the registration in force, or None. ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: str,
+        pod_uid: str,
+        store: Store,
+        mirror: Mirror,
+        membership: Membership,
+        registered: Callable[[], Registered | None],
+        clock: Callable[[], float],
+        terms: Terms,
+    ) -> None:
+        self._member = member
+        self._pod_uid = pod_uid
+        self._store = store
+        self._mirror = mirror
+        self._membership = membership
+        self._registered = registered
+        self._clock = clock
+        self._terms = terms
+        self._died: deque[str] = deque(maxlen=REMEMBERED)
+        self._alive: tuple[str, float] | None = None
+        self._seen: tuple[Quarantine | None, float] = (None, 0.0)
+        self._stirred = asyncio.Event()
+
+    def came(self, nonce: str) -> None:
+        """Take note of a torchrun that asks for a place."""
+        if self._alive is None or self._alive[0] != nonce:
+            self._alive = (nonce, self._clock())
+            self._stirred.set()
+
+    def ended(self, nonce: str, died: bool) -> None:
+        """Take note that a torchrun has ended; ``died``: by itself, before its work was done."""
+        if self._alive is not None and self._alive[0] == nonce:
+            self._alive = None
+        if died:
+            self._died.append(nonce)
+            self._stirred.set()
+
+    async def run(self) -> None:
+        """Write whatever is due, for ever."""
+        while True:
+            self._stirred.clear()
+            snapshot = self._membership.snapshot()
+            wake_at_s = math.inf
+            try:
+                wake_at_s = await self._step(snapshot)
+            except LeaseLost:
+                pass  # the registration to come is a change of the membership
+            except StoreError as error:
+                log.info("how often the torchrun here has died waits for the store: %s", error)
+                wake_at_s = self._clock() + RETRY_S
+            await self._change_from(snapshot, wake_at_s)
+
+    async def _step(self, snapshot: Snapshot) -> float:
+        """Write once if something is due; return when to look again although nothing changes."""
+        registered = self._registered()
+        if snapshot.job is None or registered is None:
+            return math.inf
+        known, now = snapshot.quarantines.get(self._member), self._clock()
+        if known != self._seen[0]:
+            self._seen = (known, now)
+        if self._died:
+            decision = after_death(known, self._member, self._pod_uid, self._died[0], self._terms)
+        elif known is None or known.pod_uid != self._pod_uid:
+            return math.inf
+        else:
+            alive_s = self._alive[1] if self._alive else None
+            decision = after_time(now, known, self._seen[1], alive_s, self._terms)
+        if decision.record is None and not decision.drop:
+            if self._died:
+                self._died.popleft()
+                return now
+            return decision.wake_at_s
+        compares, operations = self._transaction(snapshot, known, decision)
+        result = await self._store.txn([*compares, registered.holds()], operations)
+        if result.succeeded:
+            log.log(
+                logging.WARNING if decision.record and decision.record.out else logging.INFO,
+                "%s: %s",
+                self._member,
+                decision.reason,
+                extra={"event": "quarantine"},
+            )
+            # What the watch shows next settles that this death is counted.
+            await self._mirror.reached(result.revision)
+            return now
+        return now + RETRY_S
+
+    def _transaction(
+        self, snapshot: Snapshot, known: Quarantine | None, decision: Decision
+    ) -> tuple[list[Compare], list[Operation]]:
+        assert snapshot.job is not None
+        keys = self._membership.keys
+        key = keys.in_generation(snapshot.job.generation).quarantine(self._member)
+        # One that cannot be read is no record, whoever wrote it.
+        unchanged = Compare(key, "mod", "=", known.mod_revision if known else 0)
+        compares = [] if key in snapshot.corrupt else [unchanged]
+        if decision.record is None:
+            return compares, [Delete(key)]
+        operations: list[Operation] = [Put(key, decision.record.to_json())]
+        was_out = known is not None and known.out
+        what: Happening = "quarantine" if decision.record.out else "admit"
+        if decision.record.out or was_out:
+            entry = HistoryEntry(
+                what,
+                self._member,
+                decision.reason,
+                time(),
+                details={"deaths": decision.record.deaths, "pod_uid": self._pod_uid},
+            )
+            present = [kv.key for kv in self._mirror.under(keys.history)]
+            operations += entry_operations(keys, entry, snapshot.revision, present)
+        return compares, operations
+
+    async def _change_from(self, snapshot: Snapshot, wake_at_s: float) -> None:
+        """Wait for a torchrun, for the membership, or for ``wake_at_s``."""
+        tasks = [
+            asyncio.create_task(self._stirred.wait(), name="torchruns"),
+            asyncio.create_task(self._membership.changed_from(snapshot), name="members"),
+        ]
+        left_s = max(0.0, wake_at_s - self._clock())
+        try:
+            await asyncio.wait(
+                tasks,
+                timeout=left_s if math.isfinite(left_s) else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod whose torchrun dies again and again beside a world that trains, by torch's own handlers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from launcher_shim.c10d.runs import Policy
+from rdzv.history import HistoryEntry
+from rdzv.quarantine import Quarantine, Terms
+from rdzv.store import Delete
+from rdzv.store.memory import MemoryStore
+from tests.contract.rendezvous_harness import KEYS, Job, Torchrun, job
+
+QUICK = Policy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
+FOR_LONG = Terms(deaths=2, first_s=3600.0)
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
+def record(one: Job, member: str) -> Quarantine | None:
+    """What is known of the deaths of ``member``, as another member sees it."""
+    return one.sidecars["a"].job.snapshot().quarantines.get(member)
+
+
+async def parked(one: Job, torchrun: Torchrun) -> None:
+    """Wait until it is kept out of the world."""
+    await one.until(lambda: torchrun.wire.agent.parked)
+
+
+async def dies(one: Job, member: str, deaths: int) -> None:
+    """Let its torchrun die in a world of all three, once more."""
+    await one.world("a", "b", member)
+    one.torchruns[member].kill()
+    await one.until(lambda: (known := record(one, member)) is not None and known.deaths == deaths)
+    await one.world("a", "b")
+
+
+async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
+    async with job(QUICK, terms=FOR_LONG) as one:
+        for name in "abc":
+            await one.node(name)
+        await dies(one, "c", 1)
+        one.torchrun("c")
+        await dies(one, "c", 2)
+        calm = [len(one.torchruns[name].worlds) for name in "ab"]
+        for _ in range(3):
+            await parked(one, one.torchrun("c"))
+            one.torchruns["c"].kill()
+        await parked(one, one.torchrun("c"))
+        assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
+        known = record(one, "c")
+        assert known is not None
+        assert known.out
+        await MemoryStore(one.engine).txn([], [Delete(KEYS.in_generation(1).quarantine("c"))])
+        await one.world("a", "b", "c")
+    told = [
+        entry.what
+        for kv in one.sidecars["a"].mirror.under(KEYS.history)
+        if (entry := HistoryEntry.from_kv(kv)).member == "c"
+    ]
+    assert "quarantine" in told
+
+
+async def test_who_has_lived_for_a_while_is_let_in_again() -> None:
+    async with job(QUICK, terms=Terms(deaths=1, first_s=1.5)) as one:
+        for name in "abc":
+            await one.node(name)
+        await dies(one, "c", 1)
+        back = one.torchrun("c")
+        await parked(one, back)
+        known = record(one, "c")
+        assert known is not None
+        assert known.out
+        await one.world("a", "b", "c")
+
+
+async def test_a_sidecar_started_again_keeps_its_torchrun_out() -> None:
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
+        for name in "abc":
+            await one.node(name)
+        await dies(one, "c", 1)
+        held = one.sidecars["c"].registrar.held
+        await one.stop_sidecar("c")
+        await one.sidecar("c", held)
+        kept_out = one.torchrun("c")
+        await parked(one, kept_out)
+        assert one.torchruns["a"].world == one.torchruns["a"].worlds[-1]
+        assert kept_out.worlds == []
+
+
+async def test_who_is_quarantined_is_let_in_where_too_few_others_train() -> None:
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
+        for name in "abc":
+            await one.node(name)
+        await dies(one, "c", 1)
+        kept_out = one.torchrun("c")
+        await parked(one, kept_out)
+        one.torchruns["b"].kill()
+        await one.world("a", "c")
+
+
+async def test_a_torchrun_that_ends_in_a_drain_has_not_died() -> None:
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
+        for name in "abc":
+            await one.node(name)
+        await one.world("a", "b", "c")
+        await one.tell(granted="c")
+        one.torchruns["c"].kill()
+        await one.world("a", "b")
+        assert record(one, "c") is None
