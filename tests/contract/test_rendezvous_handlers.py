@@ -157,12 +157,10 @@ async def test_one_that_was_parked_for_long_has_all_its_time_to_join_again() -> 
         await one.until(lambda: spare.compare_sets() >= 2)
         await one.passed(3.5)
         spare.give_time(30)
-        asked = spare.compare_sets()
         for name in "ab":
             one.torchruns[name].kill()
         await one.stop_sidecar("b")
-        await one.until(lambda: spare.compare_sets() > asked)
-        await one.passed(1.5)
+        await one.passed(3.5)
         assert spare.failure is None
         one.torchrun("a")
         await one.world("a", "c")
@@ -235,17 +233,6 @@ async def test_a_waiter_that_times_out_does_not_close_a_running_job() -> None:
         await one.passed(1)
         assert one.sidecars["a"].rendezvous.closed == ""
         assert [one.torchruns[name].restarts for name in "abc"] == [0, 0, 0]
-
-
-async def test_too_few_wait_and_the_time_out_closes_nothing() -> None:
-    async with job(QUICK) as one:
-        alone = await one.node("a", join_s=1)
-        await one.until(lambda: alone.ended)
-        assert isinstance(alone.failure, RendezvousTimeoutError)
-        assert one.sidecars["a"].rendezvous.closed == ""
-        one.torchrun("a")
-        await one.node("b")
-        await one.world("a", "b")
 
 
 async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_enough() -> None:
