@@ -109,7 +109,8 @@ def test_an_example_that_finds_an_empty_directory_trains_in_a_new_life_alone(
             assert process.returncode == 0, complaints
             assert "starts at step 0\n" in said
         else:
-            assert process.returncode == 1
+            # torch sometimes aborts where an error ends a process that has a group.
+            assert process.returncode != 0, said
             (line,) = [one for one in complaints.splitlines() if "CheckpointMissing: " in one]
             assert "all ranks of this job have saved step 60" in line
             assert "or run `muster forget`" in line
