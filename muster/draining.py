@@ -41,6 +41,8 @@ class Drain:
         self._entered = False
         self._untold = False
         self._warned = False
+        of_torchrun = file is not None and file.rank.of_torchrun
+        self._torchrun_pid = os.getppid() if of_torchrun else None
 
     def __enter__(self) -> Drain:
         self._require_own_process("muster.drain()")
@@ -181,6 +183,8 @@ class Drain:
                         return self._follow(parked=True)
                 if self._untold:
                     self._tell(rank)
+                if self._torchrun_pid not in (None, os.getppid()):
+                    _end_without_torchrun()
                 time.sleep(POLL_S)
             else:
                 return verdict == boundary.SAVE
@@ -223,6 +227,12 @@ class Drain:
             self._rank = boundary.fail(self._rank, why)
         self._tell(self._rank, inside=False)
         self._file.of_drain = False
+
+
+def _end_without_torchrun() -> None:
+    """End this process: nobody is left who would let it go on, or end it."""
+    log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
+    os._exit(128 + signal.SIGTERM)
 
 
 @contextmanager

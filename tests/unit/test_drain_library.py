@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from muster.progress import ProgressFile
 from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.gate import Gate, Here, local
 from rdzv.live_round import LiveRound
-from tests.unit.pod_gate import PodGate, beside, wait
+from tests.unit.pod_gate import DEADLINE_S, PodGate, beside, wait
 
 MASTER = "10.0.0.7:40123"
 OF_TORCHRUN = {
@@ -205,6 +207,45 @@ def test_a_grant_never_lets_it_return(pod: PodGate) -> None:
         assert loop.step == 2, "a later round is not its own"
         pod.show(replace(VOID, epoch=4))  # only to end the test
     assert loop.saved == [2]
+
+
+LAUNCHER = """
+import subprocess, sys
+rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
+print(rank.pid, flush=True)
+rank.wait()
+"""
+PARKED = """
+import muster
+with muster.drain() as drain:
+    assert drain.commit_due(1)
+    drain.committed(1)
+"""
+
+
+def test_one_that_waits_ends_when_its_torchrun_is_killed(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=1))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, PARKED],
+        env={**os.environ, **OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert launcher.stdout is not None
+    rank = int(launcher.stdout.readline())
+    try:
+        pod.until(lambda told: told.acked == (4, 1))
+        launcher.kill()
+        # The rank holds the other end: it is read to its end once that process is gone.
+        ended = Thread(target=launcher.stdout.read, daemon=True)
+        ended.start()
+        ended.join(DEADLINE_S)
+        assert not ended.is_alive(), "the rank waits for ever"
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+        launcher.wait()
+        launcher.stdout.close()
 
 
 def test_a_round_that_is_over_before_the_first_boundary_is_over(pod: PodGate) -> None:
