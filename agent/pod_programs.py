@@ -27,6 +27,7 @@ _MODULES = (
     "launcher_shim/pod/ledger.py",
     "launcher_shim/pod/log_lines.py",
     "launcher_shim/pod/notices.py",
+    "launcher_shim/pod/pass_over.py",
     "launcher_shim/pod/overruling.py",
     "launcher_shim/pod/relay.py",
     "launcher_shim/pod/run.py",
@@ -54,7 +55,7 @@ block()
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """
-PROGRAMS = {"muster-run": "run", "muster-hold": "hold"}
+PROGRAMS = {"muster-run": "run", "muster-hold": "hold", "torchrun": "pass_over"}
 """By name: the module of ``launcher_shim.pod`` that it runs."""
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)

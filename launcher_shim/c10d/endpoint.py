@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.kv import Kv
+from launcher_shim.c10d.ledger import Stamp
 from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.past_rounds import PastRounds
@@ -220,6 +222,32 @@ class Endpoint:
             await self._seat.vacant()
             name = self._stages.known.next(container, run_id)
         return name
+
+    async def begin_stage(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bool]:
+        """Say whether a torchrun need not start, for its stage has ended well; and where that is.
+
+        ``line`` is a digest of its launch line: whoever starts something else is no restart of
+        what has ended well. ``may_pass``: no torchrun of its container has taken part yet.
+        """
+        await self._registrar.registered.wait()
+        if nonce is not None and nonce == self._stages.known.passed_by:
+            return self._run(run_id).kv, True  # it asks again, as its answer was lost
+        name = await self._meant_for(container_of(nonce), run_id)
+        kv = self._run(name).kv
+        if not self._ended_well(name):
+            await kv.put([(wire.STAGE, line)], stamp)
+            return kv, False
+        passed = (
+            may_pass
+            and nonce is not None
+            and await kv.get(wire.STAGE) == line
+            and await self._stages.pass_over(nonce, name)
+        )
+        if passed:
+            log.info("a torchrun passes over %s, which has ended well already", name)
+        return kv, passed
 
     def _ended_well(self, name: str) -> bool:
         run = self._runs.get(name)

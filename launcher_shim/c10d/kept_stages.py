@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Protocol
 
-from launcher_shim.c10d.stages import FILE_NAME, Stages
+from launcher_shim.c10d.stages import FILE_NAME, Stages, container_of
 from rdzv.errors import RecordError
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,24 @@ class KeptStages:
         except (OSError, RecordError) as error:
             log.warning("which stage the container is at is not known any more: %s", error)
 
-    async def keep(self) -> None:
-        """Write down what is known."""
+    async def pass_over(self, nonce: str, name: str) -> bool:
+        """Note that a client's container is through with ``name``; return whether that is kept.
+
+        Forgotten by the next sidecar, the container's next torchrun would be passed over instead.
+        """
+        before = self.known
+        self.known = replace(before, finished=dict(before.finished))
+        self.known.finish(container_of(nonce), name)
+        self.known.passed_by = nonce
+        kept = await self.keep()
+        if not kept:
+            self.known = before
+        return kept
+
+    async def keep(self) -> bool:
+        """Write down what is known; return whether that could be."""
         if self._files is None:
-            return
+            return True
         try:
             await asyncio.to_thread(self._files.put, FILE_NAME, self.known.to_json())
         except OSError as error:
@@ -55,3 +70,5 @@ class KeptStages:
                 " again, the next torchrun would be taken for one of the first stage",
                 error.strerror,
             )
+            return False
+        return True

@@ -63,6 +63,16 @@ class Runs(Protocol):
         """Join it again for a client that outlived the sidecar before this one."""
         ...
 
+    async def begin_stage(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bool]:
+        """Say whether a torchrun need not start, for its stage has ended well; and where that is.
+
+        ``line`` is a digest of its launch line. ``may_pass``: no torchrun of its container has
+        taken part yet.
+        """
+        ...
+
     async def vacant(self, newcomer: Agent) -> None:
         """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
         ...
@@ -231,6 +241,8 @@ class LauncherSession:
     def _compare_set(self, request: wire.CompareSet) -> Answer:
         if self._agent is not None and request.key == self._state_key:
             return self._wish(self._agent, request, again=self._stamp().again)
+        if self._agent is None and request.key.startswith(wire.STAGE):
+            return self._begin_stage(request)
         opens = request.desired == SENTINEL and not request.expected
         if self._agent is None and opens and is_state_key(request.key):
             return self._attach(request)
@@ -247,6 +259,18 @@ class LauncherSession:
         self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
         self._agent, self._state_key = agent, request.key
         return await self._wish(agent, request, again=False)
+
+    async def _begin_stage(self, request: wire.CompareSet) -> bytes:
+        """Answer one who asks whether a torchrun need start."""
+        try:
+            run_id = request.key.removeprefix(wire.STAGE).decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"the run id in {request.key[:64]!r} is not UTF-8") from error
+        stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
+        self._kv, passed = await self._runs.begin_stage(
+            run_id, self._nonce, request.desired, stamp, may_pass=may_pass
+        )
+        return wire.vec(wire.PASSED if passed else b"")
 
     async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
         if again and agent.named:

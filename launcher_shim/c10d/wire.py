@@ -47,6 +47,14 @@ NOT_READY = b"\x01"
 STOP_WAITING = b"\x00"
 WAIT_CANCELED = b"\x01"
 
+STAGE = b"/muster.stage/"
+"""A COMPARE_SET on a key that begins so, and ends as torch's run id, says that a torchrun is about
+to start, and tells a digest of its launch line."""
+MAY_PASS = b"may pass"
+"""What a relay expects there while no torchrun of its container has taken part."""
+PASSED = b"passed"
+"""The answer where the torchrun need not start: its stage has ended well already."""
+
 U32 = Struct("<I")
 U64 = Struct("<Q")
 U64_PAIR = Struct("<QQ")

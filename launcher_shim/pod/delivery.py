@@ -54,6 +54,12 @@ class RunDirectory:
         """Return the command's environment; ``delivered`` is as ``overruling.merged`` gives it."""
         modules = os.path.join(self.path, "python")
         before = environ.get("PYTHONPATH")
+        programs = os.path.join(self.path, "bin")
+        if os.path.isfile(os.path.join(programs, "torchrun")):
+            delivered = {
+                **delivered,
+                "PATH": os.pathsep.join([programs, environ.get("PATH", os.defpath)]),
+            }
         return {
             **environ,
             **delivered,

@@ -65,8 +65,7 @@ def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> O
         return None
     if launcher != "torchrun":
         return Launch(launcher, pid)
-    options = {name: environ[told] for name, told in _VARIABLES.items() if told in environ}
-    options.update(_options(words[after:]))
+    options = told(words[after:], environ, _VARIABLES)
     return Launch(launcher, pid, {name: text[:TEXT_MAX] for name, text in options.items()})
 
 
@@ -85,9 +84,14 @@ def _program(words: Sequence[str]) -> "tuple[str, int]":
     return "", 0
 
 
-def _options(words: Sequence[str]) -> Dict[str, str]:
-    """Read the options of torchrun that matter, up to the training script."""
-    found: Dict[str, str] = {}
+def told(
+    words: Sequence[str], environ: Mapping[str, str], variables: Mapping[str, str]
+) -> Dict[str, str]:
+    """Read what torchrun was told of some options, up to the training script.
+
+    ``variables``: by option, the variable that tells it where the option does not.
+    """
+    found = {name: environ[told] for name, told in variables.items() if told in environ}
     rest: List[str] = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, equals, value = rest.pop(0).lstrip("-").partition("=")
@@ -96,7 +100,7 @@ def _options(words: Sequence[str]) -> Dict[str, str]:
             value = "1"
         elif not equals:
             value = rest.pop(0) if rest else ""
-        if name in _VARIABLES:
+        if name in variables:
             found[name] = value
     return found
 

@@ -44,9 +44,11 @@ class Relay:
 
     def __init__(self, port: int, path: str) -> None:
         self.port = port
-        self._path = path
+        self.path = path
+        self.clients: Set[Client] = set()
+        self.took_part = False
+        """Whether a torchrun of this container has been in a rendezvous."""
         self._servers: List[asyncio.AbstractServer] = []
-        self._clients: Set[Client] = set()
         self._hurried = False
         self._container = os.urandom(wire.CONTAINER_BYTES)
 
@@ -60,7 +62,7 @@ class Relay:
         """Close every client's connection, and let the sidecar know as far as it listens."""
         for server in self._servers:
             server.close()
-        clients = list(self._clients)
+        clients = list(self.clients)
         for client in clients:
             client.shut()
         told = [client.relaying for client in clients if client.connected]
@@ -73,12 +75,12 @@ class Relay:
     def hurry(self) -> None:
         """The launchers are told to end: from now on none is left waiting for its answer."""
         self._hurried = True
-        for client in tuple(self._clients):
+        for client in tuple(self.clients):
             client.hurry()
 
     def _accept(self) -> Client:
         name = self._container + os.urandom(wire.SESSION_BYTES - wire.CONTAINER_BYTES)
-        client = Client(self._path, self._clients, name)
+        client = Client(self, name)
         if self._hurried:
             client.hurry()
         return client
@@ -87,10 +89,9 @@ class Relay:
 class Client(asyncio.Protocol):
     """One launcher's connection, and the one to the sidecar that stands for it."""
 
-    def __init__(self, path: str, clients: Set[Client], name: bytes) -> None:
+    def __init__(self, relay: Relay, name: bytes) -> None:
         self.relaying: Optional[asyncio.Task[None]] = None
-        self._path = path
-        self._clients = clients
+        self._container = relay
         self._parser = RequestParser()
         self._ledger = Ledger(name)
         self._transport: asyncio.Transport
@@ -122,11 +123,11 @@ class Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the handshake."""
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._clients) >= CLIENTS_MAX:
+        if len(self._container.clients) >= CLIENTS_MAX:
             log.warning("closed a connection: there are already %d", CLIENTS_MAX)
             self._transport.abort()
             return
-        self._clients.add(self)
+        self._container.clients.add(self)
         loop = asyncio.get_running_loop()
         self._handshake = loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)
 
@@ -156,7 +157,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, exc: Optional[Exception]) -> None:
         """Tell the sidecar, now or when it is back."""
         self._gone = True
-        self._clients.discard(self)
+        self._container.clients.discard(self)
         if self._handshake is not None:
             self._handshake.cancel()
         self._watch_answer()
@@ -166,6 +167,9 @@ class Client(asyncio.Protocol):
             self.relaying.cancel()
 
     def _ask(self, request: wire.Request) -> None:
+        if isinstance(request, wire.CompareSet) and request.key.startswith(wire.STAGE):
+            may_pass = b"" if self._container.took_part else wire.MAY_PASS
+            request = request._replace(expected=may_pass)
         if isinstance(request, wire.Validate):
             if self._handshake is not None:
                 self._handshake.cancel()
@@ -220,7 +224,9 @@ class Client(asyncio.Protocol):
         pause_s = RETRY_MIN_S
         while self._is_wanted():
             try:
-                _, link = await loop.create_unix_connection(lambda: Link(self), self._path)
+                _, link = await loop.create_unix_connection(
+                    lambda: Link(self), self._container.path
+                )
             except OSError:
                 link = None
             if link is not None:
@@ -254,6 +260,7 @@ class Client(asyncio.Protocol):
         """Pass an answer on."""
         if number == wire.NOTE:
             self._ledger.note = answer
+            self._container.took_part = True
             return
         out = self._ledger.settle(number, answer)
         self._watch_answer()

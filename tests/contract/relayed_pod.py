@@ -49,13 +49,7 @@ class RelayedPod:
 
     async def start_runner(self, *command: str) -> None:
         """Start ``muster-run`` and wait until its relay listens."""
-        environ = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER_", "PET_"))}
-        self.runner = await asyncio.create_subprocess_exec(
-            self.run_dir / "bin" / "muster-run",
-            *("--", *command),
-            env={**environ, "MUSTER_RUN_DIR": str(self.run_dir)},
-            stderr=asyncio.subprocess.PIPE,
-        )
+        await self.start_again(*command)
 
         async def listens() -> bool:
             try:
@@ -66,6 +60,16 @@ class RelayedPod:
             return True
 
         await until(listens)
+
+    async def start_again(self, *command: str) -> None:
+        """Start ``muster-run``, which may end at once."""
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER_", "PET_"))}
+        self.runner = await asyncio.create_subprocess_exec(
+            self.run_dir / "bin" / "muster-run",
+            *("--", *command),
+            env={**environ, "MUSTER_RUN_DIR": str(self.run_dir)},
+            stderr=asyncio.subprocess.PIPE,
+        )
 
 
 @asynccontextmanager

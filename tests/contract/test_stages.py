@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,13 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
+from agent.pod_programs import program
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.ledger import Stamp
+from launcher_shim.c10d.stages import FILE_NAME, Stages
 from launcher_shim.pod.relay import Relay
 from rdzv.store.memory import MemoryEngine
+from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S, handler_at
 from tests.ports import free_ports
@@ -141,6 +147,130 @@ async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -
                 await ending
             assert await ran(port) == 1
             assert closed(one)["digits (stage 3)"] == "success"
+
+
+async def passes(port: int, line: bytes, run_id: str = "digits") -> bool:
+    """Ask as ``torchrun`` of the run directory does, before the image's own is started."""
+    async with connected(port) as asking:
+        key = wire.STAGE + run_id.encode()
+        return await asking.ask(wire.CompareSet(key, b"", line)) == wire.PASSED
+
+
+async def test_a_container_that_is_started_again_passes_over_what_has_ended_well(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
+        async with container(path) as port:
+            for line in (b"pretrain", b"finetune"):
+                assert not await passes(port, line)
+                await ran(port)
+        async with container(path) as port:
+            assert await passes(port, b"pretrain")
+            assert await passes(port, b"finetune")
+            assert not await passes(port, b"evaluate")
+            assert await ran(port) == 1
+        runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
+        assert closed(one) == runs
+
+
+OWN = """#!/bin/sh
+echo "$@"
+exit 7
+"""
+
+
+async def test_the_delivered_torchrun_passes_over_or_becomes_the_images_own(
+    tmp_path: Path,
+) -> None:
+    ours, own = tmp_path / "run" / "torchrun", tmp_path / "image" / "torchrun"
+
+    def deliver() -> None:
+        for path, content in ((ours, program("torchrun")), (own, OWN.encode())):
+            path.parent.mkdir()
+            path.write_bytes(content)
+            path.chmod(0o755)
+
+    async def run(port: int, *arguments: str) -> tuple[int | None, str]:
+        told = {"BACKEND": "c10d", "ENDPOINT": f"localhost:{port}", "ID": "digits"}
+        path = [str(ours.parent), str(own.parent), os.environ["PATH"]]
+        process = await asyncio.create_subprocess_exec(
+            ours,
+            *arguments,
+            env={
+                "PATH": os.pathsep.join(path),
+                **{f"PET_RDZV_{name}": value for name, value in told.items()},
+            },
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            out, _ = await process.communicate()
+        return process.returncode, out.decode()
+
+    await asyncio.to_thread(deliver)
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):
+        async with container(path) as port:
+            assert await run(port, "a.py", "x y") == (7, "a.py x y\n")
+            await ran(port)
+        async with container(path) as port:
+            assert await run(port, "a.py", "x y") == (0, "")
+            assert await run(port, "b.py") == (7, "b.py\n")
+    assert await run(port, "a.py") == (7, "a.py\n")  # nobody serves that port any more
+
+
+async def test_what_was_started_otherwise_is_not_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()):
+        async with container(path) as port:
+            assert not await passes(port, b"pretrain")
+            await ran(port)
+        async with container(path) as port:
+            assert not await passes(port, b"finetune")
+            assert not await passes(port, b"pretrain", "faces")
+            assert await passes(port, b"pretrain")
+
+
+async def test_nothing_is_passed_over_that_could_not_be_kept(tmp_path: Path) -> None:
+    class Full(Files):
+        def put(self, name: str, content: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Full()):
+        async with container(path) as port:
+            assert not await passes(port, b"pretrain")
+            await ran(port)
+        async with container(path) as port:
+            for _ in range(2):
+                assert not await passes(port, b"pretrain")
+
+
+async def test_a_container_that_has_trained_is_never_passed_over(tmp_path: Path) -> None:
+    """However little its sidecar remembers: the second stage would be taken for the first."""
+    path, engine = tmp_path / "c10d.sock", MemoryEngine()
+    async with container(path) as port:
+        async with pod(engine, "w-0", unix_path=str(path)):
+            assert not await passes(port, b"train")
+            await ran(port)
+        async with pod(engine, "w-0", unix_path=str(path)):
+            assert not await passes(port, b"train")
+
+
+async def test_one_that_asks_again_passes_over_one_stage(tmp_path: Path) -> None:
+    """Its sidecar has noted that, and ended before it could say so."""
+    path, files = tmp_path / "c10d.sock", Files()
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=files) as one:
+        async with container(path) as port:
+            for _ in range(2):
+                assert not await passes(port, b"train")
+                await ran(port)
+        nonce = "c" * 32
+        for _ in range(2):
+            stamp = Stamp(nonce, 1)
+            begun = one.endpoint.begin_stage("digits", nonce, b"train", stamp, may_pass=True)
+            assert (await begun)[1]
+        assert Stages.from_json(files.content(FILE_NAME) or b"").finished == {"digits": 1}
 
 
 async def test_pods_meet_in_a_stage_and_not_across_stages(tmp_path: Path) -> None:

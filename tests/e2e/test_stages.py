@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 from rdzv.store.embedded import EmbeddedServer
-from tests.contract.relayed_pod import relayed_pod
+from tests.contract.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -24,17 +25,29 @@ with open({told!r}, "a") as told:
 """
 
 
-async def test_a_command_of_two_torchruns_ends_well(tmp_path: Path) -> None:
+async def ended(pod: RelayedPod) -> int | None:
+    """Wait for the training container to end; return its status."""
+    assert pod.runner is not None
+    async with asyncio.timeout(PATIENCE_S):
+        _, err = await pod.runner.communicate()
+    assert pod.runner.returncode == 0, err.decode()
+    return pod.runner.returncode
+
+
+async def test_a_command_of_two_torchruns_ends_well_and_ends_well_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage, told = tmp_path / "stage.py", tmp_path / "told"
     await asyncio.to_thread(stage.write_text, SCRIPT.format(told=str(told)))
-    torchrun = f"{sys.executable} -m torch.distributed.run --nproc-per-node=1 {stage}"
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    torchrun = f"torchrun --nproc-per-node=1 {stage}"
     line = f"{torchrun} first && {torchrun} second"
     async with (
         EmbeddedServer() as server,
         relayed_pod(server.endpoint, tmp_path / "run", "sh", "-c", line) as pod,
     ):
-        assert pod.runner is not None
-        async with asyncio.timeout(PATIENCE_S):
-            _, err = await pod.runner.communicate()
-        assert pod.runner.returncode == 0, err.decode()
+        assert await ended(pod) == 0
+        assert await asyncio.to_thread(told.read_text) == "first 1\nsecond 1\n"
+        await pod.start_again("sh", "-c", line)
+        assert await ended(pod) == 0
     assert await asyncio.to_thread(told.read_text) == "first 1\nsecond 1\n"
