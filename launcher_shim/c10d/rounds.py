@@ -54,13 +54,15 @@ def _over(
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
-    parked = _parked_leavers(snapshot, lost=standings.lost or failed)
+    # Who was let go stands still until SIGTERM, and is shown no waiter, so that nobody may wait for
+    # it to leave. Who stands in the exit barrier is left in peace.
+    granted = frozenset[str]() if current.finishing else snapshot.membership.granted
     # A world that has failed is not kept for those who may return to it.
     gone = GONE | {"missing"} if failed else GONE
     staying = [
         seat
         for seat, standing in standings.of.items()
-        if standing not in gone and seat.member not in parked
+        if standing not in gone and seat.member not in granted
     ]
     if failed and not staying and not snapshot.anybody_asks():
         # What the run came to stays on record until a torchrun begins anew.
@@ -75,18 +77,6 @@ def _over(
         f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
     )
-
-
-def _parked_leavers(snapshot: RunSnapshot, *, lost: bool) -> frozenset[str]:
-    """Members that keep their seat until SIGTERM, though the others form a new world.
-
-    They are shown no waiter, so nobody may wait for them to leave. Who stands in the exit barrier
-    is left in peace: a round that is finishing has no such members.
-    """
-    if snapshot.round.finishing:
-        return frozenset()
-    membership = snapshot.membership
-    return membership.leaving | membership.granted if lost else membership.granted
 
 
 def _complete(

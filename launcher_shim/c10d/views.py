@@ -65,12 +65,13 @@ def view(
     leaving = member in snapshot.membership.leaving
     if node.state == "in" and node.round == current.number and current.complete:
         # A filler cannot be taken back: its workers look for each other where nobody is, whoever
-        # of its world has returned. One that leaves the job has nothing to save there either, nor
-        # in a world that has failed.
-        failed = current.closed == "failure" and not current.finishing
-        lost = failed or filled_round == current.number
-        phantom = lost or (not leaving and must_form_again(snapshot, standings, policy))
-        return View("participant", current, phantom=phantom, closed=current.closed == "success")
+        # of its world has returned.
+        again = filled_round == current.number
+        if not leaving:
+            again = again or must_form_again(snapshot, standings, policy)
+        elif member not in snapshot.membership.granted:
+            again = again or _is_lost(snapshot, standings)
+        return View("participant", current, phantom=again, closed=current.closed == "success")
     number = Round(current.number)
     if current.closed == "success":
         return View("apart", number, closed=True)
@@ -95,8 +96,7 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
     if not current.complete or current.finishing or current.closed == "success":
         return False
     membership = snapshot.membership
-    lost = standings.lost_beside(membership.saved)
-    if lost or membership.ends_round or current.closed:
+    if _is_lost(snapshot, standings) or membership.ends_round:
         return True
     if any(seat.member in membership.granted for seat in current.frozen):
         return True
@@ -107,6 +107,18 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy)
         and not membership.joins_wait
         and snapshot.newcomers(policy.max_nodes)
     )
+
+
+def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
+    """Whether nobody of the present world can train or save on in it, not even who leaves the job.
+
+    That one leaves it as the others do: it may not train on with one who is merely cut off, while
+    the others form the next one. Who was let go stands still until its SIGTERM.
+    """
+    current = snapshot.round
+    if not current.complete or current.finishing or current.closed == "success":
+        return False
+    return bool(current.closed) or standings.lost_beside(snapshot.membership.saved)
 
 
 def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:

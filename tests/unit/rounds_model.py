@@ -85,7 +85,8 @@ class Rules:
     )
     commits: bool = True
     drains_compare: bool = True
-    leavers_excused: bool = True
+    leavers_excused: bool = False
+    leavers_told: bool = True
     saves_end_rounds: bool = True
     never: str = ""
     waits_long: bool = False
@@ -268,8 +269,8 @@ def look(
         met_min_s=NOW,
     )
     known = word
-    if mirror.round.complete and not rules.leavers_excused:
-        known = replace(word, membership=replace(membership, leaving=membership.granted))
+    if mirror.round.complete and rules.leavers_excused:
+        known = replace(word, membership=replace(membership, granted=membership.leaving))
     decided = decide(NOW, known, seen, rules.policy).round
     hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), rules.policy).round
     shown = word if mine is None else replace(word, nodes={**word.nodes, rules.names[me]: mine})
@@ -287,6 +288,8 @@ def look(
             filled_round=filled,
             waited_s=math.inf if parked else 0.0,
         )
+        if rules.names[me] in membership.leaving and not rules.leavers_told:
+            seen_by_agent = replace(seen_by_agent, phantom=False)
         handed = hand(shown, standings, mine)
         if handed is not None and own is not None and rules.by_create_revision:
             handed = replace(handed, nonce=own.nonce, ask=own.ask + handed.ask)
@@ -853,7 +856,6 @@ def _check_places(rules: Rules, state: State, decided: Round) -> None:
 
 
 def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
-    lost = bool(state.round.closed) or not _is_whole(rules, state)
     for seat in state.round.frozen:
         at = rules.names.index(seat.member)
         node = state.nodes[at]
@@ -861,7 +863,7 @@ def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
             continue
         if not rules.by_create_revision and node.seat != seat:
             continue
-        if state.drains.granted[at] or (lost and mirror.drains.leaving[at]):
+        if state.drains.granted[at]:
             continue
         raise Broken(f"round {state.round.number} is over, but {seat} is {node.state} in it")
 

@@ -210,11 +210,14 @@ def test_a_run_closed_by_failure_opens_once_all_have_left_and_somebody_asks(
     assert decision.round == (next_round(failed) if opens else None)
 
 
-def test_who_leaves_the_job_neither_keeps_a_failed_run_nor_opens_it() -> None:
+def test_who_was_let_go_does_not_keep_a_failed_run_and_who_leaves_does_not_open_it() -> None:
     failed = replace(frozen("ab"), closed="failure")
     leaves = Membership(frozenset("ab"), leaving=frozenset("b"))
     inside = run([node("a", "left"), node("b", "in", number=3), node("d")], failed)
-    opened = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
+    kept = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
+    assert kept.round is None
+    let_go = replace(leaves, granted=frozenset("b"))
+    opened = decide(NOW, replace(inside, membership=let_go), WATCHED, POLICY)
     assert opened.round == next_round(failed)
     asks = run([node("a", "left"), node("b", ask=2)], failed)
     assert decide(NOW, replace(asks, membership=leaves), WATCHED, POLICY).round is None
@@ -365,19 +368,21 @@ def test_over(nodes: list[Node], granted: str, over: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "finishing", "over"),
+    ("granted", "stay", "finishing", "over"),
     [
-        ([node("b", "left")], False, True),
-        ([node("b", "left"), *inside("c")], False, False),
-        (inside("b"), False, False),
-        ([node("b", "left")], True, False),
+        ("", "a", False, False),
+        ("a", "a", False, True),
+        ("a", "ac", False, False),
+        ("a", "a", True, False),
     ],
-    ids=["all others left", "one has not left yet", "nobody is lost", "finishing"],
+    ids=["not let go", "let go", "one has not left yet", "finishing"],
 )
-def test_nobody_waits_for_a_leaver_to_leave_a_round_that_lost_somebody(
-    others: list[Node], finishing: bool, over: bool
+def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go(
+    granted: str, stay: str, finishing: bool, over: bool
 ) -> None:
-    membership = Membership(frozenset("bcd"), leaving=frozenset("a"))
+    leaving = frozenset("a")
+    membership = Membership(frozenset("bcd"), leaving=leaving, granted=frozenset(granted))
+    others = [node("b", "left"), *inside(stay.removeprefix("a"))]
     world = "a" + "".join(other.member for other in others)
     snapshot = run(
         [*inside("a"), *others], frozen(world, finishing=finishing), membership=membership
@@ -438,14 +443,10 @@ def test_decide_is_total_and_freezes_only_who_asked(
             assert snapshot.membership.may_join(seat.member)
     else:
         assert decision.round.number == snapshot.round.number + 1
-        lost = stand(NOW + later_s, snapshot, seen, policy).lost
-        parked = snapshot.membership.granted | (
-            snapshot.membership.leaving if lost else frozenset()
-        )
         assert not [
             seat
             for seat in snapshot.round.frozen
-            if seat.member not in parked
+            if seat.member not in snapshot.membership.granted
             and (n := snapshot.nodes.get(seat.member)) is not None
             and n.seat == seat
             and n.state != "left"

@@ -202,9 +202,14 @@ def test_a_place_that_goes_to_an_older_one_that_comes_back_is_found() -> None:
     assert "have the places" in broken_within(rules, 4)
 
 
-def test_a_round_that_waits_for_its_leaver_though_it_lost_another_is_found() -> None:
-    rules = Rules(3, Policy(1, 3), faults=("drain", "kill", "crash"), leavers_excused=False)
+def test_a_leaver_that_is_not_told_that_its_world_is_lost_is_found() -> None:
+    rules = Rules(3, Policy(1, 3), faults=("drain", "kill", "crash"), leavers_told=False)
     assert "nobody lets them go" in broken_within(rules, 3)
+
+
+def test_i1_a_round_that_is_over_while_a_leaver_trains_on_in_it_is_found() -> None:
+    rules = Rules(3, Policy(1, 3), faults=("drain", "cut", "kill"), leavers_excused=True)
+    assert "is over, but" in broken_within(rules, 3)
 
 
 def test_a_round_kept_because_who_was_let_in_has_vanished_is_found() -> None:

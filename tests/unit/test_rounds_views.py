@@ -143,6 +143,29 @@ def test_one_that_was_done_is_not_missed() -> None:
     assert not shown(A, B, done).phantom
 
 
+@pytest.mark.parametrize(
+    ("granted", "saved", "finishing", "leaves"),
+    [
+        ("", "", False, True),
+        ("a", "", False, False),
+        ("", "c", False, False),
+        ("", "", True, False),
+    ],
+    ids=["not let go", "let go", "the lost one has saved", "finishing"],
+)
+def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
+    granted: str, saved: str, finishing: bool, leaves: bool
+) -> None:
+    membership = Membership(
+        frozenset("bc"),
+        leaving=frozenset("ac"),
+        granted=frozenset(granted),
+        saved=frozenset(saved),
+    )
+    current = replace(WORLD, finishing=finishing)
+    assert shown(A, B, node("c", "left"), current=current, membership=membership).phantom == leaves
+
+
 def test_a_leaver_is_shown_no_waiter() -> None:
     leaving = Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a"))
     assert not shown(A, B, C, membership=leaving).phantom
