@@ -101,7 +101,7 @@ class HostDelivery:
             listing,
             # A store that lost the job has not begun another life of it.
             snapshot.job.generation if snapshot.job else self._list.generation,
-            left=self._left(),
+            left=self._left(snapshot),
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
             heard_s=self._mirror.heard_s,
@@ -119,13 +119,18 @@ class HostDelivery:
         if self._nudges:
             self._list = self._list.nudged(now)
 
-    def _left(self) -> Callable[[hosts.Host], bool]:
-        """Tell whether the history says that a member left after a host's record was made.
+    def _left(self, snapshot: Snapshot) -> Callable[[hosts.Host], bool]:
+        """Tell whether a lost host drains, or the history says that it left after its record was
+        made.
 
-        The history is read when first asked, once for all hosts: hundreds may go together.
+        Either is read when first asked, once for all hosts: hundreds may go together.
         """
+        drains = snapshot.drains.values()
+        drained = cache(lambda: {hosts.token_of(one.member, one.pod_uid) for one in drains})
         departed = cache(lambda: departures(self._mirror.under(self._keys.history)))
-        return lambda host: departed().get(host.member, 0) > host.revision
+        return lambda host: (
+            host.token in drained() or departed().get(host.member, 0) > host.revision
+        )
 
     def _pause_s(self) -> float | None:
         """For how long the list stands if nothing happens; None: for ever."""

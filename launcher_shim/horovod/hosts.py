@@ -139,7 +139,7 @@ def follow(
 ) -> HostList:
     """The next host list, with the last line of ``previous`` if no host changes.
 
-    ``left`` says whether a member left on purpose after the record of that host; ``now`` is
+    ``left`` says of a lost host whether it drains, or left on purpose after its record; ``now`` is
     monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap. ``heard_s``:
     the listing holds all that had happened by then; a host that is ``overdue`` goes only by that.
     """

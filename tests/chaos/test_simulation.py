@@ -15,7 +15,7 @@ import pytest
 
 from tests.chaos.simulation.invariants import Broken
 from tests.chaos.simulation.planted import PLANTS
-from tests.chaos.simulation.plots import ASKED, EVICTIONS, FAILURES, PLOTS, RETURNS
+from tests.chaos.simulation.plots import ASKED, EVICTIONS, FAILURES, PLOTS, RETURNS, UNSEEN
 from tests.chaos.simulation.simulation import plot_of, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,8 @@ FOUND_IN = {
     "fillers-forgotten": ("returns", 40),
     "launchers-not-fenced": ("evicted-rounds", 30),
     "lease-loss-ignored": ("members", 30),
+    "leavers-excused": ("unseen-drains", 40),
+    "lost-leaver-listed": ("unseen-drains", 20),
     "lost-hosts-dropped-at-once": ("cuts-of-all", 20),
     "min-not-compared": ("drains", 40),
     "name-not-compared": ("evicted-members", 20),
@@ -68,7 +70,7 @@ def test_i6_leases_that_are_revoked_at_bad_moments(plot: str, first: int) -> Non
     _run(first, BATCH, plot)
 
 
-@pytest.mark.parametrize("plot", [RETURNS.name, FAILURES.name])
+@pytest.mark.parametrize("plot", [RETURNS.name, FAILURES.name, UNSEEN.name])
 @pytest.mark.parametrize("first", range(0, SEEDS_EVICTED, BATCH))
 def test_i11_worlds_that_are_lost_at_bad_moments(plot: str, first: int) -> None:
     _run(first, BATCH, plot)

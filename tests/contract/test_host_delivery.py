@@ -17,7 +17,7 @@ from launcher_shim.horovod.hosts import CONFIRM_S
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.model import Job, Member
+from rdzv.model import Drain, Job, Member
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.watching import Mirror
 
@@ -43,6 +43,13 @@ class Scene:
     def lose(self, member: Member) -> None:
         event = WatchEvent("delete", self._kv(HERE.member(member.name), b""))
         self.mirror.apply([event], self.mirror.revision + 1)
+
+    def drain_and_lose(self, member: Member) -> None:
+        """Let both have happened when the mirror next hears of the store, as after a cut."""
+        drain = Drain(member.pod_uid, member.name, "its node is drained", "sigterm")
+        told = WatchEvent("put", self._kv(HERE.drain(member.pod_uid), drain.to_json()))
+        lost = WatchEvent("delete", self._kv(HERE.member(member.name), b""))
+        self.mirror.apply([told, lost], self.mirror.revision + 1)
 
     def begin(self, *members: Member) -> None:
         self.mirror.replace([self._kv(KEYS.job, Job(1, 4).to_json())], 1)
@@ -122,6 +129,15 @@ async def test_a_host_that_the_store_has_no_word_of_goes(tmp_path: Path) -> None
     async with delivering(tmp_path, A, B) as scene:
         await miss_one_for_long_enough(scene)
         scene.mirror.heard(scene.now)
+        await scene.until(lambda: scene.hosts() == ["a", "c"])
+
+
+async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(tmp_path: Path) -> None:
+    async with delivering(tmp_path, A, B) as scene:
+        scene.drain_and_lose(B)
+        await scene.until(lambda: "b" not in scene.listed())
+        # Time stands still here, so that nobody has been missed for long enough.
+        scene.put(C)
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 

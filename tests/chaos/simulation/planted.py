@@ -20,7 +20,9 @@ import rdzv.gate
 import rdzv.listing
 from agent.draining.own_drain import OwnDrain
 from agent.draining.writing import Writing
+from agent.host_delivery import HostDelivery
 from agent.notices.socket import Phase
+from launcher_shim.c10d.observations import stand
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.runs import Policy
@@ -105,6 +107,16 @@ def lost_hosts_dropped_at_once() -> list[Patch]:
     return [patch("launcher_shim.horovod.hosts.CONFIRM_S", -1e9)]
 
 
+def lost_leaver_listed() -> list[Patch]:
+    """A host that drained and was lost unseen is one that may return."""
+    original = HostDelivery._left
+
+    def left(self: HostDelivery, snapshot: Any) -> Any:
+        return original(self, replace(snapshot, drains={}))
+
+    return [patch.object(HostDelivery, "_left", left)]
+
+
 # --- rounds ---
 
 
@@ -152,6 +164,26 @@ def fillers_forgotten() -> list[Patch]:
         return original(*args, **{**known, "filled_round": -1})
 
     return [patch("launcher_shim.c10d.rendezvous.view", view)]
+
+
+def leavers_excused() -> list[Patch]:
+    """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
+
+    def decide(now: float, snapshot: Any, *others: Any) -> Any:
+        if stand(now, snapshot, *others).lost:
+            leaving = snapshot.membership.leaving
+            snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
+        return launcher_shim.c10d.rounds.decide(now, snapshot, *others)
+
+    def shown(snapshot: Any, standings: Any, policy: Any, node: Any, **known: Any) -> Any:
+        made = launcher_shim.c10d.views.view(snapshot, standings, policy, node, **known)
+        leaves = node.member in snapshot.membership.leaving
+        return replace(made, phantom=made.phantom and not leaves)
+
+    return [
+        patch("launcher_shim.c10d.rendezvous.decide", decide),
+        patch("launcher_shim.c10d.rendezvous.view", shown),
+    ]
 
 
 def failure_is_final() -> list[Patch]:
@@ -252,7 +284,9 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         watch_resumes_late,
         name_not_compared,
         drained_member_listed,
+        leavers_excused,
         lost_hosts_dropped_at_once,
+        lost_leaver_listed,
         round_completed_twice,
         launchers_not_fenced,
         cut_taken_for_death,

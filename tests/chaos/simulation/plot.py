@@ -30,6 +30,11 @@ def tight(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, min(most, pods - 1)), most=most)
 
 
+def in_twos(random: Random, pods: int) -> JobShape:
+    """Two places: the others are spares."""
+    return JobShape(least=random.randint(1, min(2, pods - 1)), most=min(2, pods))
+
+
 def any_shape(random: Random, pods: int) -> JobShape:
     """As many places as pods or more, or spares, or not one place that may stay empty."""
     most = random.randint(1, pods + 1)

@@ -27,9 +27,9 @@ from tests.chaos.simulation.outages import (
     stall,
     tear,
 )
-from tests.chaos.simulation.plot import Event, Plot, any_shape, tight
+from tests.chaos.simulation.plot import Event, Plot, any_shape, in_twos, tight
 from tests.chaos.simulation.restores import backup_of_former_lives, restore
-from tests.chaos.simulation.returns import lose_first_rank
+from tests.chaos.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.chaos.simulation.strays import former_lives, late_pod
 
 OUTAGES: Mapping[Event, int] = {
@@ -80,10 +80,14 @@ RETURNS = Plot("returns", {lose_first_rank: 4, crash_briefly: 1, stall: 1}, (2, 
 FAILURES = Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, (2, 3), any_shape)
 """Torchruns whose workers fail for the last time, often with too few others to go on."""
 
+UNSEEN = Plot("unseen-drains", {drain_behind_a_cut: 4, tear: 1, stall: 1}, (3, 4), in_twos)
+"""Pods that drain and are lost, while another one of their world is cut off."""
+
 ASKED = (
     *EVICTIONS,
     RETURNS,
     FAILURES,
+    UNSEEN,
     Plot("cuts-of-all", {cut_all: 1}, (3, 4, 5), trains=False),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
     Plot("spare-rounds", ROUNDS, (3, 4, 5), tight),

@@ -10,10 +10,41 @@ from tests.chaos.simulation.launchers import end_torchrun
 from tests.chaos.simulation.nodes import LEASE_TTL_S
 
 if TYPE_CHECKING:
+    from tests.chaos.simulation.pods import Pod
     from tests.chaos.simulation.story import Story
 
 GIVEN_UP_S = (LEASE_TTL_S + 1.0, LEASE_TTL_S + 6.0)
 """Within this time a sidecar that is away is taken for gone: its lease, and a confirmation."""
+
+
+def drain_behind_a_cut(story: Story) -> None:
+    """Cut one pod off and drain another one of its world, and perhaps lose that one, too."""
+    frozen = {seat.member for seat in story.invariants.rounds.round.frozen}
+    world = [pod for pod in story.job.present() if not pod.terminating and pod.name in frozen]
+    if len(world) < 2:
+        return
+    away, leaver = story.random.sample(world, 2)
+    if away.link is None or not away.link.whole or leaver.sidecar is None:
+        return
+    story.say(away, "is cut off")
+    away.link.cut(refuses=story.random.random() < 0.3)
+    leaver.terminate(story.random.choice((60.0, 120.0)), "control")
+
+    def lose() -> None:
+        if leaver.link is not None and leaver.link.whole:
+            story.say(leaver, "is cut off as well")
+            leaver.link.cut(refuses=False)
+
+    def mend(pod: Pod) -> None:
+        if pod.link is not None and not pod.link.whole and story.job.whole:
+            story.say(pod, "reaches the store again")
+            pod.link.mend()
+
+    if story.random.random() < 0.5:
+        story.later(story.random.uniform(0.05, 1.0), lose)
+    story.later(story.random.uniform(*GIVEN_UP_S), lambda: mend(away))
+    story.later(story.random.uniform(20.0, 40.0), lambda: mend(leaver))
+    story.later(story.random.uniform(20.0, 40.0), lambda: story.replace(leaver))
 
 
 def lose_first_rank(story: Story) -> None:
