@@ -67,6 +67,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = RequestParser()
         self._transport: asyncio.Transport
+        self._write: Callable[[bytes], None]
         self._session: Session | None = None
         self._relay: Relay | None = None
         self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
@@ -128,6 +129,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Give the client some time to say what it is."""
         self._transport = cast(asyncio.Transport, transport)
+        self._write = self._transport.write
         self._peer = describe_peer(self._transport)
         self._host.joined(self)
         timeout_s = self._host.handshake_timeout_s
@@ -138,7 +140,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes and handle the requests that they complete."""
         parser, session = self._parser, self._session
-        idle = parser.between and not (
+        idle = parser.need == 1 and not (
             self._pending
             or self._under_way
             or self._parked
@@ -146,7 +148,7 @@ class Connection(asyncio.Protocol):
             or self._closing
         )
         if idle and session is not None and (answer := session.whole.get(data)):
-            self._transport.write(answer)
+            self._write(answer)
             return
         if self._closing:
             return
@@ -168,7 +170,7 @@ class Connection(asyncio.Protocol):
             self._advance()
             if parser.held > BACKLOG_MAX:
                 self._host.swollen()
-        if idle and session is not None and self._relay is None and parser.between:
+        if idle and session is not None and self._relay is None and parser.need == 1:
             self._keep(session, data, requests)
 
     def _keep(self, session: Session, data: bytes, requests: Sequence[wire.Request]) -> None:

@@ -52,7 +52,8 @@ class RequestParser:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._need = len(HANDSHAKE)
+        self.need = len(HANDSHAKE)
+        """Bytes without which nothing more can be read; 1 where a request begins."""
         self._greeted = False
         self._preface: Optional[Preface] = None
         self._shape: Optional[Shape] = None
@@ -64,11 +65,6 @@ class RequestParser:
     def held(self) -> int:
         """Bytes of requests that are not complete yet."""
         return self._size + len(self._buffer)
-
-    @property
-    def between(self) -> bool:
-        """Whether the next byte begins a request."""
-        return self._need == 1
 
     @property
     def greeted(self) -> bool:
@@ -85,11 +81,11 @@ class RequestParser:
 
         Raises FrameError if the bytes are no request within the protocol's limits.
         """
-        if self._need == 1 and (alone := _read_alone(data)) is not None:
+        if self.need == 1 and (alone := _read_alone(data)) is not None:
             return [alone]
-        if self._buffer or len(data) < self._need:
+        if self._buffer or len(data) < self.need:
             self._buffer += data
-            if len(self._buffer) < self._need:
+            if len(self._buffer) < self.need:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
@@ -108,10 +104,10 @@ class RequestParser:
             at = self._greet(data)
             if at > end:
                 self._buffer += data
-                self._need = at
+                self.need = at
                 return
             requests.append(Validate())
-        self._need = 1
+        self.need = 1
         while at < end or self._shape is not None:
             shape = self._shape
             if shape is None:
@@ -126,7 +122,7 @@ class RequestParser:
                     break
             if number is not None:
                 if end - at < number.size:
-                    self._need = number.size
+                    self.need = number.size
                     break
                 self._fields += number.unpack_from(data, at)
                 at += number.size
@@ -163,7 +159,7 @@ class RequestParser:
         at += 1
         if shape.counted:
             if len(data) - at < 8:
-                self._need = 9
+                self.need = 9
                 return at - 1
             (count,) = U64.unpack_from(data, at)
             if count > KEYS_MAX:
@@ -181,7 +177,7 @@ class RequestParser:
         left, size = self._strings_left, self._size
         while left:
             if end - at < 8:
-                self._need = 8
+                self.need = 8
                 break
             (length,) = U64.unpack_from(data, at)
             limit = limits[-left % len(limits)]
@@ -192,7 +188,7 @@ class RequestParser:
             if size + stop - at > REQUEST_MAX:
                 raise FrameError(f"a request of more than {REQUEST_MAX} bytes")
             if stop > end:
-                self._need = stop - at
+                self.need = stop - at
                 break
             fields.append(data[at + 8 : stop])
             size += stop - at
