@@ -4,7 +4,8 @@
 The rules for a new generation are those of the design: another job UID; or, without a UID, a
 fresh sidecar that finds nobody after the last member left on purpose, or after it has watched an
 empty membership for three lease times. A sidecar that holds a generation registers again
-under it, even into an emptied store, and never starts a new one.
+under it, even into an emptied store or one that was restored from an earlier life of the same job,
+and never starts a new one: the higher generation wins.
 
 UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs
 of former lives are kept and refused; and one that was never seen waits for a while beside members
@@ -178,6 +179,12 @@ def _choose_job(
         )
         return job, "the job was not in the store" if held else "first member of the job"
     present = replace(stored, vacated=False)
+    if held is not None and held.generation > stored.generation:
+        # It was restored from a backup: who has lived on since does not go back.
+        return replace(present, generation=held.generation), (
+            f"the store has gone back to generation {stored.generation}:"
+            f" the job goes on in generation {held.generation}"
+        )
     if held is not None or identity.job_uid or snapshot.members:
         return present, f"joins generation {stored.generation}"
     if stored.vacated:

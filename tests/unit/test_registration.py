@@ -162,6 +162,19 @@ def test_who_held_a_generation_comes_back_to_it_whatever_it_finds() -> None:
     assert registered(decide(Snapshot(1), held=held)).job.generation == 5
 
 
+@pytest.mark.parametrize("uid", ["", "mine"])
+def test_a_store_that_was_restored_takes_nobody_back_a_generation(uid: str) -> None:
+    earlier = replace(JOB, uid=uid, vacated=True)
+    me = replace(ME, job_uid=uid)
+    decision = registered(decide(Snapshot(20, earlier), me, Held(7, 3)))
+    assert (decision.job.generation, decision.job.uid, decision.job.vacated) == (7, uid, False)
+    assert decision.job_changes
+    assert decision.superseded_generation == 5
+    assert "has gone back to generation 5" in decision.reason
+    # Who has none of its own, or an earlier one, follows.
+    assert registered(decide(Snapshot(20, decision.job), me, Held(5, 3))).job.generation == 7
+
+
 def test_i6_a_new_incarnation_is_above_every_one_given_out_before() -> None:
     holder = Incarnation("w-0", 40, "uid-0", mod_revision=17)
     snapshot = Snapshot(20, JOB, {"w-1": OTHER}, {"w-0": holder})
@@ -226,9 +239,12 @@ def test_planning_is_total_and_never_goes_back(
         assert decision.incarnation.number == decision.member.incarnation
         if held is not None:
             assert decision.incarnation.number > held.incarnation
-        if snapshot.job is not None:
+        restored = held is not None and snapshot.job and held.generation > snapshot.job.generation
+        if held is not None and restored:
+            assert decision.job.generation == held.generation
+        elif snapshot.job is not None:
             assert decision.job.generation - snapshot.job.generation in (0, 1)
-        if snapshot.members and snapshot.job and job_uid in ("", snapshot.job.uid):
+        if not restored and snapshot.members and snapshot.job and job_uid in ("", snapshot.job.uid):
             assert decision.superseded_generation is None
 
 
