@@ -31,8 +31,9 @@ class ProgressLine:
 
     ``started`` is in clock ticks since boot, ``at_unix_s`` the rank's wall clock. ``master`` names
     the rank's round. ``step`` is the boundary it came to last, -1 before the first. ``drain``
-    says that it looks at the gate at each boundary; ``held`` that it waits there. ``acked`` is the
-    epoch and step of its newest acknowledgement, ``failed`` the epoch and reason of a failed save.
+    says that it looks at the gate at each boundary; ``held`` that it waits there; ``away`` that it
+    did, and may come back to do so. ``acked`` is the epoch and step of its newest acknowledgement,
+    ``failed`` the epoch and reason of a failed save.
     """
 
     pid: int
@@ -50,6 +51,7 @@ class ProgressLine:
     epoch: int
     acked: tuple[int, int] | None
     failed: tuple[int, str] | None
+    away: bool = False
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -67,6 +69,7 @@ def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
             held=line.held,
             acked=line.acked,
             failed=line.failed,
+            away=line.away,
         )
         for line in read_lines(directory)
     )
@@ -129,6 +132,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             held=fields["held"] is True,
             acked=_pair(fields, "acked", int),
             failed=_pair(fields, "failed", str),
+            away=fields.get("away") is True,
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

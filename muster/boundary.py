@@ -24,6 +24,8 @@ WAIT = "wait"
 GO = "go"
 SAVE = "save"
 
+COUNTS_ANEW = "the loop counts its steps anew"
+
 
 class Gate(NamedTuple):
     """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is about."""
@@ -39,7 +41,8 @@ class Rank(NamedTuple):
 
     ``held``: it stays at ``step`` until it has published otherwise. ``matched``: it has read a gate
     of its own round. ``saving``: the epoch it saves for, 0 for none. ``acked`` is (epoch, step) of
-    its last save, ``failed`` (epoch, why) of the last one that did not succeed.
+    its last save, ``failed`` (epoch, why) of the last one that did not succeed. ``former`` is the
+    last boundary of the loop before this one, -1 for none.
     """
 
     master: str
@@ -49,6 +52,12 @@ class Rank(NamedTuple):
     saving: int = 0
     acked: Optional[Tuple[int, int]] = None
     failed: Optional[Tuple[int, str]] = None
+    former: int = -1
+
+
+def enter_again(rank: Rank) -> Rank:
+    """Begin another loop; to be published. It stays at the last boundary of the one before."""
+    return rank._replace(held=False, saving=0, former=rank.step)
 
 
 def arrive(rank: Rank, step: int) -> Rank:
@@ -71,6 +80,8 @@ def decide(rank: Rank, gate: Optional[Gate]) -> Tuple[str, Rank]:
         if _has_told(rank, gate.epoch):
             return WAIT, rank
         return SAVE, rank._replace(saving=gate.epoch)
+    if _is_of_former(rank, gate) and not _has_told(rank, gate.epoch):
+        return PUBLISH, rank._replace(failed=(gate.epoch, COUNTS_ANEW))
     if gate.phase == "done":
         return WAIT, rank
     return _go(rank)
@@ -90,6 +101,12 @@ def _go(rank: Rank) -> Tuple[str, Rank]:
     # A vote may rest on "held" for as long as it stands: it is taken back, and the gate read once
     # more, before the rank moves.
     return (PUBLISH, rank._replace(held=False)) if rank.held else (GO, rank)
+
+
+def _is_of_former(rank: Rank, gate: Gate) -> bool:
+    # The step was agreed on by the count of the loop before: in this one it may never come.
+    agreed = gate.step if gate.phase == "commit" else None
+    return agreed is not None and rank.step <= rank.former < agreed
 
 
 def _has_told(rank: Rank, epoch: int) -> bool:

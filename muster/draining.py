@@ -25,7 +25,7 @@ from muster.progress import ProgressFile, own_file
 log = logging.getLogger(__name__)
 
 ENTERED_STEP = -1
-"""Told on entering: before any boundary that there can be."""
+"""Told on entering for the first time: before any boundary that there can be."""
 
 
 class Drain:
@@ -39,6 +39,7 @@ class Drain:
         self._gate = gate
         self._rank = boundary.Rank(file.rank.master if file else "")
         self._entered = False
+        self._boundary = ENTERED_STEP
         self._untold = False
         self._warned = False
         of_torchrun = file is not None and file.rank.of_torchrun
@@ -50,9 +51,15 @@ class Drain:
             raise RuntimeError("muster.drain() is entered already: a process has one at a time")
         self._entered = True
         if self._file is not None and self._gate is not None:
-            matched = self._gate.wait_for_own(self._file.rank)
+            if self._file.left is not None:
+                self._rank = boundary.enter_again(self._file.left())
+            else:
+                self._rank = self._rank._replace(step=ENTERED_STEP)
+            if not self._rank.matched:
+                matched = self._gate.wait_for_own(self._file.rank)
+                self._rank = self._rank._replace(matched=matched)
             self._file.of_drain = True
-            self._rank = self._rank._replace(step=ENTERED_STEP, matched=matched)
+            self._boundary = ENTERED_STEP
             self._tell(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
         return self
@@ -64,7 +71,7 @@ class Drain:
         traceback: Optional[TracebackType],
     ) -> None:
         if error is None:
-            self._leave("the loop ended before drain.committed() was called")
+            self._leave("the loop ended before drain.committed() was called", away=True)
         else:
             self._leave("%s: %s" % (type(error).__name__, error))
         self._entered = False
@@ -84,11 +91,11 @@ class Drain:
         if self._file is None:
             return False
         self._require_own_process("drain.commit_due(%d)" % step)
-        if step <= self._rank.step:
+        if step <= self._boundary:
             raise ValueError(
-                "drain.commit_due(%d) comes after step %d: steps must grow"
-                % (step, self._rank.step)
+                "drain.commit_due(%d) comes after step %d: steps must grow" % (step, self._boundary)
             )
+        self._boundary = step
         if self._rank.saving:
             why = "the script trained on without calling drain.committed(%d)" % self._rank.step
             log.error("step %d does not count as saved: %s", self._rank.step, why)
@@ -189,11 +196,13 @@ class Drain:
             else:
                 return verdict == boundary.SAVE
 
-    def _tell(self, rank: boundary.Rank, inside: bool = True) -> None:
+    def _tell(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
         """Publish. Where that fails, nothing must stand that is no longer true."""
         assert self._file is not None
         try:
-            self._file.write(rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed)
+            self._file.write(
+                rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away
+            )
             self._untold = False
         except OSError as error:
             self._untold = True
@@ -215,18 +224,25 @@ class Drain:
             # cannot acknowledge it, it counts for nobody.
             log.warning("nor can be taken back what was told before: %s", error)
 
-    def _leave(self, why: str) -> None:
-        """Take no part any more; a save that was due has failed.
+    def _leave(self, why: str, away: bool = False) -> None:
+        """Take no part any more, or (``away``) not before the next loop; what was due has failed.
 
         A forked child that ends leaves nothing: it is the rank that takes part.
         """
         if self._file is None or not self._file.of_this_process:
             return
-        atexit.unregister(self._leave)
         if self._rank.saving:
             self._rank = boundary.fail(self._rank, why)
-        self._tell(self._rank, inside=False)
+        self._tell(self._rank, inside=False, away=away)
         self._file.of_drain = False
+        self._file.left = self._pass_on
+        if not away:
+            atexit.unregister(self._leave)
+
+    def _pass_on(self) -> boundary.Rank:
+        """Another loop begins, and tells from now on where the rank is."""
+        atexit.unregister(self._leave)
+        return self._rank
 
 
 def _end_without_torchrun() -> None:

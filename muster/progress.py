@@ -15,7 +15,9 @@ import os
 import re
 import time
 import zlib
-from typing import Mapping, Optional, Tuple
+from typing import Callable, Mapping, Optional, Tuple
+
+from muster.boundary import Rank
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ SCHEMA = 1
 BLOCK_BYTES = 512
 """Length of the line. Where a long host name does not fit, it is a multiple of this."""
 
-VARYING_BYTES = 264
+VARYING_BYTES = 277
 """Most that the fields after ``master`` can take."""
 
 REASON_CHARACTERS = 80
@@ -56,7 +58,8 @@ class ProgressFile:
     """Writes one rank's progress file; made at its first line.
 
     It speaks for the process that made it: in one that was forked from that it writes nothing.
-    ``of_drain``: ``muster.drain()`` tells the steps now. ``mute``: ``report_step`` has given up.
+    ``of_drain``: ``muster.drain()`` tells the steps now. ``left``: gives where the rank stood when
+    it left the last such block. ``mute``: ``report_step`` has given up.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -83,6 +86,7 @@ class ProgressFile:
         self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
         self._descriptor = -1
         self.of_drain = False
+        self.left: Optional[Callable[[], Rank]] = None
         self.mute = False
 
     @property
@@ -103,19 +107,24 @@ class ProgressFile:
         epoch: int = 0,
         acked: Optional[Tuple[int, int]] = None,
         failed: Optional[Tuple[int, str]] = None,
+        away: bool = False,
     ) -> None:
         """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
         if not self.of_this_process:
             return
-        told = '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s}' % (
-            self._who,
-            step,
-            time.time(),
-            "true" if drain else "false",
-            "true" if held else "false",
-            epoch,
-            "null" if acked is None else "[%d,%d]" % acked,
-            "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
+        told = (
+            '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s%s}'
+            % (
+                self._who,
+                step,
+                time.time(),
+                "true" if drain else "false",
+                "true" if held else "false",
+                epoch,
+                "null" if acked is None else "[%d,%d]" % acked,
+                "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
+                ',"away":true' if away else "",
+            )
         )
         summed = told.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
         line = b'{"crc":"%08x"%b' % (zlib.crc32(summed), summed)

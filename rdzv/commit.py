@@ -28,8 +28,9 @@ class Commit:
     ``step`` is the step agreed on, and from ``done`` on the step saved. ``leaving``, ``saved`` and
     ``granted`` are pod UIDs: who drains, for whom a commit of this round is on record, who may go.
     ``joins``: it also serves newcomers; ``admitted``: they were let in. ``refused``: a rank of this
-    round does not take part, so that no other attempt is made. ``failures`` counts attempts in a
-    row that came to nothing, ``took_s`` is how long the last one that succeeded took.
+    round does not take part, so that those whom the attempt was for go and join without a save.
+    ``failures`` counts attempts in a row that came to nothing, ``took_s`` is how long the last one
+    that succeeded took.
     """
 
     epoch: int = 0
@@ -101,7 +102,8 @@ class Vote:
     """What one member says in one epoch: its vote, then what became of the save in its pod.
 
     ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
-    no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not.
+    no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not. ``away``:
+    a rank was between two blocks that take part, so that its next boundary may be far off.
     """
 
     epoch: int
@@ -110,6 +112,7 @@ class Vote:
     vote: int | None
     acked: int | None = None
     failed: str = ""
+    away: bool = False
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -122,6 +125,7 @@ class Vote:
                 "vote": "no" if self.vote is None else self.vote,
                 "acked": self.acked,
                 "failed": self.failed,
+                "away": self.away,
             }
         )
 
@@ -137,6 +141,7 @@ class Vote:
             vote=None if fields.get("vote") == "no" else take(kv.key, fields, "vote", int),
             acked=None if acked is None else take(kv.key, fields, "acked", int),
             failed=take(kv.key, fields, "failed", str),
+            away=take(kv.key, fields, "away", bool, False),
             mod_revision=kv.mod_revision,
         )
 

@@ -195,7 +195,8 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
         assert scene.round is not None
-        refused = _speaks_of(scene.commit, scene.round) and scene.commit.refused
+        commit = scene.commit
+        refused = _speaks_of(commit, scene.round) and commit.refused and uid in commit.leaving
         if refused and scene.may_grant and not scene.round.finishing:
             return "uncommitted", "a rank of this round takes no part in commits"
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
@@ -251,7 +252,12 @@ def _idle(scene: _Scene, round: LiveRound) -> Decision:
     if _ends(scene, round):
         return Decision(reason=f"round {round.number} is about to end")
     if commit.refused:
-        return Decision(reason="a rank of this round takes no part in commits")
+        asked = commit.joins and scene.newcomers
+        asked = asked or any(uid in commit.leaving for uid in scene.leavers)
+        if asked and scene.may_grant:
+            return Decision(reason="a rank of this round takes no part in commits")
+        # Who comes later asks again: by then all ranks may take part, and have work to lose.
+        return scene.becomes("nobody goes without a save any more", phase="idle", refused=False)
     waits_s = math.inf
     wanted = scene.newcomers
     for uid in scene.leavers:
@@ -285,7 +291,10 @@ def _hold(scene: _Scene, round: LiveRound) -> Decision:
     votes = _votes(scene, round)
     refusers = [member for member, vote in votes.items() if vote.vote is None]
     if refusers:
-        return _void(scene, f"a rank of {refusers[0]} takes no part in commits", refused=True)
+        why = f"a rank of {refusers[0]} takes no part in commits"
+        if not scene.may_grant:
+            return _void(scene, why, failures=scene.commit.failures + 1)
+        return _refused(scene, why)
     if round.finishing:
         return _void(scene, f"round {round.number} is finishing")
     if any(scene.is_due(uid) for uid in scene.leavers):
@@ -337,6 +346,8 @@ def _save(scene: _Scene, round: LiveRound) -> Decision:
     since_s = scene.unhurried_since_s
     until_s = math.inf if since_s is None else since_s + scene.policy.save_s
     if scene.now >= until_s:
+        if not scene.concerned and any(vote.away for vote in votes.values()):
+            return _refused(scene, "the ranks did not come back to a loop that saves")
         return _void(scene, "the save took too long", failures=more)
     return _with_latecomers(scene, f"{len(missing)} members have not saved yet", until_s)
 
@@ -375,6 +386,13 @@ def _done(scene: _Scene) -> Decision:
 
 def _void(scene: _Scene, why: str, **changes: object) -> Decision:
     return scene.becomes(why, phase="void", step=None, **changes)
+
+
+def _refused(scene: _Scene, why: str) -> Decision:
+    """Let go and in without a save whom this attempt was for."""
+    return _void(
+        scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.newcomers)
+    )
 
 
 def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> Decision:
@@ -472,7 +490,7 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
     commit = membership.commit
     if commit is None or (commit.run, commit.round) != (run, number):
         return True
-    return not (commit.admitted or commit.refused)
+    return not (commit.admitted or (commit.refused and commit.joins))
 
 
 def ends_round(membership: Snapshot, run: str, number: int) -> bool:

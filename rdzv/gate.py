@@ -96,6 +96,7 @@ class Gate:
 class RankProgress:
     """What one rank of this pod has published. ``drain``: from within ``muster.drain()``.
 
+    ``away``: between two such blocks, as while it evaluates; its next boundary is of the second.
     ``acked`` is (epoch, step), ``failed`` (epoch, why). A rank that has ended since is still to be
     told of: it passes no further step, and whether its round is over is not for progress to say.
     """
@@ -108,6 +109,7 @@ class RankProgress:
     held: bool
     acked: tuple[int, int] | None = None
     failed: tuple[int, str] | None = None
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def _speaks_of(commit: Commit, round: LiveRound) -> bool:
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:
     """This pod's ranks, if every one of them takes part in this round; else none."""
-    ranks = [r for r in here.ranks if r.drain and r.master == round.master]
+    ranks = [r for r in here.ranks if (r.drain or r.away) and r.master == round.master]
     complete = all(rank.local_world_size == len(ranks) for rank in ranks)
     return ranks if complete and round.master else ()
 
@@ -223,8 +225,11 @@ def _vote(here: Here, commit: Commit, round: LiveRound) -> Move:
     ranks = _of_round(here, round)
     first_free = max((r.step if r.held else r.step + 1 for r in ranks), default=None)
     says = "no: a rank takes no part" if first_free is None else f"step {first_free}"
+    away = any(rank.away for rank in ranks)
+    if away:
+        says += ", which comes when its ranks are back in muster.drain()"
     return Move(
-        vote=Vote(commit.epoch, commit.round, here.pod_uid, first_free),
+        vote=Vote(commit.epoch, commit.round, here.pod_uid, first_free, away=away),
         reason=f"votes in epoch {commit.epoch}: {says}",
     )
 
@@ -251,7 +256,8 @@ def _failure(rank: RankProgress, epoch: int) -> str | None:
     """Why this rank will not acknowledge any more, None if it may."""
     if rank.failed and rank.failed[0] == epoch:
         return rank.failed[1] or "it did not say why"
-    if not rank.drain and not (rank.acked and rank.acked[0] == epoch):
+    takes_part = rank.drain or rank.away
+    if not takes_part and not (rank.acked and rank.acked[0] == epoch):
         return f"local rank {rank.local_rank} has left its training loop"
     return None
 

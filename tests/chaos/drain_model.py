@@ -38,8 +38,9 @@ KEYS = JobKeys("team", "digits")
 GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
 
-Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish", "stuck"]
-"""``stuck``: a save never returns. Nobody ends that where no deadline asks for it."""
+Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish", "stuck", "stay"]
+"""``stuck``: a save never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank
+never enters its next loop."""
 FAULTS: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
 
 
@@ -57,7 +58,8 @@ class Rules:
     ``faults``: kinds, of which ``fault_count`` happen; ``hurry``: timers that run out early.
     ``lockstep``: a rank waits in its next collective for all others. ``begun``: the first round has
     begun, and all have heard of it. ``deadlines``: a drain has one. ``outsider``: a pod whose
-    ranks take no part in drains.
+    ranks take no part in drains. ``block``: after so many boundaries a rank leaves its training
+    loop, evaluates, and enters the next one; 0: there is one loop.
     """
 
     members: int = 2
@@ -77,6 +79,7 @@ class Rules:
     begun: bool = True
     deadlines: bool = True
     outsider: int | None = None
+    block: int = 0
     policy: Policy = HOLDS_BELOW_MIN
 
     @property
@@ -128,16 +131,21 @@ class Side(NamedTuple):
     early: tuple[RankProgress, ...] | None = None
 
 
-At = Literal["none", "start", "publish", "read", "save", "stuck", "train", "end"]
+At = Literal["none", "start", "publish", "read", "save", "stuck", "leave", "away", "train", "end"]
+
+
+PAST: tuple[At, ...] = ("leave", "away", "train", "end")
+"""Where a rank is that has left its boundary."""
 
 
 class Trainer(NamedTuple):
-    """One rank. ``told``: what its file says. ``saved``: on disk, by epoch."""
+    """One rank. ``told``, ``away``: what its file says. ``saved``: on disk, by epoch."""
 
     at: At
     rank: boundary.Rank
     told: boundary.Rank | None
     saved: tuple[int, int] | None = None
+    away: bool = False
     read_early: boundary.Gate | None = None
 
 
@@ -236,6 +244,8 @@ class World:
     cancel = staticmethod(draining.cancel)
     ends_round = staticmethod(draining.ends_round)
     savers = staticmethod(draining.savers)
+    joins_wait = staticmethod(draining.joins_wait)
+    entering_forgets = False
     listing_decide = staticmethod(listing.decide)
     gate_before_publishing = False
     gate_read_again = True
@@ -440,7 +450,7 @@ class World:
         for local_rank, number in enumerate(trainers):
             trainer: Trainer = self.names.part[number]
             if (told := trainer.told) is not None:
-                takes_part = pod != self.rules.outsider
+                takes_part = pod != self.rules.outsider and not trainer.away
                 files.append(
                     RankProgress(
                         local_rank,
@@ -451,6 +461,7 @@ class World:
                         told.held,
                         acked=told.acked,
                         failed=told.failed,
+                        away=trainer.away,
                     )
                 )
         return tuple(files)
@@ -488,6 +499,7 @@ class World:
         if move.vote is None or side.request is not None or side.cut:
             return None
         assert commit is not None
+        self.check_word(pod, move.vote, trainers, commit)
         compares, _ = vote_transaction(GENERATION, name(pod), move.vote, commit)
         on_commit = any(compare.key == GENERATION.commit for compare in compares)
         request = Request(
@@ -521,6 +533,13 @@ class World:
         if trainer.at == "publish":
             after = trainer._replace(at="read", told=trainer.rank)
             return "publishes", self.names.of(after)
+        if trainer.at == "leave":
+            return "leaves its loop", self.names.of(trainer._replace(at="away", away=True))
+        if trainer.at == "away":
+            rank = boundary.enter_again(trainer.rank)
+            told = rank._replace(step=-1) if self.entering_forgets else rank
+            after = trainer._replace(at="train", rank=rank, told=told, away=False)
+            return "enters the next loop", self.names.of(after)
         if trainer.at == "save":
             epoch, step = trainer.rank.saving, trainer.rank.step
             rank = boundary.acknowledge(trainer.rank)
@@ -546,8 +565,13 @@ class World:
         return f"reads: {verdict}", self.names.of(after)
 
     def goes(self, trainer: Trainer) -> tuple[str, int]:
-        over = trainer.rank.step >= self.end_step
-        return "goes", self.names.of(trainer._replace(at="end" if over else "train"))
+        done = trainer.rank.step // self.rules.stride
+        at: At = "train"
+        if trainer.rank.step >= self.end_step:
+            at = "end"
+        elif self.rules.block and done and done % self.rules.block == 0:
+            at = "leave"
+        return "goes", self.names.of(trainer._replace(at=at))
 
     def arrived(self, pod: int, number: int, side: int) -> int:
         """A rank that trains comes to its next boundary."""
@@ -577,6 +601,19 @@ class World:
                 if behind or (them.rank.step == me.rank.step and them.at not in ("train", "end")):
                     return False
         return True
+
+    def check_word(self, pod: int, vote: Vote, trainers: tuple[int, ...], commit: Commit) -> None:
+        """What a sidecar says for its ranks, where they take part in this round."""
+        ranks: list[Trainer] = [self.names.part[number] for number in trainers]
+        told = [rank.told for rank in ranks if rank.told is not None]
+        inside = [one for one in told if one.master == token(commit.round)]
+        if pod == self.rules.outsider or len(inside) < len(ranks):
+            return
+        if vote.vote is None:
+            raise Broken(f"the ranks of {pod} take part, and its sidecar says that they do not")
+        failed = any(one.failed and one.failed[0] == commit.epoch for one in inside)
+        if vote.failed and not failed:
+            raise Broken(f"the ranks of {pod} can still save, and its sidecar gives that up")
 
     # --- all steps from a state ---
 
@@ -722,7 +759,7 @@ class World:
                 (drain := store.drains[pod]) is not None and bool(drain.outcome)
                 for pod in store.members
             )
-            or (live.newcomers and not draining.joins_wait(snapshot, listed, RUN, store.number))
+            or (live.newcomers and not self.joins_wait(snapshot, listed, RUN, store.number))
         )
 
     def completed(self, state: State, store: Store, ready: list[int]) -> State:
@@ -842,14 +879,15 @@ class World:
                             f"rank {rank - self.rank_at} cannot save",
                             _swap(state, less, (rank, cached(self.failed, state[rank]))),
                         )
-            if "stuck" in faults:
-                for rank in self.ranks_of[pod]:
-                    if part[state[rank]].at == "save":
-                        stuck = self.names.of(part[state[rank]]._replace(at="stuck"))
-                        yield (
-                            f"the save of rank {rank - self.rank_at} never returns",
-                            _swap(state, less, (rank, stuck)),
-                        )
+            for rank in self.ranks_of[pod]:
+                trainer: Trainer = part[state[rank]]
+                hangs: dict[At, Fault] = {"save": "stuck", "away": "stay"}
+                if hangs.get(trainer.at) in faults:
+                    stuck = self.names.of(trainer._replace(at="stuck"))
+                    yield (
+                        f"the {trainer.at} of rank {rank - self.rank_at} never ends",
+                        _swap(state, less, (rank, stuck)),
+                    )
 
     def timer_steps(self, state: State) -> Iterator[Step]:
         """Timers that run out."""
@@ -925,7 +963,7 @@ class World:
         assert store.commit is not None
         assert store.commit.step is not None
         for rank, trainer in self.inside(state, store):
-            if trainer.at in ("train", "end") and trainer.rank.step >= store.commit.step:
+            if trainer.at in PAST and trainer.rank.step >= store.commit.step:
                 raise Broken(f"I3: rank {rank} is past step {store.commit.step} already")
 
     def check_done(self, state: State, store: Store) -> None:
@@ -939,7 +977,7 @@ class World:
         for rank, trainer in self.inside(state, store):
             if trainer.saved != (commit.epoch, commit.step):
                 raise Broken(f"I7: done, but rank {rank} saved {trainer.saved}")
-            if trainer.at in ("train", "end") or trainer.rank.step != commit.step:
+            if trainer.at in PAST or trainer.rank.step != commit.step:
                 raise Broken(f"I3: done, but rank {rank} has gone on")
         if store.last.step != commit.step or not store.complete:
             raise Broken("I3: the last commit is another step than was saved")
@@ -947,6 +985,15 @@ class World:
     def check_outcome(self, state: State, store: Store, pod: int, drain: Drain, env: Env) -> None:
         if pod in env.cancelled:
             raise Broken(f"a cancelled drain of {pod} is released")
+        commit = store.commit
+        if (
+            drain.outcome == "uncommitted"
+            and pod in store.members
+            and store.nodes[pod] == "in"
+            and (store.complete and not store.finishing and commit is not None)
+            and (commit.round != store.number or uid(pod) not in commit.leaving)
+        ):
+            raise Broken(f"{pod} goes without a save that nobody was asked for")
         enough = len(self.listed(store)) >= self.rules.least
         if env.due[pod] < 2:
             if drain.outcome == "expired":
@@ -959,9 +1006,7 @@ class World:
             for where in self.ranks_of[pod]:
                 trainer: Trainer = self.names.part[state[where]]
                 if trainer.at != "none" and (
-                    trainer.saved is None
-                    or trainer.saved[1] != drain.step
-                    or trainer.at in ("train", "end")
+                    trainer.saved is None or trainer.saved[1] != drain.step or trainer.at in PAST
                 ):
                     raise Broken(f"I7: {pod} may go, but has not saved step {drain.step}")
 
@@ -982,9 +1027,21 @@ class World:
             raise Broken(f"I3: a rank of {pod} runs past step {commit.step}")
 
     def not_cut_short(self, at: int) -> None:
-        """Somebody leaves a round whose save goes on: not for a leaver that has saved."""
+        """Somebody leaves a round: not for a leaver that has saved while others still do.
+
+        Nor for newcomers whom nobody was asked to save for.
+        """
         store: Store = self.names.part[at]
         commit = store.commit
+        snapshot, _ = self.membership(store)
+        live = self.live_round(store)
+        lost = bool(live.left) or any(
+            (drain := store.drains[pod]) is not None and drain.outcome for pod in store.members
+        )
+        if not lost and not self.ends_round(snapshot, RUN, store.number):
+            here = commit if commit is not None and commit.round == store.number else Commit()
+            if not (here.admitted or (here.refused and here.joins)):
+                raise Broken("newcomers are let in without a save that nobody was asked for")
         if commit is None or (commit.phase, commit.round) != ("commit", store.number):
             return
         gone = [
@@ -1002,14 +1059,19 @@ class World:
         """Nothing can happen any more: everybody is done, gone, or waits for more members."""
         store: Store = self.names.part[state[0]]
         few = not store.complete and len(self.listed(store)) < self.rules.least
+        live = self.live_round(store)
+        asked = live.newcomers or any(store.drains[pod] for pod in store.members)
+        hangs = any(
+            self.names.part[state[where]].at == "stuck"
+            for pod in store.members
+            for where in self.ranks_of[pod]
+        )
         for pod in self.pods:
             node, drain = store.nodes[pod], store.drains[pod]
             if node in ("gone", "done", "none") or (store.closed and node in ("left", "asking")):
                 continue
-            if store.finishing and any(
-                self.names.part[state[where]].at == "stuck" for where in self.ranks_of[pod]
-            ):
-                continue  # nobody takes a rank out of a round that finishes
+            if node == "in" and hangs and (store.finishing or not asked):
+                continue  # a script that hangs by itself is not the drain's affair
             spare = store.complete and len(store.members) >= self.rules.most
             if node == "asking" and (few or spare) and drain is None:
                 continue

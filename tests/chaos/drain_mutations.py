@@ -12,7 +12,7 @@ from muster import boundary
 from rdzv import draining, gate, listing
 from rdzv.commit import Vote
 from rdzv.draining import Decision
-from rdzv.gate import Here, Move
+from rdzv.gate import Here, Move, RankProgress
 from rdzv.keys import JobKeys
 from rdzv.live_round import DrainingSnapshot, Observations, Policy
 from rdzv.model import Snapshot
@@ -293,6 +293,78 @@ class SaveWithoutALimit(World):
         now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
     ) -> Decision:
         return draining.decide(now, seen, times, replace(policy, save_s=math.inf))
+
+
+class EnteringForgets(World):
+    """Who enters another loop tells no boundary, as if it had passed none."""
+
+    entering_forgets = True
+
+
+class AwayTakesNoPart(World):
+    """A rank that has left its loop is taken for one that never takes part."""
+
+    @staticmethod
+    def gate_local(here: Here, **store: Any) -> Move:
+        return gate.local(replace(here, ranks=_without_away(here)), **store)
+
+
+class AwayHasFailed(World):
+    """A rank that has left its loop is taken for one that will not save any more."""
+
+    @staticmethod
+    def gate_local(here: Here, **store: Any) -> Move:
+        if store["vote"] is None:
+            return gate.local(here, **store)
+        return AwayTakesNoPart.gate_local(here, **store)
+
+
+class AwayHasPassedNothing(World):
+    """A rank that has left its loop votes for its last boundary, not one more."""
+
+    @staticmethod
+    def gate_local(here: Here, **store: Any) -> Move:
+        ranks = (replace(rank, held=rank.held or rank.away) for rank in here.ranks)
+        return gate.local(replace(here, ranks=tuple(ranks)), **store)
+
+
+class RefusalSticks(World):
+    """Once a rank took no part, whoever leaves later in this round goes without a save, too."""
+
+    @staticmethod
+    def draining_decide(
+        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
+    ) -> Decision:
+        if seen.commit.refused:
+            everybody = replace(seen.commit, leaving=tuple(seen.membership.drains))
+            membership = replace(seen.membership, commit=everybody)
+            seen = replace(seen, membership=membership)
+        return draining.decide(now, seen, times, policy)
+
+
+class RefusalOpensTheDoor(World):
+    """Once a rank took no part, whoever comes later in this round is let in without a save."""
+
+    @staticmethod
+    def joins_wait(membership: Snapshot, listed: listing.Listing, run: str, number: int) -> bool:
+        commit = membership.commit
+        refused = commit is not None and commit.refused and commit.round == number
+        return not refused and draining.joins_wait(membership, listed, run, number)
+
+
+class AwayForEver(World):
+    """Newcomers wait for a save by ranks that do not come back to their loops."""
+
+    @staticmethod
+    def draining_decide(
+        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
+    ) -> Decision:
+        votes = {member: replace(vote, away=False) for member, vote in seen.votes.items()}
+        return draining.decide(now, replace(seen, votes=votes), times, policy)
+
+
+def _without_away(here: Here) -> tuple[RankProgress, ...]:
+    return tuple(replace(rank, away=False) for rank in here.ranks)
 
 
 class ListingIgnoresDrains(World):

@@ -57,6 +57,14 @@ def test_i7_what_the_others_still_save_when_a_leaver_that_has_saved_is_out_of_ti
     assert explored.ends > 0
 
 
+@pytest.mark.parametrize("block", [1, 2])
+def test_i3_i7_loops_that_are_left_and_entered_again_in_any_order(block: int) -> None:
+    rules = Rules(members=1, ranks=2, boundaries=3, block=block, hurry=1)
+    explored = World(rules).explore(400_000)
+    assert explored.exhausted
+    assert explored.ends > 0
+
+
 MANY = [
     Rules(boundaries=4, notices=(0, 1), least=2, fault_count=2, hurry=3),
     Rules(boundaries=4, notices=(0, 1), fault_count=2, hurry=3, cancels=2, lockstep=False),
@@ -74,6 +82,11 @@ MANY = [
     Rules(begun=False, boundaries=2, notices=(0, 1), fault_count=2, hurry=2, joiners=1),
     Rules(members=3, deadlines=False, notices=(0, 1), least=2, joiners=1, fault_count=1, hurry=2),
     Rules(members=3, ranks=2, notices=(0, 1), fault_count=2, hurry=4, faults=(*FAULTS, "stuck")),
+    Rules(boundaries=4, block=2, notices=(0, 1), cancels=1, fault_count=1, hurry=2),
+    Rules(boundaries=4, block=1, joiners=1, least=2, notices=(1,), fault_count=1, hurry=2),
+    Rules(boundaries=4, block=2, joiners=1, notices=(), hurry=2, lockstep=False),
+    Rules(boundaries=3, block=1, joiners=1, fault_count=2, hurry=2, faults=(*FAULTS, "stay")),
+    Rules(boundaries=3, outsider=1, least=2, notices=(0, 1), cancels=1, joiners=1, hurry=2),
 ]
 
 

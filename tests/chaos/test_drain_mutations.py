@@ -151,6 +151,42 @@ def test_a_save_without_a_limit_that_never_returns() -> None:
     assert "waits for ever" in found(world, *OUT_OF_TIME)
 
 
+LOOPS = Rules(boundaries=4, block=2, hurry=1)
+
+
+def test_i3_entering_a_loop_that_is_taken_for_the_first_boundary() -> None:
+    world = mutations.EnteringForgets(replace(LOOPS, lockstep=False))
+    assert "I3" in found(world)
+
+
+def test_a_rank_between_two_loops_that_is_taken_for_one_that_takes_no_part() -> None:
+    assert "says that they do not" in found(mutations.AwayTakesNoPart(LOOPS))
+
+
+def test_a_rank_between_two_loops_that_is_taken_for_a_save_that_failed() -> None:
+    assert "gives that up" in found(mutations.AwayHasFailed(LOOPS))
+
+
+def test_i3_a_rank_between_two_loops_that_votes_for_its_last_boundary() -> None:
+    assert "I3" in found(mutations.AwayHasPassedNothing(LOOPS))
+
+
+def test_a_refusal_that_sticks_to_the_round() -> None:
+    world = mutations.RefusalSticks(Rules(notices=(0, 1), outsider=1, cancels=1, hurry=1))
+    assert "1 goes without a save that nobody was asked for" in found(world)
+
+
+def test_a_refusal_that_lets_later_newcomers_in() -> None:
+    world = mutations.RefusalOpensTheDoor(Rules(joiners=1, outsider=1, cancels=1))
+    assert "newcomers are let in" in found(world)
+
+
+def test_newcomers_that_wait_for_ranks_which_never_come_back_to_a_loop() -> None:
+    rules = only("stay", joiners=1, boundaries=4, block=1)
+    world = mutations.AwayForEver(replace(rules, notices=()))
+    assert "no end" in found(world)
+
+
 def test_an_admission_that_does_not_end_the_round() -> None:
     rules = only("vanish", members=1, joiners=1, boundaries=1)
     world = mutations.AdmissionDoesNotEndTheRound(replace(rules, notices=()))

@@ -289,6 +289,8 @@ class Loop:
     save_errors: int = 0
     save_errors_end_it: bool = False
     drains: bool = True
+    steps_a_loop: int = 0
+    evaluated: str = ""
 
 
 @dataclass

@@ -180,7 +180,7 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
             await until(lambda: leaver.ended)
             assert isinstance(leaver.failure, SignalException)
             await leaving.aclose()
-            await put(engine, Put(HERE.commit, replace(commit, round=1, refused=True).to_json()))
+            await put(engine, Put(HERE.commit, replace(commit, round=1, refused=True, joins=True).to_json()))
             again = await stack.enter_async_context(
                 pod(engine, "w-0", uid="uid-of-another", last_call_s=PATIENT_S)
             )

@@ -177,8 +177,9 @@ def test_a_script_that_goes_on_after_a_failed_save_says_so_and_waits_for_the_oth
 
 def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(pod: PodGate) -> None:
     pod.show(replace(COMMIT, step=2))
-    with make(pod) as drain:
-        assert drain.commit_due(1) is False
+    drain = make(pod).__enter__()
+    assert drain.commit_due(1) is False
+    drain.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
     commit = Commit(4, "job", 3, "commit", 2, leaving=("uid",))
     round_ = LiveRound("job", 3, True, ("member",), master=MASTER)
     ranks = read_ranks(pod.run_dir / "progress")
@@ -329,12 +330,86 @@ def test_mistakes_are_said(pod: PodGate) -> None:
             drain.committed(5)
 
 
+def test_between_two_loops_a_rank_is_away_and_stays_where_it_was(pod: PodGate) -> None:
+    file = ProgressFile(str(pod.run_dir / "progress"), OF_TORCHRUN)
+    gate = GateFile(str(pod.run_dir))
+    told = []
+    for first in (1, 4):
+        with Drain(file, gate) as drain:
+            told.append(pod.told())
+            for step in range(first, first + 3):
+                drain.commit_due(step)
+        told.append(pod.told())
+    assert [(one.step, one.drain, one.away) for one in told] == [
+        (-1, True, False),
+        (3, False, True),
+        (3, True, False),
+        (6, False, True),
+    ]
+
+
+def test_a_step_agreed_on_between_two_loops_is_saved_in_the_second(pod: PodGate) -> None:
+    drain = make(pod)
+    with drain:
+        drain.commit_due(2)
+    pod.show(HOLD)
+    commit = Commit(4, "job", 3, "hold")
+    here = Here("member", "uid", HOLD, read_ranks(pod.run_dir / "progress"), sent=4)
+    live = LiveRound("job", 3, True, ("member",), master=MASTER)
+    known: dict[str, Any] = {"round": live, "drain": None, "vote": None, "last_commit": None}
+    move = local(here, commit=commit, hold_s=10, **known)
+    assert move.vote == Vote(4, 3, "uid", 3, away=True)
+    saving = replace(commit, phase="commit", step=3)
+    shown = replace(COMMIT, step=3)
+    pod.show(shown)
+    here, known["vote"] = replace(here, shown=shown), replace(move.vote, mod_revision=9)
+    assert local(here, commit=saving, hold_s=10, **known).vote is None, "it is waited for"
+    with drain:
+        assert drain.commit_due(3)
+        with beside(lambda: drain.committed(3)):
+            pod.until(lambda told: told.acked == (4, 3))
+            pod.show(VOID)
+
+
 def test_a_second_loop_may_count_anew(pod: PodGate) -> None:
     drain = make(pod)
     for _ in range(2):
         with drain:
-            assert pod.told().step == -1
             drain.commit_due(1)
+            with pytest.raises(ValueError, match="steps must grow"):
+                drain.commit_due(1)
+            drain.commit_due(7)
+            assert pod.told().step == 7
+
+
+def test_a_step_of_the_former_count_is_refused_by_a_loop_that_counts_anew(pod: PodGate) -> None:
+    drain = make(pod)
+    with drain:
+        drain.commit_due(7)
+    pod.show(replace(COMMIT, step=8))
+    with drain:
+        assert drain.commit_due(1) is False
+        assert pod.told().failed == (4, "the loop counts its steps anew")
+        pod.show(replace(COMMIT, epoch=5, step=2))
+        assert drain.commit_due(2)
+        with beside(lambda: drain.committed(2)):
+            pod.until(lambda told: told.acked == (5, 2))
+            pod.show(VOID)
+
+
+def test_a_process_that_ends_between_two_loops_is_not_waited_for(pod: PodGate) -> None:
+    code = (
+        "import muster\n"
+        "for first in (1, 3):\n"
+        "    with muster.drain() as drain:\n"
+        "        for step in (first, first + 1):\n"
+        "            drain.commit_due(step)\n"
+    )
+    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
+    root = str(Path(muster.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": root, **environ}, check=True)
+    told = pod.told()
+    assert (told.step, told.drain, told.away) == (4, False, False)
 
 
 def test_a_rank_that_cannot_tell_trains_on_and_says_so_once(

@@ -160,6 +160,47 @@ def test_a_no_ends_all_attempts_in_this_round_and_lets_the_drain_go() -> None:
     assert decision.drains["uid-a"].outcome == "uncommitted"
 
 
+def test_a_no_that_lets_nobody_go_is_asked_for_again_after_a_pause() -> None:
+    no = {"b": vote("b", None)}
+    void = becomes(scene(HOLD, A, votes=no, members="ab", least=2))
+    assert (void.phase, void.refused, void.failures) == ("void", False, 1)
+    below = scene(void, A, members="ab", least=2)
+    assert decided(below).wake_at_s == NOW + POLICY.pause_s
+    assert becomes(below, seen(NOW - POLICY.pause_s)).phase == "hold"
+
+
+REFUSED = replace(VOID, refused=True, failures=0)
+
+
+def test_a_no_is_the_answer_to_those_whom_it_was_asked_for_alone() -> None:
+    both = decided(scene(REFUSED, A, B, live=replace(ROUND, asking=ASKS)))
+    assert both.drains.keys() == {"uid-a"}
+    for later in (scene(REFUSED, B), scene(REFUSED), scene(REFUSED, A, members="ab", least=2)):
+        assert not decided(later).drains
+        after = becomes(later)
+        assert (after.phase, after.refused) == ("idle", False)
+
+
+def test_a_no_lets_those_newcomers_in_whom_it_was_asked_for() -> None:
+    here = replace(ROUND, newcomers=True)
+    asked = becomes(scene(HOLD, votes={"b": vote("b", None)}, live=here))
+    assert (asked.refused, asked.joins) == (True, True)
+    for commit, waits in ((asked, False), (replace(asked, joins=False), True)):
+        membership = scene(commit, live=here).membership
+        assert joins_wait(membership, listing.decide(membership), "run", 3) == waits
+    assert decided(scene(asked, live=here)).commit is None
+    assert not becomes(scene(replace(asked, joins=False), live=here)).refused
+
+
+def test_a_join_waits_so_long_for_ranks_that_are_away_from_their_loop() -> None:
+    away = {"a": vote("a", 9, away=True), "b": vote("b", 9)}
+    served = replace(SAVE, leaving=(), joins=True)
+    joining = scene(served, votes=away, live=replace(ROUND, newcomers=True))
+    assert decided(joining).wake_at_s == NOW + POLICY.save_s
+    over = becomes(joining, seen(NOW - POLICY.save_s))
+    assert (over.phase, over.refused, over.joins) == ("void", True, True)
+
+
 def test_a_hold_ends_after_its_time_and_the_pause_doubles() -> None:
     late = seen(NOW - POLICY.hold_s)
     assert becomes(scene(HOLD, A), late).failures == 1

@@ -67,6 +67,9 @@ def test_the_gate_comes_before_the_note_and_the_note_before_the_vote() -> None:
         ([rank(8, 0, 2), rank(9, 1, 2, held=True)], 9),
         ([rank(8, 0, 2)], None),
         ([rank(8, drain=False)], None),
+        ([rank(8, drain=False, away=True)], 9),
+        ([rank(8, 0, 2, drain=False, away=True), rank(8, 1, 2, held=True)], 9),
+        ([rank(8, 0, 2, drain=False, away=True), rank(8, 1, 2, drain=False)], None),
         ([rank(8), rank(3, 1, master="10.0.0.1:1")], 9),
         ([rank(8, master="10.0.0.1:1")], None),
         ([], None),
@@ -78,6 +81,12 @@ def test_a_vote_is_the_first_step_that_no_rank_has_passed(
     vote = move(HOLD, *ranks, shown=HELD).vote
     assert vote is not None
     assert vote.vote == expected
+
+
+def test_a_vote_tells_of_a_rank_that_is_away() -> None:
+    for away in (False, True):
+        vote = move(HOLD, rank(8, drain=not away, away=away), shown=HELD).vote
+        assert vote == Vote(5, 3, "uid-a", 9, away=away)
 
 
 def test_i3_only_the_store_opens_the_gate_once_a_vote_was_sent() -> None:
@@ -134,6 +143,11 @@ VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
         ([rank(10, acked=(5, 10))], replace(VOTE, acked=10)),
         ([rank(10, acked=(4, 10))], None),
         ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2)], None),
+        ([rank(9, drain=False, away=True)], None),
+        (
+            [rank(9, drain=False)],
+            replace(VOTE, failed="local rank 0 has left its training loop"),
+        ),
         ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, acked=(5, 10))], replace(VOTE, acked=10)),
         (
             [rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, failed=(5, "disk full"))],

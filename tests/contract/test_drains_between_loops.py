@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drains and joins that come while ranks are between two loops, as for an evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import agent.draining.drains
+from rdzv.draining import cancel
+from rdzv.live_round import Policy
+from rdzv.store.memory import MemoryStore
+from tests.contract.drain_harness import Job, Loop, job
+from tests.contract.job_harness import KEYS
+
+STEPS = 5
+
+
+def loops(one: Job) -> Loop:
+    """A loop of a few steps, then an evaluation until ``go_on``."""
+    return Loop(steps_a_loop=STEPS, evaluated=str(one.directory / "evaluated"))
+
+
+async def go_on(one: Job) -> None:
+    """Let this evaluation end, and be the last that takes any time."""
+    await asyncio.to_thread(Path(loops(one).evaluated).touch)
+
+
+async def evaluating(one: Job, names: str) -> None:
+    """Form a world and wait until all of it evaluates."""
+    await one.form(names, loop=loops(one))
+    for name in names:
+        await one.pods[name].soon(partial(one.pods[name].logged, "evaluate"))
+
+
+async def stands_still(one: Job) -> None:
+    """Let time pass in which nobody may be let go or in."""
+    began = one.clock()
+    await one.pods["a"].soon(lambda: one.clock() - began > 0.5)
+
+
+async def test_a_drain_waits_for_the_next_loop_and_loses_no_step() -> None:
+    async with job("abc") as one:
+        await evaluating(one, "abc")
+        client = one.pods["b"].notice("sigterm", 120)
+        await one.until(one.phase_is("commit"))
+        await stands_still(one)
+        assert (one.commit.phase, one.snapshot.drains["uid-b"].outcome) == ("commit", "")
+        await go_on(one)
+        assert (await client.release())["outcome"] == "committed"
+        assert one.done == [(0, STEPS + 1)]
+
+
+async def test_at_its_deadline_it_goes_though_all_still_evaluate() -> None:
+    async with job("ab") as one:
+        await evaluating(one, "ab")
+        line = await one.pods["b"].notice("sigterm", 3).release()
+        assert (line["outcome"], one.done) == ("expired", [])
+
+
+async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
+    async with job("abc") as one:
+        await evaluating(one, "ab")
+        await one.ask("c")
+        await one.until(one.phase_is("commit"))
+        await stands_still(one)
+        assert (one.commit.phase, one.commit.admitted) == ("commit", False)
+        await go_on(one)
+        await one.until(lambda: one.commit.admitted)
+        assert one.done == [(0, STEPS + 1)]
+
+
+async def test_a_newcomer_waits_no_longer_than_its_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, save_s=1.0))
+    async with job("abc") as one:
+        await evaluating(one, "ab")
+        await one.ask("c")
+        await one.until(lambda: one.commit.refused)
+        assert "did not come back" in one.commit.reason
+        assert one.done == []
+
+
+async def test_a_cancelled_drain_leaves_the_next_one_its_save() -> None:
+    async with job("abc") as one:
+        await evaluating(one, "ab")
+        client = one.pods["b"].notice("control", 120)
+        await one.until(one.phase_is("commit"))
+        planned = cancel(KEYS, one.snapshot, "uid-b")
+        assert not isinstance(planned, str), planned
+        assert (await MemoryStore(one.engine).txn(*planned)).succeeded
+        assert (await client.last())["phase"] == "cancelled"
+        await go_on(one)
+        await one.goes_on()
+        assert (await one.pods["a"].notice("sigterm", 120).release())["outcome"] == "committed"
