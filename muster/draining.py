@@ -12,6 +12,7 @@ import atexit
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -185,9 +186,12 @@ class Drain:
             if verdict == boundary.PUBLISH:
                 self._tell(rank)
             elif verdict == boundary.WAIT:
-                if not parked and reading is not None and reading.gate.master != rank.master:
-                    with _sigterm_ends():  # its round is over
-                        return self._follow(parked=True)
+                if reading is not None and reading.gate.master != rank.master:
+                    if reading.ended:
+                        _end_well()
+                    if not parked:
+                        with _sigterm_ends():  # its round is over
+                            return self._follow(parked=True)
                 if self._untold:
                     self._tell(rank)
                 if self._torchrun_pid not in (None, os.getppid()):
@@ -249,6 +253,16 @@ def _end_without_torchrun() -> None:
     """End this process: nobody is left who would let it go on, or end it."""
     log.error("the torchrun of this rank is gone while the rank waits: the rank ends, too")
     os._exit(128 + signal.SIGTERM)
+
+
+def _end_well() -> None:
+    """End the process at once, as a signal would: the world that its script may call is gone."""
+    log.warning("this pod was let go, and the job has ended well since: so does this rank")
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(0)
 
 
 @contextmanager

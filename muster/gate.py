@@ -33,6 +33,7 @@ class Reading(NamedTuple):
     """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share.
 
     ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
+    ``ended``: this pod was let go, and the others have ended well since.
     """
 
     gate: Gate
@@ -41,6 +42,7 @@ class Reading(NamedTuple):
     reason: str
     last_commit: Optional[int]
     of_former_life: bool = False
+    ended: bool = False
 
 
 class GateFile:
@@ -126,6 +128,7 @@ def parse(content: bytes) -> Reading:
             reason=str(fields["reason"]),
             last_commit=None if last is None else int(last["step"]),
             of_former_life=fields.get("of_former_life") is True,
+            ended=fields.get("ended") is True,
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

@@ -24,7 +24,8 @@ class Gate:
 
     ``leaving`` and ``granted`` are this pod's. ``of_former_life``: ``last_commit`` was made by a
     job of this name that was deleted since. ``deadline_boot_s`` is the CLOCK_BOOTTIME at which
-    SIGTERM passes at the latest, None without a drain or a deadline.
+    SIGTERM passes at the latest, None without a drain or a deadline. ``ended``: this pod was let
+    go, and the others have ended well since.
     """
 
     epoch: int = 0
@@ -39,6 +40,7 @@ class Gate:
     reason: str = ""
     last_commit: LastCommit | None = None
     of_former_life: bool = False
+    ended: bool = False
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
@@ -55,6 +57,7 @@ class Gate:
                 "granted": self.granted,
                 "deadline_boot_s": self.deadline_boot_s,
                 "reason": self.reason,
+                "ended": self.ended,
                 "last_commit": last
                 and {"step": last.step, "round": last.round, "epoch": last.epoch},
                 "of_former_life": self.of_former_life,
@@ -89,6 +92,7 @@ class Gate:
             reason=take(name, fields, "reason", str),
             last_commit=None if last is None else _last_commit(name, last),
             of_former_life=take(name, fields, "of_former_life", bool, False),
+            ended=take(name, fields, "ended", bool, False),
         )
 
 
@@ -189,13 +193,15 @@ def _wanted(
     if round is None:
         wanted = here.shown or Gate()
     else:
+        let_go = drain is not None and granted(commit, drain)
         wanted = Gate(
             epoch=commit.epoch if commit else 0,
             run=round.run,
             round=round.number,
             master=round.master if round.complete else "",
             leaving=drain is not None,
-            granted=drain is not None and granted(commit, drain),
+            granted=let_go,
+            ended=let_go and round.succeeded,
             deadline_boot_s=here.deadline_boot_s if drain is not None else None,
             last_commit=last_commit and replace(last_commit, job_uid="", mod_revision=0),
             of_former_life=of_former_life,

@@ -23,6 +23,7 @@ class LiveRound:
 
     ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
     it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
+    ``succeeded``: it is closed, and all ranks have ended well.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
     unknown. ``first``: the run begins with it, in this life of the job. ``mod_revision`` is that of
     the round key. ``asking``: who asks for a place.
@@ -36,6 +37,7 @@ class LiveRound:
     newcomers: bool = False
     finishing: bool = False
     closed: bool = False
+    succeeded: bool = False
     master: str = ""
     first: bool = False
     mod_revision: int = 0

@@ -14,6 +14,9 @@ import json
 NOWHERE_PORT = b"1"
 """tcpmux: nobody listens there, so that what the workers look for is never found."""
 
+LAST_OUT = b"torchelastic/agent/terminal_state/last_member"
+"""What the last of a world sets at its exit; the others of this one are in a later world."""
+
 
 def filler(name: bytes) -> bytes | None:
     """Make the value of an unset key of a round; None for one that is never filled.
@@ -21,6 +24,8 @@ def filler(name: bytes) -> bytes | None:
     It must not make a world: rank 1 of a million is never complete (a world of one would start
     to train by itself).
     """
+    if name == LAST_OUT:
+        return b""
     if name == b"MASTER_ADDR":
         return b"127.0.0.1"
     if name == b"MASTER_PORT":

@@ -25,6 +25,7 @@ def live_round(
         newcomers=snapshot.newcomers(policy.max_nodes),
         finishing=current.finishing,
         closed=bool(current.closed),
+        succeeded=current.closed == "success",
         master=master if current.complete else "",
         first=current.is_first,
         mod_revision=current.mod_revision,

@@ -51,6 +51,7 @@ class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
         super().__init__(spec)
         self.worlds: list[tuple[int, str]] = []
         self.terminated = threading.Event()
+        self.finished = threading.Event()
         self.looks = 0
         self._closes = closes
 
@@ -70,6 +71,9 @@ class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
         if self.terminated.is_set():
             raise SignalException("terminated", signal.SIGTERM)
         self.looks += 1
+        if self.finished.is_set():
+            values = dict.fromkeys(range(worker_group.group_world_size or 1))
+            return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
         return RunResult(state=WorkerState.HEALTHY)
 
     def _shutdown(self, *args: object, **options: object) -> None:
@@ -103,6 +107,11 @@ class Torchrun:
     def terminate(self) -> None:
         assert self.agent is not None
         self.agent.terminated.set()
+
+    def finish(self) -> None:
+        """Let its workers end well."""
+        assert self.agent is not None
+        self.agent.finished.set()
 
     def _run(self) -> None:
         handler, _ = handler_at(self._port, self._address)
@@ -180,7 +189,10 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
             await until(lambda: leaver.ended)
             assert isinstance(leaver.failure, SignalException)
             await leaving.aclose()
-            await put(engine, Put(HERE.commit, replace(commit, round=1, refused=True, joins=True).to_json()))
+            await put(
+                engine,
+                Put(HERE.commit, replace(commit, round=1, refused=True, joins=True).to_json()),
+            )
             again = await stack.enter_async_context(
                 pod(engine, "w-0", uid="uid-of-another", last_call_s=PATIENT_S)
             )
@@ -238,6 +250,48 @@ async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_sa
             await until(lambda: all(t.ended for t in torchruns.values()))
 
 
+async def test_a_leaver_whose_ranks_end_with_the_job_waits_for_nobody() -> None:
+    engine = MemoryEngine()
+    async with AsyncExitStack() as stack:
+        names = ("w-0", "w-1", "w-2")
+        pods = {
+            name: await stack.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
+            for name in names
+        }
+        torchruns = {
+            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=True)
+            for at, (name, one) in enumerate(pods.items())
+        }
+        try:
+            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
+            commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
+            by_hand = replace(drain_of("w-0"), source="operator", outcome="committed")
+            await put(
+                engine,
+                Put(HERE.drain("uid-w-0"), by_hand.to_json()),
+                Put(HERE.commit, commit.to_json()),
+            )
+            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
+            for name in ("w-1", "w-2"):
+                torchruns[name].finish()
+            await until(lambda: all(torchruns[n].ended for n in ("w-1", "w-2")))
+            await until(lambda: _succeeded(pods["w-0"]))
+            # Its sidecar tells its ranks so; its agent waits for all of its former world then.
+            torchruns["w-0"].finish()
+            await until(lambda: torchruns["w-0"].ended)
+            assert [t.failure for t in torchruns.values()] == [None, None, None]
+        finally:
+            for torchrun in torchruns.values():
+                if torchrun.agent is not None:
+                    torchrun.terminate()
+            await until(lambda: all(t.ended for t in torchruns.values()))
+
+
 def _left(one: Pod) -> frozenset[str]:
     live = one.endpoint.live_round()
     return live.left if live is not None else frozenset()
+
+
+def _succeeded(one: Pod) -> bool:
+    live = one.endpoint.live_round()
+    return live is not None and live.succeeded

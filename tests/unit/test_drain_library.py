@@ -664,6 +664,30 @@ def test_a_rank_that_waits_ends_by_a_signal(
     assert process.returncode == -number
 
 
+@pytest.mark.parametrize("handler", [[], ["handler"]])
+def test_a_rank_of_a_pod_that_was_let_go_ends_with_the_job(
+    pod: PodGate, script: list[subprocess.Popen[str]], handler: list[str]
+) -> None:
+    pod.show(replace(COMMIT, step=1))
+    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
+    root = str(Path(muster.__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *handler],
+        env={"PYTHONPATH": root, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    script.append(process)
+    pod.until(lambda told: told.acked)
+    pod.show(replace(LATER, leaving=True, granted=True))
+    time.sleep(0.05)
+    assert process.poll() is None, "the others train on"
+    pod.show(replace(LATER, leaving=True, granted=True, ended=True))
+    _, said = process.communicate(timeout=30)
+    assert (process.returncode, "has ended well since" in said) == (0, True)
+
+
 def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
     code = (
         "import muster\n"

@@ -133,6 +133,21 @@ def test_i7_the_gate_says_granted_only_once_it_is_on_record() -> None:
         assert gate.deadline_boot_s == (99.0 if drain else None)
 
 
+def test_a_pod_that_was_let_go_is_told_when_the_job_has_ended() -> None:
+    committed = replace(DRAIN, outcome="committed")
+    closed = replace(ROUND, number=4, members=("b",), closed=True)
+    for live, drain, ended in [
+        (replace(closed, succeeded=True), committed, True),
+        (closed, committed, False),
+        (replace(closed, succeeded=True), DRAIN, False),
+        (replace(closed, succeeded=True), None, False),
+        (replace(ROUND, number=4), committed, False),
+    ]:
+        gate = move(SAVE, rank(8), live=live, drain=drain).gate
+        assert gate is not None
+        assert gate.ended is ended
+
+
 SAVING = Gate(5, "run", 3, MASTER, "commit", 10)
 VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
 
@@ -186,6 +201,7 @@ GATES = st.builds(
     granted=st.booleans(),
     deadline_boot_s=st.none() | st.floats(0, 1e9),
     reason=st.text(max_size=20),
+    ended=st.booleans(),
     last_commit=st.none() | st.builds(LastCommit, st.integers(), st.integers(0), st.integers(0)),
     of_former_life=st.booleans(),
 )

@@ -69,7 +69,9 @@ def test_the_first_of_a_life_of_the_job_is_known() -> None:
 
 def test_finishing_and_closed() -> None:
     one = seen(A, B, C, current=replace(WORLD, finishing=True, closed="success"))
-    assert (one.finishing, one.closed, one.live) == (True, True, False)
+    assert (one.finishing, one.closed, one.succeeded, one.live) == (True, True, True, False)
+    failed = seen(A, B, C, current=replace(WORLD, closed="failure"))
+    assert (failed.closed, failed.succeeded) == (True, False)
 
 
 def test_the_master_names_the_round_once_both_halves_are_set() -> None:

@@ -154,3 +154,4 @@ def test_fillers_make_no_world() -> None:
     assert filler(b"MASTER_PORT") == b"1"
     assert filler(b"torchelastic/role_info/1") is not None
     assert filler(b"torchelastic/agent/terminal_state/num_members") is None
+    assert filler(b"torchelastic/agent/terminal_state/last_member") == b""
