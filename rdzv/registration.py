@@ -104,7 +104,9 @@ def plan(
     had a world.
     """
     holder = snapshot.incarnations.get(identity.member)
-    if holder is not None and holder.pod_uid != identity.pod_uid and held is not None:
+    foreign = holder is not None and holder.pod_uid != identity.pod_uid
+    # A holder of an older incarnation is that of a store that was restored since.
+    if holder is not None and foreign and held is not None and holder.number > held.incarnation:
         return Refuse(True, f"the name {identity.member} was taken over by pod {holder.pod_uid}")
     if _is_of_another_job(snapshot.job, identity):
         chosen = _change_lives(

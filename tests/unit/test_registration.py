@@ -203,6 +203,14 @@ def test_only_a_fresh_boot_takes_a_name_over() -> None:
     assert "another-pod" in fenced.reason
 
 
+def test_a_restored_store_gives_a_name_back_to_no_former_pod() -> None:
+    """What it holds of the name is older than what this pod has held since."""
+    snapshot = Snapshot(4, JOB, incarnations={"w-0": Incarnation("w-0", 5, "former-pod", 5, 4)})
+    decision = registered(decide(snapshot, held=Held(5, 6)))
+    assert decision.incarnation.number == 7
+    assert decision.incarnation.pod_uid == ME.pod_uid
+
+
 def test_settings_that_disagree_are_refused_in_one_sentence() -> None:
     decision = decide(Snapshot(20, JOB, {"w-1": OTHER}), replace(ME, max_workers=8))
     assert isinstance(decision, Refuse)

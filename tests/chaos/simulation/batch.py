@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -68,6 +69,12 @@ def run(seeds: Sequence[int], plot: str, processes: int) -> Iterator[Tally]:
             yield total
 
 
+def _kind(failure: BaseException) -> str:
+    """What was broken, without the names and numbers of one story."""
+    line = f"{type(failure).__name__}: {failure}".partition("\n")[0]
+    return re.sub(r"\[.*?\]|\(.*|'.*?'|\b[a-h]\b|\d+(\.\d+)?", "*", line)
+
+
 def _piece(asked: tuple[Sequence[int], str]) -> Tally:
     seeds, plot = asked
     tally = Tally()
@@ -81,7 +88,6 @@ def _piece(asked: tuple[Sequence[int], str]) -> Tally:
         tally.reached.update(f"event {told}" for told in outcome.told)
         tally.reached.update(signs(outcome.timeline))
         if outcome.failure is not None:
-            what = f"{type(outcome.failure).__name__}: {outcome.failure}".partition("\n")[0]
-            tally.failures[what].append((name, seed))
+            tally.failures[_kind(outcome.failure)].append((name, seed))
     tally.cpu_s = time.process_time() - began_s
     return tally

@@ -30,6 +30,11 @@ class DrainInvariants:
         self._done: set[int] = set()
         self._ended_at: dict[RoundId, int] = {}
         self._due_s: dict[str, float] = {}
+        rounds.begins_again = self._forget
+
+    def _forget(self, round: RoundId) -> None:
+        self._ended_at.pop(round, None)
+        self._job.worlds = {k: world for k, world in self._job.worlds.items() if k[0] != round}
 
     def committed(self, before: Snapshot, after: Snapshot) -> None:
         """Look at one revision."""
@@ -77,13 +82,19 @@ class DrainInvariants:
         if drain.outcome == "expired":
             self._check_due(drain.pod_uid, drain.member)
             return
-        if drain.outcome != "uncommitted" or self._has_trained(before):
+        if drain.outcome != "uncommitted" or self._has_trained(before, drain):
             self._check_may_grant(before, drain.pod_uid)
         if drain.outcome == "committed" and drain.step not in self._done:
             self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
 
-    def _has_trained(self, snapshot: Snapshot) -> bool:
-        """Whether a world has formed in this life of the job: below min nobody is kept before."""
+    def _has_trained(self, snapshot: Snapshot, drain: Drain) -> bool:
+        """Whether a world has formed in this life of the job: below min nobody is kept before.
+
+        Nor is a pod kept whose launcher has never come.
+        """
+        pod = next(pod for pod in self._job.pods.values() if pod.pod_uid == drain.pod_uid)
+        if pod.launcher == "absent":
+            return False
         life = snapshot.job.generation - 1 if snapshot.job is not None else 0
         return any(number // ROUNDS_PER_LIFE == life for _, number in self._rounds.frozen)
 

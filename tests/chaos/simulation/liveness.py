@@ -53,6 +53,11 @@ def is_healthy(pod: Pod) -> bool:
     sidecar, link = pod.sidecar, pod.link
     if sidecar is None or link is None or sidecar.process.frozen or sidecar.stopping:
         return False
-    if pod.terminating or pod.launcher != "steady" or pod.torchrun is None or pod.run != RUN:
+    if (
+        pod.terminating
+        or pod.launcher not in ("steady", "late")
+        or pod.torchrun is None
+        or pod.run != RUN
+    ):
         return False
     return link.whole and link.weather == FAIR and not link.lag_s

@@ -38,6 +38,9 @@ T = TypeVar("T")
 LATE_S = (0.1, 6.0)
 """How long after its sender has given up a request may still land."""
 
+EARLY_SHARE = 0.3
+"""Of the batches of a watch that tells early, so many come after a notice of progress."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sender:
@@ -145,6 +148,7 @@ class Link:
         self._waiting: asyncio.Future[bool] | None = None
         self._stalled_until_s = 0.0
         self._dawdles_until_s = 0.0
+        self._tells_early_until_s = 0.0
 
     # -- what goes wrong
 
@@ -166,6 +170,10 @@ class Link:
     def stall(self, seconds: float) -> None:
         """Hold the watch back, without a sign that it is."""
         self._stalled_until_s = self._loop.time() + seconds
+
+    def tell_early(self, seconds: float) -> None:
+        """Let the watch tell of revisions before it shows their events, as etcd 3.5.7 may do."""
+        self._tells_early_until_s = self._loop.time() + seconds
 
     def dawdle(self, seconds: float) -> None:
         """Let transactions that are sent from now on land late."""
@@ -272,9 +280,14 @@ class Link:
                     revision, events = watcher.take()
                     if not events and await self._woken(WATCH_PROGRESS_S):
                         continue
-                    if await self._arrives(wire):
-                        yield WatchBatch(revision, events)
-                        following = revision + 1
+                    early = bool(events) and self._tells_early()
+                    if not await self._arrives(wire):
+                        continue
+                    yield WatchBatch(revision, () if early else events)
+                    following = revision + 1
+                    if early and await self._arrives(wire):
+                        self._note("watch", f"was told of {revision} before its events")
+                        self._find_out(revision)
             finally:
                 watcher.close()
 
@@ -295,6 +308,14 @@ class Link:
     def _wake(self) -> None:
         if self._waiting is not None:
             _settle(self._waiting, True)
+
+    def _tells_early(self) -> bool:
+        early_s = self._tells_early_until_s - self._loop.time()
+        return early_s > 0 and self._random.random() < EARLY_SHARE
+
+    def _find_out(self, revision: int) -> None:
+        """Do as the driver does whose server has shown events that it said to have shown."""
+        raise Compacted(f"events of up to {revision} came late", revision)
 
     async def _arrives(self, wire: int) -> bool:
         """Let a batch be on its way; False if the connection is torn meanwhile."""

@@ -123,6 +123,14 @@ def lag(story: Story) -> None:
     story.later(story.random.uniform(2.0, 20.0), lambda: _catch_up(story, pod))
 
 
+def tell_early(story: Story) -> None:
+    """Let a watch be told of revisions before it is shown their events, for a while."""
+    pod = story.any()
+    if pod is not None and pod.link is not None:
+        story.say(pod, "its watch tells of revisions too early")
+        pod.link.tell_early(story.random.uniform(2.0, 15.0))
+
+
 def _mend(story: Story, pod: Pod) -> None:
     if pod.link is not None and not pod.link.whole and story.job.whole:
         story.say(pod, "reaches the store again")

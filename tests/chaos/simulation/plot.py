@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 Event = Callable[["Story"], None]
 Shape = Callable[[Random, int], JobShape]
-Launchers = Literal["steady", "absent", "crashing"]
-"""What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start."""
+Launchers = Literal["steady", "absent", "crashing", "late"]
+"""What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start;
+it starts after a time for which torch's own launchers do not wait."""
 
 
 def roomy(random: Random, pods: int) -> JobShape:
@@ -35,6 +36,11 @@ def in_twos(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, min(2, pods - 1)), most=min(2, pods))
 
 
+def exact(random: Random, pods: int) -> JobShape:
+    """A place for each pod, and all must be there."""
+    return JobShape(least=pods, most=pods)
+
+
 def any_shape(random: Random, pods: int) -> JobShape:
     """As many places as pods or more, or spares, or not one place that may stay empty."""
     most = random.randint(1, pods + 1)
@@ -49,12 +55,13 @@ class Plot:
     and all is well at first. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
-    ``prologue``: what happened before the first pod came.
+    ``prologue``: what happened before the first pod came. ``daily``: how many seeds of it CI
+    tells; a seed that names no plot draws one by these.
     """
 
     name: str
     events: Mapping[Event, int]
-    pods: tuple[int, ...] = (3, 3, 4)
+    pods: tuple[int, ...]
     shape: Shape = roomy
     length: tuple[int, int] = (3, 6)
     trains: bool = True
@@ -62,3 +69,4 @@ class Plot:
     ends: bool = False
     misfits: tuple[Launchers, ...] = ()
     prologue: Event | None = None
+    daily: int = 0

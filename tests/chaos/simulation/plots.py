@@ -26,8 +26,9 @@ from tests.chaos.simulation.outages import (
     lag,
     stall,
     tear,
+    tell_early,
 )
-from tests.chaos.simulation.plot import Event, Plot, any_shape, in_twos, tight
+from tests.chaos.simulation.plot import Event, Plot, any_shape, exact, in_twos, tight
 from tests.chaos.simulation.restores import backup_of_former_lives, restore
 from tests.chaos.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.chaos.simulation.strays import former_lives, late_pod
@@ -59,96 +60,118 @@ DRAINS: Mapping[Event, int] = {
 }
 LAGS: Mapping[Event, int] = {lag: 6, cut_one: 1, die: 2, end_torchrun: 3, notice: 3, crash: 1}
 
+SPREAD: Mapping[Event, int] = {
+    **OUTAGES,
+    notice: 2,
+    evict_and_notice: 4,
+    evict_and_end_torchrun: 3,
+}
+ABSENCES: Mapping[Event, int] = {
+    cut_one_for_long: 4,
+    drain_patiently: 4,
+    evict_and_notice: 2,
+    notice: 1,
+    stall: 1,
+    die: 1,
+    crash: 1,
+}
+MISFITS: Mapping[Event, int] = {
+    cut_one: 1,
+    tear: 1,
+    crash: 1,
+    die: 2,
+    end_torchrun: 2,
+    fail_workers: 1,
+    notice: 2,
+}
+LATE: Mapping[Event, int] = {
+    late_pod: 6,
+    cut_one: 1,
+    crash: 2,
+    tear: 1,
+    die: 1,
+    freeze: 1,
+    end_torchrun: 1,
+}
+RESTORES: Mapping[Event, int] = {restore: 6, crash: 1, die: 1, end_torchrun: 1}
+ANYTHING: Mapping[Event, int] = {
+    **DRAINS,
+    **ROUNDS,
+    notice: 4,
+    notice_and_cancel: 1,
+    evict_and_notice: 1,
+    lag: 2,
+}
+
+TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
+
 PLOTS = (
-    Plot("members", {**OUTAGES, die: 2}, (3, 4, 5), trains=False),
-    Plot("outages", BRIEF, healthy=True),
-    Plot("rounds", ROUNDS),
-    Plot("drains", DRAINS),
-)
-SHARES = (5, 3, 3, 3)
-
-EVICTIONS = (
-    Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, (3, 4, 5), trains=False),
-    Plot("evicted-rounds", {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4}),
-    Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}),
-)
-"""Leases revoked by hand at bad moments."""
-
-RETURNS = Plot("returns", {lose_first_rank: 4, crash_briefly: 1, stall: 1}, (2, 3, 4), any_shape)
-"""Somebody is away for about as long as it takes to be given up, at a bad moment."""
-
-FAILURES = Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, (2, 3), any_shape)
-"""Torchruns whose workers fail for the last time, often with too few others to go on."""
-
-UNSEEN = Plot("unseen-drains", {drain_behind_a_cut: 4, tear: 1, stall: 1}, (3, 4), in_twos)
-"""Pods that drain and are lost, while another one of their world is cut off."""
-
-ASKED = (
-    *EVICTIONS,
-    RETURNS,
-    FAILURES,
-    UNSEEN,
-    Plot("cuts-of-all", {cut_all: 1}, (3, 4, 5), trains=False),
-    Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True),
-    Plot("spare-rounds", ROUNDS, (3, 4, 5), tight),
-    Plot("spare-drains", DRAINS, (3, 4, 5), tight),
+    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=450),
+    Plot("cuts-of-all", {cut_all: 1}, MANY, trains=False, daily=25),
+    Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=75),
+    Plot("outages", BRIEF, TRIOS, healthy=True, daily=150),
+    Plot("rounds", ROUNDS, TRIOS, daily=175),
+    Plot("drains", DRAINS, TRIOS, daily=200),
     Plot(
-        "spare-evictions",
-        {**OUTAGES, notice: 2, evict_and_notice: 4, evict_and_end_torchrun: 3},
-        (3, 4, 5),
-        tight,
+        "evicted-rounds",
+        {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},
+        TRIOS,
+        daily=75,
     ),
+    Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS, daily=75),
+    Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True, daily=100),
+    Plot("spare-rounds", ROUNDS, MANY, tight, daily=150),
+    Plot("spare-drains", DRAINS, MANY, tight, daily=200),
+    Plot("spare-evictions", SPREAD, MANY, tight, daily=125),
+    Plot("spare-absences", ABSENCES, MANY, tight, daily=125),
+    Plot("never-started", MISFITS, (2, 3, 4), tight, misfits=("absent",), daily=150),
+    Plot("crash-loops", MISFITS, (2, 3, 4), tight, misfits=("crashing", "absent"), daily=0),
+    Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",), daily=50),
     Plot(
-        "spare-absences",
-        {
-            cut_one_for_long: 4,
-            drain_patiently: 4,
-            evict_and_notice: 2,
-            notice: 1,
-            stall: 1,
-            die: 1,
-            crash: 1,
-        },
-        (3, 4, 5),
-        tight,
-    ),
-    Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True),
-    Plot(
-        "misfits",
-        {cut_one: 1, tear: 1, crash: 1, die: 2, end_torchrun: 2, fail_workers: 1, notice: 2},
+        "returns",
+        {lose_first_rank: 4, crash_briefly: 1, stall: 1},
         (2, 3, 4),
-        tight,
-        misfits=("absent", "crashing"),
+        any_shape,
+        daily=175,
     ),
     Plot(
-        "strays",
-        {late_pod: 6, cut_one: 1, crash: 2, tear: 1, die: 1, freeze: 1, end_torchrun: 1},
-        (2, 3),
-        prologue=former_lives,
+        "unseen-drains",
+        {drain_behind_a_cut: 4, tear: 1, stall: 1},
+        (3, 4),
+        in_twos,
+        daily=50,
     ),
-    Plot("aliens", {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1}, (2, 3)),
-    Plot("restores", {restore: 6, crash: 1, die: 1, end_torchrun: 1}, (2, 3)),
-    Plot(
-        "earlier-lives-restored",
-        {restore: 6, crash: 1, die: 1, end_torchrun: 1},
-        (2, 3),
-        prologue=backup_of_former_lives,
-    ),
-    Plot("restores-and-drains", {restore: 4, notice: 6, crash: 1, end_torchrun: 1}, (3, 4)),
+    Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, FEW, any_shape, daily=75),
+    Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=75),
+    Plot("strays", LATE, FEW, prologue=former_lives, daily=75),
+    # With every member away or told to go, a late pod looks like one of a Job created anew.
+    Plot("unknown-strays", {late_pod: 4, tear: 1, end_torchrun: 2}, FEW, daily=50),
     Plot(
         "other-runs",
         {other_run: 6, crash: 1, end_torchrun: 1, cut_one: 1, tear: 1},
         (2, 3, 4),
         prologue=failed_run,
+        daily=150,
     ),
-    Plot("lags", LAGS, (3, 4), any_shape),
     Plot(
-        "long",
-        {**DRAINS, **ROUNDS, notice: 4, notice_and_cancel: 1, evict_and_notice: 1, lag: 2},
-        (3, 4, 5),
-        any_shape,
-        (12, 25),
+        "aliens",
+        {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1},
+        FEW,
+        daily=75,
     ),
+    Plot("restores", RESTORES, FEW, daily=0),
+    Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=0),
+    Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=0),
+    Plot("lags", LAGS, (3, 4), any_shape, daily=75),
+    Plot(
+        "early-progress",
+        {tell_early: 8, end_torchrun: 3, die: 2, notice: 3, crash: 1, cut_one: 1},
+        (3, 4),
+        any_shape,
+        daily=75,
+    ),
+    Plot("long", ANYTHING, MANY, any_shape, (12, 25), daily=0),
 )
-"""Told only where asked for by name."""
-BY_NAME = {plot.name: plot for plot in (*PLOTS, *ASKED)}
+"""``daily``: how many seeds of each CI tells; 0: told only where asked for by name."""
+
+BY_NAME = {plot.name: plot for plot in PLOTS}

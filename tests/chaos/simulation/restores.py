@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from tests.chaos.simulation.story import Story
 
 
+FORMED_S = 2.0
+"""What ranks told each other through the store as they met, they have read after so long. Lost
+before, it is told by nobody again, and they wait for as long as torch does."""
+
+
 def backup_of_former_lives(story: Story) -> None:
     """Let Jobs of this name have been there, and back the store up while theirs is in it."""
     former_lives(story)
@@ -37,9 +42,17 @@ def _back_up(story: Story) -> None:
 def _lose(story: Story, backup: Backup) -> None:
     if not story.job.whole:
         return
+    if story.job.loop.time() - story.invariants.rounds.formed_s < FORMED_S or _forms(story):
+        story.later(0.5, lambda: _lose(story, backup))
+        return
     story.say(None, f"the store is lost at revision {story.job.engine.revision}")
     story.job.cut_all(refuses=True)
     story.later(story.random.uniform(0.5, 15.0), lambda: _bring_back(story, backup))
+
+
+def _forms(story: Story) -> bool:
+    torchruns = [pod.torchrun for pod in story.job.present() if pod.torchrun is not None]
+    return any(one.round is not None and one.rank is None for one in torchruns)
 
 
 def _bring_back(story: Story, backup: Backup) -> None:

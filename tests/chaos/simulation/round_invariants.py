@@ -24,7 +24,8 @@ class RoundInvariants:
 
     ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
     somebody was handed a world last. ``round``: of the run that the job is there for.
-    ``at_freeze`` is called with the next round of it that is frozen, once.
+    ``at_freeze`` is called with the next round of it that is frozen, once. ``begins_again`` is
+    called with a round whose first beginning nobody knows of any more.
     """
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
@@ -34,10 +35,12 @@ class RoundInvariants:
         self.may_form = True
         self.formed_s = 0.0
         self.at_freeze: Callable[[Round], None] | None = None
+        self.begins_again: Callable[[RoundId], None] = lambda round: None
         self._job = job
         self._truth = truth
         self._break = break_
         self._rounds: dict[str, Round] = {}
+        self._went_back = False
 
     def committed(self, before: Snapshot, events: Sequence[WatchEvent]) -> None:
         """Look at one revision; ``before``: the membership as it was."""
@@ -54,6 +57,7 @@ class RoundInvariants:
     def restored(self) -> None:
         """The store has gone back: what it holds now may be written over by what came later."""
         self._rounds = {}
+        self._went_back = True
         job = Job.from_kv(self._truth.kvs[KEYS.job]) if KEYS.job in self._truth.kvs else None
         kv = self._truth.kvs.get(KEYS.in_generation(job.generation).run(RUN).round) if job else None
         self.round = Round.from_kv(kv) if kv is not None else Round()
@@ -70,6 +74,9 @@ class RoundInvariants:
         if not new.complete or not new.frozen:
             return
         frozen = self.frozen.get((run, new.number))
+        if frozen is not None and frozen != new.frozen and self._is_forgotten(run, new.number):
+            self.begins_again((run, new.number))
+            frozen = None
         if frozen is None:
             self._check_freeze(before, run, new)
             self.frozen[run, new.number] = new.frozen
@@ -78,6 +85,11 @@ class RoundInvariants:
                 act(new)
         elif frozen != new.frozen:
             self._break(f"I1: round {new.number} is frozen twice: {frozen} and {new.frozen}")
+
+    def _is_forgotten(self, run: str, number: int) -> bool:
+        """Whether a restored store has lost a round, and nobody is left who could know of it."""
+        seats = self.frozen[run, number]
+        return self._went_back and not any(self._is_in(s.member, (run, number)) for s in seats)
 
     def _check_freeze(self, before: Snapshot, run: str, new: Round) -> None:
         shape = self._job.shape
@@ -141,6 +153,8 @@ class RoundInvariants:
 
     def gave_up(self, torchrun: Torchrun, why: str) -> None:
         """A torchrun ended by itself."""
+        if self.round.closed == "success":
+            return  # a spare is told no more than that the run is closed
         if not self.may_close or why != NO_RESTARTS:
             self._break(f"I5: the torchrun of {torchrun.pod.name} gave up: {why}")
 

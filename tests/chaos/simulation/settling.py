@@ -45,9 +45,9 @@ def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
             return f"{pod.name} has not gone yet"
         if pod.sidecar is None or pod.sidecar.fenced:
             return f"{pod.name} has no sidecar that works"
-        if pod.pod_uid not in known:
+        if pod.launcher != "crashing" and pod.pod_uid not in known:
             return f"{pod.name} is not listed"
-        if job.launchers:
+        if "crashing" in job.launchers.values():
             continue  # something is written all the time
         if pod.sidecar.mirror.revision < job.engine.revision:
             return f"the mirror of {pod.name} is behind"
@@ -67,7 +67,7 @@ def _drains(job: SimulatedJob, invariants: Invariants) -> str | None:
 
 def _rounds(job: SimulatedJob, invariants: Invariants) -> str | None:
     """I11: as many train as there are places, of those who ask; a pod that does not costs none."""
-    steady = {pod.name: pod for pod in job.present() if pod.launcher == "steady"}
+    steady = {pod.name for pod in job.present() if pod.launcher in ("steady", "late")}
     if len(steady) < job.shape.least:
         return None
     current = invariants.rounds.round
@@ -84,7 +84,7 @@ def _rounds(job: SimulatedJob, invariants: Invariants) -> str | None:
     if commit is not None and commit.round == current.number and commit.phase in PASSING:
         return f"the commit is in {commit.phase}"
     undisturbed_s = job.loop.time() - invariants.rounds.formed_s
-    if job.launchers and undisturbed_s < UNDISTURBED_S:
+    if "crashing" in job.launchers.values() and undisturbed_s < UNDISTURBED_S:
         return f"the world of {world} has trained for {undisturbed_s:.1f} s"
     return None
 

@@ -15,7 +15,7 @@ from tests.chaos.simulation.invariants import Invariants
 from tests.chaos.simulation.loop import SimulatedLoop
 from tests.chaos.simulation.planted import planted
 from tests.chaos.simulation.plot import Plot
-from tests.chaos.simulation.plots import BY_NAME, PLOTS, SHARES
+from tests.chaos.simulation.plots import BY_NAME, PLOTS
 from tests.chaos.simulation.pods import SimulatedJob
 from tests.chaos.simulation.run_dir import read_ranks
 from tests.chaos.simulation.story import Story
@@ -73,7 +73,7 @@ def plot_of(seed: int) -> str:
 
 
 def _plot(random: Random) -> Plot:
-    return random.choices(PLOTS, SHARES)[0]
+    return random.choices(PLOTS, [plot.daily for plot in PLOTS])[0]
 
 
 def _simulate(seed: int, mutation: str, asked: str) -> Outcome:

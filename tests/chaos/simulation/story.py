@@ -15,6 +15,10 @@ from tests.chaos.simulation.plot import Plot
 from tests.chaos.simulation.pods import Pod, SimulatedJob
 from tests.chaos.simulation.settling import unsettled
 
+SOON_S = (0.0, 2.0)
+LATE_S = (620.0, 900.0)
+"""When the launcher of a pod starts."""
+
 LIVENESS_S = 150.0
 """Within so long after the last fault everything must have come right."""
 
@@ -42,7 +46,8 @@ class Story:
         plot = self.plot
         names = "abcdefgh"[:pods]
         if plot.misfits:
-            some = self.random.randint(1, pods - self.job.shape.least)
+            most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
+            some = self.random.randint(1, most)
             for name in self.random.sample(names, some):
                 self.job.launchers[name] = self.random.choice(plot.misfits)
         if plot.prologue is not None:
@@ -108,7 +113,8 @@ class Story:
         """Let a pod come, and soon after its launcher."""
         pod = self.job.add(name)
         if self.plot.trains:
-            self.later(self.random.uniform(0.0, 2.0), pod.start_container)
+            late = pod.launcher == "late"
+            self.later(self.random.uniform(*(LATE_S if late else SOON_S)), pod.start_container)
 
     def restart(self, pod: Pod) -> None:
         """Start the sidecar of a pod that has none."""

@@ -12,8 +12,8 @@ FORMER_UIDS = ("uid-before-last", "uid-last")
 
 
 def former_lives(story: Story) -> None:
-    """Let up to two Jobs of this name have been there, and be deleted."""
-    first = story.random.choice((0, 1, 2))
+    """Let one or two Jobs of this name have been there, and be deleted."""
+    first = story.random.choice((0, 1))
     for number, uid in enumerate(FORMER_UIDS[first:]):
         pod = story.job.stray(f"former-{number}", uid)
         if story.plot.trains:
@@ -24,7 +24,9 @@ def former_lives(story: Story) -> None:
 
 def late_pod(story: Story) -> None:
     """Let a pod of a deleted Job come, whose image has been pulled only now, and be deleted."""
-    pod = story.job.stray(f"late-{len(story.job.strays)}", story.random.choice(FORMER_UIDS))
+    known = [pod.shape.job_uid for pod in story.job.strays if pod.name.startswith("former")]
+    uid = story.random.choice(known or FORMER_UIDS)
+    pod = story.job.stray(f"late-{len(story.job.strays)}", uid)
     story.say(pod, "comes late: its Job is deleted")
     if story.plot.trains:
         story.later(story.random.uniform(0.0, 2.0), pod.start_container)
