@@ -39,7 +39,8 @@ def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
 def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
     snapshot = invariants.snapshot
     listing = decide(snapshot)
-    known = {member.pod_uid for member in (*listing.listed, *listing.standby)}
+    kept_out = (snapshot.members[name] for name in listing.quarantined)
+    known = {member.pod_uid for member in (*listing.listed, *listing.standby, *kept_out)}
     for pod in job.present():
         if pod.terminating:
             return f"{pod.name} has not gone yet"
