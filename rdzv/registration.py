@@ -216,14 +216,20 @@ def _change_lives(
 ) -> tuple[Job, str] | Wait | Refuse:
     """Decide whether a pod whose job has another UID than the stored one may take the job over.
 
-    One that was fenced may take it back only from a life that never came to a world: from any
-    other, its own job may have ended since.
+    One that was fenced may take it back only from a life that never came to a world, as from any
+    other, its own job may have ended since; or from an earlier life, which a restored store has.
     """
     stored = snapshot.job
     assert stored is not None
     former = identity.job_uid in stored.former_uids
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     deserted = not snapshot.members and empty_for_s >= patience_s
+    if held is not None and held.generation > stored.generation and not former and deserted:
+        # A life that began after this one would have members: a backup has brought it back.
+        return replace(_next_life(stored, identity), generation=held.generation), (
+            f"the store has gone back to generation {stored.generation}, of which nobody was there"
+            f" for {patience_s:.0f} s: the job goes on in generation {held.generation}"
+        )
     if (held is not None and (trained or not former)) or (former and not deserted):
         return Refuse(
             True, f"the job was created again with UID {stored.uid or '(none)'}", for_good=False

@@ -175,6 +175,18 @@ def test_a_store_that_was_restored_takes_nobody_back_a_generation(uid: str) -> N
     assert registered(decide(Snapshot(20, decision.job), me, Held(5, 3))).job.generation == 7
 
 
+def test_a_store_restored_from_a_former_uid_is_taken_forward_once_nobody_is_there() -> None:
+    mine, held = replace(ME, job_uid="mine"), Held(7, 3)
+    earlier = replace(JOB, uid="former")
+    assert isinstance(decide(Snapshot(20, earlier), mine, held), Refuse)
+    assert isinstance(decide(Snapshot(20, earlier, {"w-1": OTHER}), mine, held, 1000), Refuse)
+    decision = registered(decide(Snapshot(20, earlier), mine, held, 3 * TTL_S))
+    assert (decision.job.generation, decision.job.uid) == (7, "mine")
+    assert decision.job.former_uids == ("former",)
+    # A life that is as late as its own, or later, was begun by others.
+    assert isinstance(decide(Snapshot(20, earlier), mine, Held(5, 3), 1000), Refuse)
+
+
 def test_i6_a_new_incarnation_is_above_every_one_given_out_before() -> None:
     holder = Incarnation("w-0", 40, "uid-0", mod_revision=17)
     snapshot = Snapshot(20, JOB, {"w-1": OTHER}, {"w-0": holder})
