@@ -246,7 +246,7 @@ def test_i8_a_pickle_that_names_another_type(job: Job, node: Node, tmp_path: Pat
             assert client.value() == NO_STATE
     job.until(lambda: logs_one_line_that_says(vacant, "is ignored"), 20, "the log says so")
     assert not target.exists()
-    job.stop_node(vacant)
+    job.kill_node(vacant)
 
 
 GARBAGE = [
