@@ -28,12 +28,15 @@ LIVE = ("failures", "never-started", "other-runs", "returns", "scarce", "strays"
 """Plots in which some pods cannot train, ever or for a while, and the others must."""
 
 FOUND_IN = {
+    "crash-loops-let-in": ("crash-loops", 8),
     "cut-taken-for-death": ("outages", 60),
     "done-before-all-have-saved": ("drains", 30),
     "drained-member-listed": ("drains", 60),
     "drains-not-fenced": ("evicted-drains", 20),
     "failure-is-final": ("failures", 20),
     "fillers-forgotten": ("returns", 40),
+    "former-uids-forgotten": ("strays", 4),
+    "late-events-dropped": ("early-progress", 4),
     "launchers-not-fenced": ("evicted-rounds", 30),
     "lease-loss-ignored": ("members", 30),
     "leavers-excused": ("unseen-drains", 40),
@@ -42,6 +45,7 @@ FOUND_IN = {
     "min-not-compared": ("drains", 40),
     "name-not-compared": ("evicted-members", 20),
     "released-before-done": ("drains", 30),
+    "restored-name-fences": ("restores", 15),
     "round-completed-twice": ("rounds", 100),
     "stale-gate": ("drains", 50),
     "vote-not-one-more": ("drains", 40),

@@ -18,6 +18,7 @@ import launcher_shim.c10d.views
 import rdzv.draining
 import rdzv.gate
 import rdzv.listing
+import rdzv.registration
 from agent.draining.own_drain import OwnDrain
 from agent.draining.writing import Writing
 from agent.host_delivery import HostDelivery
@@ -27,9 +28,12 @@ from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.runs import Policy
 from rdzv.errors import StoreError
+from rdzv.model import Snapshot
 from rdzv.registrar import RENEWALS_PER_TTL, Registrar
+from rdzv.registration import Refuse
 from rdzv.store import Compare, Put
 from rdzv.watching import Watching
+from tests.chaos.simulation.network import Link
 from tests.chaos.simulation.ranks import Rank
 
 Patch = AbstractContextManager[Any]
@@ -90,6 +94,37 @@ def name_not_compared() -> list[Patch]:
         return compares[:1], operations
 
     return [patch.object(Registrar, "_transaction", transaction)]
+
+
+def former_uids_forgotten() -> list[Patch]:
+    """A late pod of a deleted Job takes the job over at once."""
+    return [
+        patch("rdzv.registration._former_uids", lambda stored, uid: ()),
+        patch("rdzv.registration.CONTESTED_LEASE_TIMES", 0),
+    ]
+
+
+def restored_name_fences() -> list[Patch]:
+    """Whoever held a name when the store was backed up has it for ever."""
+    original = rdzv.registration.plan
+
+    def plan(snapshot: Any, identity: Any, held: Any, **known: Any) -> Any:
+        holder = snapshot.incarnations.get(identity.member)
+        if held is not None and holder is not None and holder.pod_uid != identity.pod_uid:
+            return Refuse(True, "planted")
+        return original(snapshot, identity, held, **known)
+
+    return [patch("rdzv.registrar.plan", plan)]
+
+
+def late_events_dropped() -> list[Patch]:
+    """Events that a server shows after it has said that it had are dropped."""
+    return [patch.object(Link, "_find_out", lambda self, revision: None)]
+
+
+def crash_loops_let_in() -> list[Patch]:
+    """Nobody is quarantined."""
+    return [patch.object(Snapshot, "quarantine_of", lambda self, member: None)]
 
 
 def drained_member_listed() -> list[Patch]:
@@ -283,6 +318,10 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         lease_loss_ignored,
         watch_resumes_late,
         name_not_compared,
+        former_uids_forgotten,
+        restored_name_fences,
+        late_events_dropped,
+        crash_loops_let_in,
         drained_member_listed,
         leavers_excused,
         lost_hosts_dropped_at_once,
