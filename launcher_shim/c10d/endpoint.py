@@ -261,8 +261,8 @@ class Endpoint:
         run = self._run(note.run_id)
         kept, foreign = note.node, note.generation != self._generation
         if kept is not None and foreign:
-            # Its world was of a former life of the job: it asks again in this one.
-            kept = replace(kept, state="left", left_reason="hung", round=0)
+            # Its world was of a former life of the job: it asks again in this one, from the start.
+            kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
         agent = run.rendezvous.connect(nonce, kept)
         if not foreign:
             agent.finished_round, agent.filled_round = note.finished_round, note.filled_round

@@ -73,6 +73,16 @@ class Node:
         """torch's order of ranks, and the member's name where two descriptions are equal."""
         return (self.addr, self.pid, self.local_id, self.member)
 
+    def is_later_than(self, other: Node) -> bool:
+        """Whether it is what became of ``other``, of the same torchrun."""
+        same = (self.member, self.nonce) == (other.member, other.nonce)
+        return same and self._progress > other._progress
+
+    @property
+    def _progress(self) -> tuple[int, int]:
+        """Orders what one torchrun goes through: each ask is handed a round, or ends."""
+        return (self.ask, _STATES.index(self.state))
+
     def to_json(self) -> bytes:
         """Encode for the store."""
         fields: dict[str, object] = {

@@ -22,8 +22,8 @@ class Note:
     ``finished_round``: the round whose exit barrier its agent has come to. ``filled_round``: the
     round that its agent was given fillers for.
 
-    It only has to stand in for what a sidecar would have in memory: where the store has the node's
-    record, that counts.
+    It only has to stand in for what a sidecar would have in memory: of it and the node's record in
+    the store the later one counts.
     """
 
     run_id: str

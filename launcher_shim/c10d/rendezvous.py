@@ -106,6 +106,7 @@ class Rendezvous:
         self._round_key = RoundKey(keys, drains, store, registered, random)
         self._run = MirroredRun(keys)
         self._agent: Agent | None = None
+        self._next: tuple[Agent, Node] | None = None
         self._restored = False
         self._ended = False
         self._observations = Observations()
@@ -129,20 +130,36 @@ class Rendezvous:
         """Make the agent behind a new client connection.
 
         ``nonce``: of a connection that may outlive the sidecar. ``kept``: its node as an earlier
-        sidecar of this member had it, put back where the store has lost it with the lease.
+        sidecar of this member had it, put back where the store has lost it with the lease, or has
+        an older one, as after a restore from a backup.
         """
         agent = Agent(self, nonce or f"{self._random.getrandbits(64):016x}")
+        if kept is not None and (kept.member, kept.nonce) != (self.member, nonce):
+            kept = None
         node = self._run.node(self.member)
-        if node is None and kept is not None and kept.member == self.member:
+        if node is None or (kept is not None and kept.is_later_than(node)):
             node = kept
-        if nonce is not None and node is not None and node.nonce == nonce:
-            agent.resume(node)
-            self._agent = agent
-            self._came(nonce)
-            self._own.aim(node)
-        elif kept is not None and kept.nonce == nonce:
-            agent.resume(kept)  # a newer torchrun of the pod counts; this one is shown that
+        if node is not None and node.nonce == nonce:
+            self._resume(agent, node)
+        elif kept is not None:
+            # Another torchrun of the pod counts, if it is still there to claim its record. That
+            # hangs on a former lease, and is gone soon where nobody does.
+            agent.resume(kept)
+            self._next = (agent, kept)
         return agent
+
+    def _resume(self, agent: Agent, node: Node) -> None:
+        agent.resume(node)
+        self._agent = agent
+        self._came(agent.nonce)
+        self._own.aim(node)
+
+    def _resume_next(self) -> None:
+        """Let a client have the place that nobody has claimed while its record was there."""
+        if self._next is not None and self._agent is None:
+            self._resume(*self._next)
+            self._moved()
+        self._next = None
 
     def end(self) -> None:
         """The job has begun its next life: nothing here is written any more, nobody waits."""
@@ -229,6 +246,8 @@ class Rendezvous:
             told_to = self.member in self._members().leaving or self._run.round.closed
             self._ended_by(node.nonce, reason in ("closed", "hung") and not told_to)
             self._moved()
+        elif self._next is not None and self._next[0] is agent:
+            self._next = None
 
     def view_of(self, agent: Agent) -> View:
         """Make the view of ``agent``."""
@@ -311,6 +330,8 @@ class Rendezvous:
             looks = looks or bool(touched) or not event.kv.key.startswith(self._runs)
             if event.kv.key == self._own_key:
                 self._own.see(event)
+                if event.kind == "delete":
+                    self._resume_next()
             if touched == "round" or event.kv.key in (self._own_key, member_key):
                 self._own.stir()
                 news = True

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A torchrun outlives its sidecar, and the next one finds an older record of it in the store.
+
+The store was restored from a backup while no sidecar was there that knew better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher_shim.c10d.nodes import Node
+from rdzv.store import Put
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from tests.contract.test_rendezvous_writes import RUN, TTL_S, Pod, pod, until
+
+FORMER_LEASE = 1
+BEFORE = Node("a", "in", "before", 2, "10.0.0.1", 6, 0, round=1)
+OUTLIVES = Node("a", "in", "outlives", 3, "10.0.0.1", 7, 0, round=2)
+
+
+async def restored(engine: MemoryEngine, node: Node) -> MemoryStore:
+    """Put ``node`` in the store as its backup had it, under the lease of a former sidecar."""
+    store = MemoryStore(engine)
+    await store.lease_grant(FORMER_LEASE, TTL_S)
+    await store.txn([], [Put(RUN.node("a"), node.to_json(), FORMER_LEASE)])
+    return store
+
+
+async def known(one: Pod, nonce: str) -> None:
+    await until(lambda: one.node is not None and one.node.nonce == nonce)
+
+
+def is_stored(one: Pod, node: Node) -> bool:
+    return one.node is not None and replace(one.node, mod_revision=0) == node
+
+
+async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims_it() -> None:
+    engine = MemoryEngine()
+    store = await restored(engine, BEFORE)
+    async with pod(engine, "a") as a:
+        await known(a, "before")
+        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        assert agent.node is None
+        await store.lease_revoke(FORMER_LEASE)
+        await until(lambda: is_stored(a, OUTLIVES))
+        assert agent.node == OUTLIVES
+
+
+async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
+    engine = MemoryEngine()
+    store = await restored(engine, BEFORE)
+    async with pod(engine, "a") as a:
+        await known(a, "before")
+        replaced = a.rendezvous.connect("outlives", OUTLIVES)
+        counts = a.rendezvous.connect("before", BEFORE)
+        await store.lease_revoke(FORMER_LEASE)
+        await until(lambda: a.node is not None and a.node.mod_revision == engine.revision)
+        assert is_stored(a, BEFORE)
+        assert counts.node is not None
+        assert replaced.node is None
+
+
+async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
+    engine = MemoryEngine()
+    store = await restored(engine, BEFORE)
+    async with pod(engine, "a") as a:
+        await known(a, "before")
+        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        agent.closed()
+        await store.lease_revoke(FORMER_LEASE)
+        await until(lambda: a.node is None)
+        assert agent.node is None
+
+
+async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
+    engine = MemoryEngine()
+    asked = replace(OUTLIVES, state="asking", round=0)
+    await restored(engine, asked)
+    async with pod(engine, "a") as a:
+        await known(a, "outlives")
+        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        await until(lambda: is_stored(a, OUTLIVES))
+        assert agent.node == OUTLIVES
+
+
+async def test_a_record_that_is_newer_than_the_note_counts() -> None:
+    engine = MemoryEngine()
+    await restored(engine, OUTLIVES)
+    async with pod(engine, "a") as a:
+        await known(a, "outlives")
+        agent = a.rendezvous.connect("outlives", replace(OUTLIVES, state="asking", round=0))
+        assert agent.node is not None
+        assert agent.node.state == "in"
