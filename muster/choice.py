@@ -34,7 +34,8 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
     if not own.of_torchrun or own.world_size == 1 or not dist.is_available():
         return look()
     _calls += 1
-    key = "muster/choice/%d" % _calls
+    # An agent's store outlives its workers: what was found before a restart is no answer.
+    key = "muster/choice/%d/%d" % (own.restart, _calls)
     if own.rank == 0:
         found = look()
         _store(own).set(key, found or "")
