@@ -252,9 +252,7 @@ class LauncherSession:
         )
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
-        run_id = run_id_of(request.key)
-        if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
-            raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
+        run_id = _servable(run_id_of(request.key))
         self.whole = {}
         self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
         self._agent, self._state_key = agent, request.key
@@ -262,10 +260,7 @@ class LauncherSession:
 
     async def _begin_stage(self, request: wire.CompareSet) -> bytes:
         """Answer one who asks whether a torchrun need start."""
-        try:
-            run_id = request.key.removeprefix(wire.STAGE).decode()
-        except UnicodeDecodeError as error:
-            raise WireError(f"the run id in {request.key[:64]!r} is not UTF-8") from error
+        run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self._kv, passed = await self._runs.begin_stage(
             run_id, self._nonce, request.desired, stamp, may_pass=may_pass
@@ -444,3 +439,10 @@ class LauncherSession:
 
     async def _popped(self, taken: Callable[[Kv], Awaitable[tuple[int, bytes]]]) -> bytes:
         return wire.popped(*await self._carry_out(taken))
+
+
+def _servable(run_id: str) -> str:
+    """Give the run id back; raises ``WireError`` for one that names something of Muster's own."""
+    if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
+        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
+    return run_id

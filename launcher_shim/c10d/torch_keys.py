@@ -23,10 +23,10 @@ def is_state_key(key: bytes) -> bool:
     return key.startswith(_STATE_KEY_PREFIX)
 
 
-def run_id_of(key: bytes) -> str:
-    """Read the run id in a state's key; raises ``WireError`` for one that cannot be a name."""
+def run_id_of(key: bytes, prefix: bytes = _STATE_KEY_PREFIX) -> str:
+    """Read the run id behind ``prefix``; raises ``WireError`` for one that cannot be a name."""
     try:
-        run_id = key.removeprefix(_STATE_KEY_PREFIX).decode()
+        run_id = key.removeprefix(prefix).decode()
     except UnicodeDecodeError as error:
         raise WireError(f"the run id in {key[:64]!r} is not UTF-8: give another one") from error
     if not run_id:

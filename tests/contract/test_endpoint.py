@@ -210,13 +210,17 @@ async def test_i5_a_write_waits_for_the_store_and_its_connection_lives() -> None
             assert await answer == 4
 
 
-@pytest.mark.parametrize("run_id", [b"", b"~", b"\xff\xfe"])
-async def test_i8_a_run_id_that_is_no_name_closes_that_connection_alone(run_id: bytes) -> None:
+@pytest.mark.parametrize("asks", [b"/torch.rendezvous.", wire.STAGE], ids=["joins", "starts"])
+@pytest.mark.parametrize("run_id", [b"", b"~", b"digits (stage 2)", b"\xff\xfe"])
+async def test_i8_a_run_id_that_is_no_name_closes_that_connection_alone(
+    run_id: bytes, asks: bytes
+) -> None:
     async with pod(MemoryEngine(), "w-0") as one:
         async with connected(one.port) as bad:
-            bad.send(wire.CompareSet(b"/torch.rendezvous." + run_id, b"", SENTINEL))
+            bad.send(wire.CompareSet(asks + run_id, b"", SENTINEL))
             async with asyncio.timeout(DEADLINE_S):
                 assert await bad.at_end()
+        assert one.endpoint.rendezvous() == {}
         async with connected(one.port) as good:
             assert await good.open_rendezvous("digits") == SENTINEL
 
