@@ -79,7 +79,8 @@ def forgetting(
         compares = [Compare(keys.last_commit, "mod", "=", last.mod_revision)]
         why = f"the last commit, step {last.step}, is forgotten"
     elif keys.last_commit in snapshot.corrupt:
-        operation, compares = Delete(keys.last_commit), []
+        operation = Delete(keys.last_commit)
+        compares = [Compare(keys.last_commit, "mod", "<", snapshot.revision + 1)]
         why = "the last commit, which could not be read, is forgotten"
     else:
         return None

@@ -145,6 +145,8 @@ def test_what_cannot_be_read_is_forgotten_and_nothing_twice() -> None:
     broken = Snapshot(40, Job(1, 2), corrupt={KEYS.last_commit: "not JSON"})
     planned = forgetting(KEYS, broken, "ada@host", 5.0, [])
     assert planned is not None
+    # A commit that has been made since is not what was asked to be forgotten.
+    assert planned[0] == [Compare(KEYS.last_commit, "mod", "<", 41)]
     assert planned[1][0] == Delete(KEYS.last_commit)
     done = LastCommit(60, 2, 7, forgotten=True)
     assert forgetting(KEYS, Snapshot(40, Job(1, 2), last_commit=done), "a", 5.0, []) is None
