@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 
+SEE_OWN_WRITE_S = 5.0
+"""Longest wait for the watch to show a write: one that a restored store has lost never comes."""
+
 REMEMBERED = 8
 """So many deaths wait for a store that is away; more make no difference."""
 
@@ -81,7 +84,8 @@ class Quarantining:
             try:
                 wake_at_s = await self._step(snapshot)
             except LeaseLost:
-                pass  # the registration to come is a change of the membership
+                # The store shows a registration before it is in force, and nothing after that.
+                wake_at_s = self._clock() + RETRY_S
             except StoreError as error:
                 log.info("how often the torchrun here has died waits for the store: %s", error)
                 wake_at_s = self._clock() + RETRY_S
@@ -118,9 +122,16 @@ class Quarantining:
                 extra={"event": "quarantine"},
             )
             # What the watch shows next settles that this death is counted.
-            await self._mirror.reached(result.revision)
+            await self._reach(result.revision)
             return now
         return now + RETRY_S
+
+    async def _reach(self, revision: int) -> None:
+        try:
+            async with asyncio.timeout(SEE_OWN_WRITE_S):
+                await self._mirror.reached(revision)
+        except TimeoutError:
+            log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
 
     def _transaction(
         self, snapshot: Snapshot, known: Quarantine | None, decision: Decision

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a member's quarantine record: no death is forgotten, whatever the store does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from launcher_shim.c10d import quarantining
+from launcher_shim.c10d.quarantining import Quarantining
+from launcher_shim.c10d.registered import Registered
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.model import Job, Member
+from rdzv.quarantine import Terms
+from rdzv.store import Put
+from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.watching import Mirror, Watching
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(1)
+LEASE = 7
+END_S = 20.0
+"""For what would hang."""
+
+
+class Pod:
+    """One member, whose watch runs once ``follow`` is set, and what keeps its record."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(MemoryEngine())
+        self.mirror = Mirror(KEYS.prefix, time.monotonic)
+        self.membership = Membership(KEYS, self.mirror)
+        self.follow = asyncio.Event()
+        self.lease: int | None = LEASE
+        self.refused = asyncio.Event()
+        self.keeping = Quarantining(
+            member="a",
+            pod_uid="uid-a",
+            store=self.store,
+            mirror=self.mirror,
+            membership=self.membership,
+            registered=lambda: Registered(HERE.member("a"), self._lease),
+            clock=time.monotonic,
+            terms=Terms(),
+        )
+
+    def _lease(self) -> int | None:
+        if self.lease is None:
+            self.refused.set()
+        return self.lease
+
+    async def seed(self) -> None:
+        """Write the job and the member into the store."""
+        member = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 2)
+        await self.store.lease_grant(LEASE, 600)
+        job = Put(KEYS.job, Job(1, 2).to_json())
+        await self.store.txn([], [job, Put(HERE.member("a"), member.to_json(), LEASE)])
+
+    async def watch(self) -> None:
+        await self.follow.wait()
+        await Watching(self.store, self.mirror).run()
+
+    async def counts(self, deaths: int) -> None:
+        """Wait until the store has so many."""
+        async with asyncio.timeout(END_S):
+            while True:
+                snapshot = self.membership.snapshot()
+                known = snapshot.quarantines.get("a")
+                if known is not None and known.deaths == deaths:
+                    return
+                await self.membership.changed_from(snapshot)
+
+
+@asynccontextmanager
+async def pod() -> AsyncIterator[Pod]:
+    one = Pod()
+    await one.seed()
+    read = await one.store.range(KEYS.prefix, prefix=True)
+    one.mirror.replace(read.kvs, read.revision)
+    tasks = [asyncio.ensure_future(one.keeping.run()), asyncio.ensure_future(one.watch())]
+    try:
+        yield one
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_death_is_counted_once_the_member_is_registered_although_nothing_else_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantining, "RETRY_S", 0.05)
+    async with pod() as one:
+        one.follow.set()
+        one.lease = None
+        one.keeping.ended("nonce", died=True)
+        await one.refused.wait()
+        # The store has long shown the registration: that it is in force is no change there.
+        one.lease = LEASE
+        await one.counts(1)
+
+
+async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quarantining, "RETRY_S", 0.05)
+    monkeypatch.setattr(quarantining, "SEE_OWN_WRITE_S", 0.2)
+    async with pod() as one:
+        written = one.store.watch(HERE.quarantines, one.store.engine.revision + 1)
+        one.keeping.ended("nonce", died=True)
+        async with asyncio.timeout(END_S), aclosing(written):
+            while not (await anext(written)).events:
+                continue
+        one.store.engine = MemoryEngine()
+        await one.seed()
+        one.follow.set()
+        await one.counts(1)
