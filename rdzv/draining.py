@@ -143,10 +143,11 @@ class _Scene:
 
     def outlived(self, uid: str) -> bool:
         """Whether the others finish their save, whatever becomes of the pod: it has saved."""
-        round = self.round
-        if round is None or not _speaks_of(self.commit, round):
+        commit, round = self.commit, self.snapshot.round
+        # A sidecar whose launcher never came may know of no round: there the commit's counts.
+        if round is not None and not (round.live and _speaks_of(commit, round)):
             return False
-        saved = savers(self.snapshot.membership, self.snapshot.votes, round.run, round.number)
+        saved = savers(self.snapshot.membership, self.snapshot.votes, commit.run, commit.round)
         return uid in saved
 
     @property

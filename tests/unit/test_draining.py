@@ -278,6 +278,15 @@ def test_the_deadline_of_a_leaver_that_has_saved_leaves_the_others_their_save() 
     assert ended.drains["uid-a"].outcome == "expired"
 
 
+def test_a_sidecar_that_knows_no_round_leaves_the_others_their_save() -> None:
+    """As beside a launcher that never comes: it knows the drain and the votes all the same."""
+    decision = decided(scene(SAVE, A, votes=PART_SAVED, live=None, me="c"), OUT_OF_TIME)
+    assert not decision.drains
+    void = replace(SAVE, phase="void")
+    ended = decided(scene(void, A, votes=PART_SAVED, live=None, me="c"), OUT_OF_TIME)
+    assert ended.drains["uid-a"].outcome == "expired"
+
+
 @pytest.mark.parametrize("live", [ROUND, replace(ROUND, left=frozenset("a"))])
 def test_what_the_others_finish_after_the_deadline_is_committed(live: LiveRound) -> None:
     for me in "ab":
