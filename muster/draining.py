@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Iterator, Optional, Type
 
@@ -261,7 +261,8 @@ def _end_well() -> None:
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()
+            with suppress(OSError, ValueError):  # closed, or nobody reads it any more
+                stream.flush()
     os._exit(0)
 
 

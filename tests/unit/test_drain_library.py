@@ -701,3 +701,16 @@ def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": str(Path(muster.__file__).parents[1]), "PYTHONWARNINGS": "error"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_ends_well_also_where_nobody_reads_its_output_any_more() -> None:
+    code = "import sys; from muster.draining import _end_well; sys.stdout.close(); _end_well()"
+    root = str(Path(muster.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
