@@ -8,6 +8,7 @@ Of the store's word and what this sidecar saw before, the later round counts, un
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -56,9 +57,12 @@ class MirroredRun:
         """The run as it is now; ``revision``: the mirror's."""
         return RunSnapshot(revision, self.round, dict(self._nodes), membership)
 
-    def went_back(self, revision: int) -> bool:
-        """Take note of a batch's revision; True if the store was restored or emptied."""
-        restored = revision < self.revision
+    def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
+        """Take note of a batch's revision; True if the store was restored or emptied.
+
+        One that has come as far again since is known by a record that is older than it was.
+        """
+        restored = revision < self.revision or any(map(self._is_older, events))
         self.revision = revision
         if restored:
             self._keep(self.stored_round)
@@ -74,6 +78,15 @@ class MirroredRun:
             self._apply_round(event)
             return "round"
         return ""
+
+    def _is_older(self, event: WatchEvent) -> bool:
+        kv = event.kv
+        known: Node | Round | None = None
+        if kv.key == self.keys.round:
+            known = self.stored_round
+        elif kv.key.startswith(self.keys.nodes):
+            known = self._nodes.get(last_name(kv.key))
+        return known is not None and kv.mod_revision < known.mod_revision
 
     def _apply_node(self, event: WatchEvent) -> None:
         try:

@@ -316,7 +316,7 @@ class Rendezvous:
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         """Take in one batch; what is no news to agents is looked at when its turn comes."""
-        if self._run.went_back(self._mirror.revision):
+        if self._run.went_back(self._mirror.revision, events):
             log.warning("the store was restored or emptied: what this sidecar knows is put back")
             self._restored = True
             self._own.forget()
