@@ -262,6 +262,7 @@ class LauncherSession:
         """Answer one who asks whether a torchrun need start."""
         run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
+        self.whole = {}
         self._kv, passed = await self._runs.begin_stage(
             run_id, self._nonce, request.desired, stamp, may_pass=may_pass
         )

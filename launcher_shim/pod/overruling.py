@@ -40,7 +40,7 @@ def merged(
 
 def _larger(own: str, delivered: str) -> "Tuple[str, str]":
     """The larger one of two numbers, and the container's own where it is not that."""
-    if own.strip().isdigit() and delivered.isdigit() and int(own) >= int(delivered):
+    if own.strip().isdecimal() and delivered.isdecimal() and int(own) >= int(delivered):
         return own.strip(), ""
     return delivered, own or "nothing"
 

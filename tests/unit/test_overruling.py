@@ -20,6 +20,7 @@ CONF = "is_host=0,read_timeout=300"
         ("3", "10", ["PET_MAX_RESTARTS: 3 is overruled by 10"]),
         ("many", "10", ["PET_MAX_RESTARTS: many is overruled by 10"]),
         ("-1", "10", ["PET_MAX_RESTARTS: -1 is overruled by 10"]),
+        ("²", "10", ["PET_MAX_RESTARTS: ² is overruled by 10"]),
         ("", "10", ["PET_MAX_RESTARTS: nothing is overruled by 10"]),
     ],
 )
