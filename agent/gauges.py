@@ -56,6 +56,21 @@ def add_gauges(
         "The life of the job this member is in; 0 before it registered.",
         lambda: float(registrar.generation or 0),
     )
+    _add_watch_gauges(metrics, mirror)
+    metrics.gauge(
+        "muster_c10d_connections",
+        "Launchers connected to the rendezvous endpoint.",
+        lambda: float(endpoint.connections),
+    )
+    metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
+    metrics.gauge(
+        "muster_loop_lag_seconds",
+        "The worst lag of the event loop in the last ten seconds.",
+        lambda: loop_lag.worst_s,
+    )
+
+
+def _add_watch_gauges(metrics: Metrics, mirror: Mirror) -> None:
     metrics.gauge(
         "muster_store_revision",
         "Revision of the store that this member has seen.",
@@ -75,17 +90,6 @@ def add_gauges(
         "muster_watch_listener_errors",
         "How often a part of this sidecar failed on news of the store: a defect, see its log.",
         lambda: float(mirror.listener_errors),
-    )
-    metrics.gauge(
-        "muster_c10d_connections",
-        "Launchers connected to the rendezvous endpoint.",
-        lambda: float(endpoint.connections),
-    )
-    metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
-    metrics.gauge(
-        "muster_loop_lag_seconds",
-        "The worst lag of the event loop in the last ten seconds.",
-        lambda: loop_lag.worst_s,
     )
 
 

@@ -32,6 +32,7 @@ class KeptStages:
     def __init__(self, files: Kept | None) -> None:
         self.known = Stages()
         self._files = files
+        self._writing = asyncio.Lock()
 
     async def read(self) -> None:
         """Take over what the sidecar before knew."""
@@ -63,7 +64,8 @@ class KeptStages:
         if self._files is None:
             return True
         try:
-            await asyncio.to_thread(self._files.put, FILE_NAME, self.known.to_json())
+            async with self._writing:  # one after another: the newest is to be the last
+                await asyncio.to_thread(self._files.put, FILE_NAME, self.known.to_json())
         except OSError as error:
             log.warning(
                 "which stage the container is at cannot be kept (%s): were this sidecar started"

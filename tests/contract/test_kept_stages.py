@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod's next sidecar is to know of its stages, written while more of them end."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event
+
+from launcher_shim.c10d.kept_stages import KeptStages
+
+WAIT_S = 20.0
+
+
+class SlowFiles:
+    """A disk on which the first write is slow: it goes on once ``released``."""
+
+    def __init__(self) -> None:
+        self.first_begun, self.released = Event(), Event()
+        self.on_disk: list[bytes] = []
+
+    def content(self, name: str) -> bytes | None:
+        return None
+
+    def put(self, name: str, content: bytes) -> None:
+        if not self.first_begun.is_set():
+            self.first_begun.set()
+            assert self.released.wait(WAIT_S)
+        self.on_disk.append(content)
+
+
+async def test_the_newest_stages_are_written_last_however_slow_the_disk_is() -> None:
+    files = SlowFiles()
+    stages = KeptStages(files)
+    stages.known.finish("container", "digits")
+    first = asyncio.create_task(stages.keep())
+    assert await asyncio.to_thread(files.first_begun.wait, WAIT_S)
+    stages.known.finish("container", "digits (stage 2)")
+    second = asyncio.create_task(stages.keep())
+    await asyncio.wait([second], timeout=0.2)
+    files.released.set()
+    assert await first
+    assert await second
+    assert files.on_disk[-1] == stages.known.to_json()
