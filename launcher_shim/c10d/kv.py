@@ -116,9 +116,18 @@ class Kv:
 
     async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Tell the values of ``keys``; those not known are read linearizably."""
-        missing = {key for key in keys if self.known(key) is None}
-        read = await self._lookups.unless_told(missing, lambda key: self.known(key) is not None)
-        return [read[key].value() if key in read else self.known(key) for key in keys]
+        # What may be told now may be told no longer once another client was told something newer.
+        told: dict[bytes, bytes] = {}
+
+        def tell(key: bytes) -> bool:
+            value = self.known(key)
+            if value is not None:
+                told[key] = value
+            return value is not None
+
+        missing = {key for key in keys if not tell(key)}
+        read = await self._lookups.unless_told(missing, tell)
+        return [read[key].value() if key in read else told.get(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
         """Whether every key exists; those not known to are read linearizably."""

@@ -283,6 +283,44 @@ async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answe
         held.passing.set()
 
 
+class Uneven(Faults):
+    """Lets each call, and each batch of the watch, come after a few turns of the loop."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    async def before(self, call: str) -> None:
+        await self._pause()
+
+    async def after(self, call: str) -> None:
+        await self._pause()
+
+    async def delivering(self) -> None:
+        await self._pause()
+
+    async def _pause(self) -> None:
+        for _ in range(self._random.randrange(8)):
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_clients_that_write_at_once_find_what_they_have_written(seed: int) -> None:
+    """A value known here may not be told while the watch is behind what another client was told."""
+
+    async def work(kv: Kv, name: int) -> None:
+        key, stamp = b"/own/%d" % name, stamps(f"client{name}")
+        for turn in range(50):
+            value = b"%d" % turn
+            await kv.put([(key, value)], next(stamp))
+            assert await kv.get_all([key]) == [value]
+            assert await kv.get_all([key, b"/none"]) == [value, None]
+
+    uneven = Uneven(Random(seed))
+    async with sidecars(uneven) as (kv,), asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for name in range(4):
+            tasks.create_task(work(kv, name))
+
+
 async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
     held = Held()
     async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
