@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from launcher_shim.c10d.orphans import orphans
-from launcher_shim.c10d.outworn import outworn
+from launcher_shim.c10d.stale_worker_keys import outworn
 from rdzv.errors import StoreError
 from rdzv.leftovers import leftovers
 from rdzv.listing import decide

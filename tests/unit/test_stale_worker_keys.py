@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, Round
-from launcher_shim.c10d.outworn import outworn
 from launcher_shim.c10d.session import SHARED_RUN
+from launcher_shim.c10d.stale_worker_keys import outworn
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
