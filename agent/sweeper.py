@@ -7,7 +7,7 @@ import asyncio
 import logging
 
 from launcher_shim.c10d.orphans import orphans
-from launcher_shim.c10d.stale_worker_keys import outworn
+from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from rdzv.errors import StoreError
 from rdzv.leftovers import leftovers
 from rdzv.listing import decide
@@ -67,7 +67,7 @@ class Sweeper:
         surplus = [
             *leftovers(keys, snapshot, kvs),
             *orphans(here, snapshot, kvs),
-            *outworn(here, kvs),
+            *stale_worker_keys(here, kvs),
         ]
         for first in range(0, len(surplus), BATCH_MAX):
             await self._drop(surplus[first : first + BATCH_MAX])

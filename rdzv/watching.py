@@ -38,8 +38,8 @@ ASK_AGAIN_S = 0.5
 PAST_S = 0.01
 """A timer may fire a moment early: the end of health is looked for just past it."""
 
-ALIENS_TOLD = 8
-"""Keys of strangers that are named in the log."""
+FOREIGN_KEYS_NAMED_MAX = 8
+"""Keys that Muster has not written are named in the log, up to this many."""
 
 SHOWN_KEY_LENGTH = 200
 
@@ -62,7 +62,7 @@ class Mirror:
         self.listener_errors = 0
         self.relists = 0
         self.clock = clock
-        self._aliens: set[str] = set()
+        self._foreign_keys: set[str] = set()
         self._asked = asyncio.Event()
         self._kvs: dict[str, KeyValue] = {}
         self._last_proof_s = float("-inf")
@@ -212,9 +212,10 @@ class Mirror:
     def _is_ours(self, key: str) -> bool:
         if spelled(key[len(self.prefix) :]):
             return True
-        if key not in self._aliens and len(self._aliens) < ALIENS_TOLD:
-            self._aliens.add(key)
-            more = "" if len(self._aliens) < ALIENS_TOLD else "; others like it are not named"
+        if key not in self._foreign_keys and len(self._foreign_keys) < FOREIGN_KEYS_NAMED_MAX:
+            self._foreign_keys.add(key)
+            last = len(self._foreign_keys) == FOREIGN_KEYS_NAMED_MAX
+            more = "; others like it are not named" if last else ""
             log.warning(
                 "a key that Muster has not written is left out: %s%s",
                 shown_key(key),

@@ -21,7 +21,7 @@ WORKERS = (b"/worker/attempt_", b"init/")
 """How torch's workers begin their keys there. Those of other clients are their own affair."""
 
 
-def outworn(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
+def stale_worker_keys(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
     """Find the keys of workers that nobody has written since the world before the present one.
 
     Of every run that goes on, for a worker does not say which it belongs to.
@@ -37,8 +37,8 @@ def outworn(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> list[KeyValue]:
     if not of_key:
         return []
     since = min(_formed_before(keys, kvs).values(), default=0)
-    worn = [parts for parts in of_key.values() if max(part.mod_revision for part in parts) < since]
-    return [kv for parts in worn for kv in parts]
+    stale = [parts for parts in of_key.values() if max(part.mod_revision for part in parts) < since]
+    return [kv for parts in stale for kv in parts]
 
 
 def _formed_before(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> Mapping[str, int]:

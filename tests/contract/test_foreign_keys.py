@@ -26,7 +26,7 @@ KEYS = JobKeys("team", "digits")
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")
 
-ALIENS = {
+FOREIGN_KEYS = {
     "no UTF-8 in a key of a run": RUN.kv + "\udcff",
     "no UTF-8 in a key of the shared run": LIFE.run("~").kv + "\udcff",
     "no UTF-8 in a run id": LIFE.runs + "\udcff/round",
@@ -92,9 +92,9 @@ async def running(engine: MemoryEngine, name: str) -> AsyncIterator[Pod]:
         task.cancel()
 
 
-@pytest.mark.parametrize("alien", ALIENS.values(), ids=ALIENS.keys())
-async def test_i8_an_alien_key_is_skipped_and_said_once(
-    alien: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("foreign_key", FOREIGN_KEYS.values(), ids=FOREIGN_KEYS.keys())
+async def test_i8_a_foreign_key_is_skipped_and_said_once(
+    foreign_key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
@@ -102,25 +102,25 @@ async def test_i8_an_alien_key_is_skipped_and_said_once(
         # With a run that every sidecar holds keys of.
         await writer.txn([], [Put(RUN.round, Round().to_json())])
         for value in (b"x", b"y"):
-            await writer.txn([], [Put(alien, value)])
+            await writer.txn([], [Put(foreign_key, value)])
         last = (await writer.txn([], [Put(RUN.value(b"mine"), b"1")])).revision
         async with asyncio.timeout(30):
             await first.mirror.reached(last)
-        assert alien not in first.mirror.kvs
+        assert foreign_key not in first.mirror.kvs
         assert RUN.value(b"mine") in first.mirror.kvs
         warnings = [record for record in caplog.records if record.name == "rdzv.watching"]
         assert [record.levelname for record in warnings] == ["WARNING"]
-        assert ascii(alien)[1:-1] in warnings[0].getMessage()
+        assert ascii(foreign_key)[1:-1] in warnings[0].getMessage()
         assert warnings[0].getMessage().isprintable()
         # And one that starts with it there.
         async with running(engine, "w-1") as second:
             async with asyncio.timeout(30):
                 while set(first.membership.snapshot().members) != {"w-0", "w-1"}:
                     await first.mirror.changed_after(first.mirror.sequence)
-            assert alien not in second.mirror.kvs
+            assert foreign_key not in second.mirror.kvs
 
 
-async def test_many_alien_keys_are_no_flood_of_warnings(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_foreign_keys_are_no_flood_of_warnings(caplog: pytest.LogCaptureFixture) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
     await writer.txn([], [Put(f"{KEYS.prefix}é{number}", b"") for number in range(100)])

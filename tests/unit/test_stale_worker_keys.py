@@ -7,7 +7,7 @@ import pytest
 
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, Round
 from launcher_shim.c10d.session import SHARED_RUN
-from launcher_shim.c10d.stale_worker_keys import outworn
+from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
@@ -40,20 +40,20 @@ def test_what_was_stored_before_the_former_world_is_found() -> None:
     rounds = [formed(FIRST + 1, 10), formed(FIRST + 2, 20), formed(FIRST + 3, 30)]
     old = worker(b"old", 15)
     kvs = [*rounds, present(FIRST + 3), old, worker(b"former", 25), worker(b"now", 35)]
-    assert outworn(HERE, kvs) == [old]
+    assert stale_worker_keys(HERE, kvs) == [old]
 
 
 def test_a_key_goes_whole_or_not_at_all() -> None:
     rounds = [formed(FIRST, 10), formed(FIRST + 1, 20), present(FIRST + 1)]
     old = [kv(SHARED.value(b"init/"), 3), kv(SHARED.addend(b"init/", "w-0.1"), 5)]
-    assert outworn(HERE, [*rounds, *old]) == old
-    assert outworn(HERE, [*rounds, *old, kv(SHARED.addend(b"init/", "w-0.2"), 15)]) == []
+    assert stale_worker_keys(HERE, [*rounds, *old]) == old
+    assert stale_worker_keys(HERE, [*rounds, *old, kv(SHARED.addend(b"init/", "w-0.2"), 15)]) == []
 
 
 def test_keys_of_other_clients_stay() -> None:
     rounds = [formed(FIRST, 10), formed(FIRST + 1, 20), present(FIRST + 1)]
     theirs = [SHARED.value(b"/mine"), SHARED.operation("w-0.1"), HERE.run("digits").value(b"init/")]
-    assert outworn(HERE, [*rounds, *(kv(key, 1) for key in theirs)]) == []
+    assert stale_worker_keys(HERE, [*rounds, *(kv(key, 1) for key in theirs)]) == []
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_keys_of_other_clients_stay() -> None:
 def test_the_worlds_of_all_runs_that_go_on_count(others: list[KeyValue]) -> None:
     rounds = [formed(FIRST, 10), formed(FIRST + 1, 20), present(FIRST + 1)]
     old = worker(b"old", 5)
-    assert outworn(HERE, [*rounds, *others, old]) == []
+    assert stale_worker_keys(HERE, [*rounds, *others, old]) == []
     over = [present(FIRST + 7, "faces", closed=True), *others[1:]]
-    assert outworn(HERE, [*rounds, *over, old]) == [old]
+    assert stale_worker_keys(HERE, [*rounds, *over, old]) == [old]
 
 
 def test_worlds_of_another_life_tell_nothing() -> None:
     rounds = [formed(5, 10), formed(6, 20), formed(FIRST + 1, 30), present(FIRST + 1)]
-    assert outworn(HERE, [*rounds, worker(b"old", 5)]) == []
-    assert outworn(HERE, [worker(b"old", 5)]) == []
+    assert stale_worker_keys(HERE, [*rounds, worker(b"old", 5)]) == []
+    assert stale_worker_keys(HERE, [worker(b"old", 5)]) == []
