@@ -172,6 +172,16 @@ class GenerationKeys:
         """Give back the run id that ``key``, one below ``runs``, belongs to."""
         return unquote(key.removeprefix(self.runs).partition("/")[0])
 
+    def run_of_round(self, key: str) -> str | None:
+        """Give back the run id whose round record ``key`` is; None for any other key.
+
+        Launchers name keys of their own as they like: ``round`` is the name of many.
+        """
+        if not (key.endswith("/round") and key.startswith(self.runs)):
+            return None
+        run_id = self.run_id_of(key)
+        return run_id if run_id and key == self.run(run_id).round else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunKeys:

@@ -26,7 +26,6 @@ from rdzv.errors import (
     StoreFull,
 )
 from rdzv.history import Happening, HistoryEntry, entry_operations
-from rdzv.keys import last_name
 from rdzv.membership import Membership, snapshot_of
 from rdzv.model import Incarnation, Snapshot
 from rdzv.pacing import Pacing
@@ -221,8 +220,8 @@ class Registrar:
         job = self._membership.snapshot().job
         if job is None:
             return False
-        runs = self.keys.in_generation(job.generation).runs
-        return any(last_name(kv.key) == "round" for kv in self._mirror.under(runs))
+        keys = self.keys.in_generation(job.generation)
+        return any(keys.run_of_round(kv.key) is not None for kv in self._mirror.under(keys.runs))
 
     def _next_pause_s(self) -> float:
         self._pacing = self._pacing.after_failure()

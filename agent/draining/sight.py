@@ -33,6 +33,8 @@ class Sight:
     async def snapshot(self) -> DrainingSnapshot:
         """Everything as it is now."""
         commands = await asyncio.to_thread(_count_files, self._commands_dir)
+        # Else a member that has just registered would be told of no round, whatever has trained.
+        await self._endpoint.caught_up()
         membership, round = self.membership.snapshot(), self._endpoint.live_round()
         return DrainingSnapshot(
             membership=membership,

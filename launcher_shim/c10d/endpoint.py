@@ -165,6 +165,14 @@ class Endpoint:
         """The rendezvous by run id."""
         return {run_id: run.rendezvous for run_id, run in self._runs.items()}
 
+    async def caught_up(self) -> None:
+        """Wait until the runs are those of the life that the member is registered in.
+
+        At once where it is not registered: what was known before counts on.
+        """
+        while self._registrar.generation not in (None, self._generation):
+            await self._entered.wait()
+
     def live_round(self) -> LiveRound | None:
         """The round of the newest run, as drains look at it; None where there is no run."""
         return newest(_live_round(run) for run in self._runs.values())
@@ -422,7 +430,8 @@ class Endpoint:
     def _registered(self) -> Registered:
         assert self._generation is not None
         generation = self._membership.keys.in_generation(self._generation)
-        return Registered(generation.member(self._registrar.identity.member), self._lease_id)
+        member_key = generation.member(self._registrar.identity.member)
+        return Registered(member_key, self._lease_id, self._registrar.registered.wait)
 
     def _lease_id(self) -> int | None:
         return self._registrar.lease_id if self._registrar.registered.is_set() else None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from rdzv.errors import LeaseLost
@@ -16,10 +16,12 @@ class Registered:
 
     ``lease`` is asked anew for each write: a sidecar whose lease was lost registers again, and
     what its launcher waits for is then written under the new one. None: it is not registered now.
+    ``again`` waits until it is.
     """
 
     member_key: str
     lease: Callable[[], int | None]
+    again: Callable[[], Awaitable[object]]
 
     def holds(self) -> Compare:
         """Holds in the store while this sidecar is the one that is registered under its name.

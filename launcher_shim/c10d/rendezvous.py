@@ -405,24 +405,40 @@ class Rendezvous:
                 due = None
             elif due is None or due[0] != wanted:
                 due = (wanted, now + delay_s(self.member, order(wanted, word), self._random))
-            if due is not None:
-                if now >= due[1] and self._registered.lease() is not None:
+            registered = self._registered.lease() is not None
+            if due is not None and (registered or now < due[1]):
+                if now >= due[1]:
                     # Only once the watch has passed a lost race is there anything new to decide by.
                     await self._reach(await self._round_key.decide(due[0], word) or 0)
                 wake_at_s = min(wake_at_s, max(due[1], now + LOOK_AGAIN_S))
-            await self._stirred_by(wake_at_s)
+            await self._stirred_by(wake_at_s, registered=registered)
             if self._agent is not None and self.clock() > wake_at_s + LATE_S:
                 # It was this sidecar that stood still: what the agent asked may still wait.
                 self._agent.seen_s = self.clock()
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
-    async def _stirred_by(self, wake_at_s: float) -> None:
+    async def _stirred_by(self, wake_at_s: float, *, registered: bool) -> None:
+        """Wait for news, ``wake_at_s`` or, where it is not in force, the registration."""
         left_s = wake_at_s - self.clock()
         try:
             async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
-                await self._stirred.wait()
+                if registered:
+                    await self._stirred.wait()
+                else:
+                    await self._stirred_or_registered()
         except TimeoutError:
             return
+
+    async def _stirred_or_registered(self) -> None:
+        waits = [
+            asyncio.ensure_future(self._stirred.wait()),
+            asyncio.ensure_future(self._registered.again()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in waits:
+                waiting.cancel()
 
     def _bury_hung(self, now: float) -> float:
         """Leave a tombstone for an agent that has been silent too long; when to look again."""

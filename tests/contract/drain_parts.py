@@ -96,6 +96,9 @@ class Rounds:
         self._mirror = mirror
         self._membership = membership
 
+    async def caught_up(self) -> None:
+        """The mirror is never behind itself."""
+
     def live_round(self) -> LiveRound | None:
         snapshot = self._membership.snapshot()
         keys = KEYS.in_generation(snapshot.job.generation if snapshot.job else 1).run(RUN)

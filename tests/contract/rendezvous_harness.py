@@ -95,7 +95,7 @@ class Sidecar:
             held=held,
         )
         keys = KEYS.in_generation(1)
-        registered = Registered(keys.member(name), self._lease)
+        registered = Registered(keys.member(name), self._lease, self.registrar.registered.wait)
         self.quarantining = Quarantining(
             member=name,
             pod_uid=f"uid-{name}",

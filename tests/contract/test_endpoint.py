@@ -70,6 +70,7 @@ async def pod(
     faults: Faults | None = None,
     *,
     register: bool = True,
+    waits: bool = True,
     uid: str = "",
     last_call_s: float = 2.0,
     unix_path: str | None = None,
@@ -95,7 +96,8 @@ async def pod(
             tasks.append(asyncio.create_task(registrar.run()))
         try:
             async with asyncio.timeout(DEADLINE_S):
-                await endpoint.listening.wait()
+                if waits:
+                    await endpoint.listening.wait()
                 if register:
                     await registrar.registered.wait()
             yield Pod(one, registrar, endpoint)

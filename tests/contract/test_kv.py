@@ -30,6 +30,8 @@ from tests.contract.job_harness import KEYS, Client, Unreliable, client
 HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")
 
+NEVER = asyncio.Event().wait
+"""No registration that was lost comes back."""
 
 _leases = count(1)
 
@@ -40,7 +42,7 @@ async def kv_of(one: Client) -> Kv:
     member_key = HERE.member(f"w-{lease}")
     await store.lease_grant(lease, 600)
     await store.txn([], [Put(member_key, b"{}", lease)])
-    return Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease))
+    return Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease, NEVER))
 
 
 _puts = count(1)
@@ -637,7 +639,7 @@ async def test_what_waits_for_the_registration_does_not_press_the_store(
 ) -> None:
     counted = Counted()
     async with client(MemoryEngine(), counted) as one:
-        kv = Kv(RUN, one.mirror, one.store, Registered(HERE.member("w-0"), lambda: lease))
+        kv = Kv(RUN, one.mirror, one.store, Registered(HERE.member("w-0"), lambda: lease, NEVER))
         writing = asyncio.ensure_future(put(kv, [(b"/k", b"v")]))
         done, _ = await asyncio.wait([writing], timeout=2.5 * RETRY_PAUSE_S)
         assert not done
@@ -653,7 +655,7 @@ async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_
         store = MemoryStore(one.store.engine)
         await store.lease_grant(lease, 600)
         await store.txn([], [Put(member_key, b"{}", lease)])
-        kv = Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease))
+        kv = Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease, NEVER))
         many = [(b"/rank/%d" % n, b"v") for n in range(BATCH_MAX + 1)]
         writing = asyncio.ensure_future(put(kv, many))
         async with asyncio.timeout(5):

@@ -120,7 +120,7 @@ async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None
         key=RUN.node("a"),
         round_key=RUN.round,
         store=store,
-        registered=Registered(GENERATION.member("a"), lambda: 1),
+        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
         random=Random(1),
     )
     running = asyncio.create_task(own.run(lambda: None))

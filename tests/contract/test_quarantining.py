@@ -44,7 +44,7 @@ class Pod:
             store=self.store,
             mirror=self.mirror,
             membership=self.membership,
-            registered=lambda: Registered(HERE.member("a"), self._lease),
+            registered=lambda: Registered(HERE.member("a"), self._lease, asyncio.Event().wait),
             clock=time.monotonic,
             terms=Terms(),
         )

@@ -186,8 +186,12 @@ async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
         async with running(late):
             await until(one, lambda s: s.job is not None and s.job.uid == "never heard of")
             await registered(late)
+            assert late.generation is not None
+            # What its launcher calls a round is none: no world has formed in this life.
+            value = KEYS.in_generation(late.generation).run("digits").value(b"round")
+            await one.store.txn([], [Put(value, b"1")])
         await late.leave(timeout_s=5)
-        await until(one, lambda s: s.job is not None and s.job.uid == "mine", 60)
+        await until(one, lambda s: s.job is not None and s.job.uid == "mine", 30)
         await until(one, lambda s: set(s.members) == {"w-0", "w-1"}, 60)
         for life in lives:
             life.cancel()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from random import Random
@@ -47,21 +47,32 @@ class Pod:
     lease: int
     policy: Policy = POLICY
     jumped_s: float = 0.0
+    registered: asyncio.Event = field(default_factory=asyncio.Event)
+    looks: int = 0
 
     def __post_init__(self) -> None:
+        self.registered.set()
         self.rendezvous = Rendezvous(
             member=self.name,
-            registered=Registered(GENERATION.member(self.name), lambda: self.lease),
+            registered=Registered(
+                GENERATION.member(self.name),
+                lambda: self.lease if self.registered.is_set() else None,
+                self.registered.wait,
+            ),
             drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
             mirror=self.mirror,
             store=self.store,
             policy=lambda: self.policy,
-            membership=lambda number: Membership(frozenset("abcd")),
+            membership=self._membership,
             clock=lambda: monotonic() + self.jumped_s,
             random=Random(self.name),
         )
+
+    def _membership(self, number: int) -> Membership:
+        self.looks += 1
+        return Membership(frozenset("abcd"))
 
     @property
     def node(self) -> Node | None:
@@ -413,7 +424,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     mirror = Mirror(GENERATION.job.prefix, monotonic)
     rendezvous = Rendezvous(
         member="a",
-        registered=Registered(GENERATION.member("a"), lambda: 1),
+        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
         drains=GENERATION.drains,
         keys=RUN,
         run_id="digits",
@@ -510,3 +521,20 @@ async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.Mo
         await until(lambda: pods["a"].rendezvous.round.complete)
         assert "d" in senders
         assert set(senders) > {"d"}
+
+
+async def test_a_round_that_is_due_waits_for_the_registration_without_looking_again() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a:
+        a.registered.clear()
+        nodes = [Node(member, "asking", "n", 1, "10.0.0.1", 7, 0) for member in "bcde"]
+        puts = [Put(RUN.node(one.member), one.to_json()) for one in nodes]
+        await MemoryStore(engine).txn([], puts)
+        # Its turn comes after that of the four, none of whom has a sidecar here.
+        await asyncio.sleep(2)
+        looks = a.looks
+        await asyncio.sleep(1)
+        assert a.looks <= looks + 1
+        assert not a.rendezvous.round.complete
+        a.registered.set()
+        await until(lambda: a.rendezvous.round.complete)

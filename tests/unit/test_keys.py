@@ -41,6 +41,18 @@ def test_the_layout_is_the_documented_one() -> None:
     assert generation.run("r").node("w-0") == "/muster/v1/team/digits/g/2/c10d/r/nodes/w-0"
 
 
+@given(NAMES, st.binary(max_size=8))
+def test_a_round_is_told_from_whatever_launchers_call_one(run_id: str, key: bytes) -> None:
+    life = JobKeys("ns", "job").in_generation(2)
+    run = life.run(run_id)
+    assert life.run_of_round(run.round) == run_id
+    others = [run.value(name) for name in (b"round", b"a/round", key)]
+    others += [run.node("round"), run.addend(b"round", "round"), run.prefix, f"{life.runs}round"]
+    others += [f"{life.runs}/round", f"{life.runs}%72un/round", f"{life.runs}%FF/round"]
+    others += [life.job.in_generation(1).run(run_id).round, life.member("round")]
+    assert [life.run_of_round(other) for other in others] == [None] * len(others)
+
+
 @given(st.binary(max_size=40), NAMES)
 def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None:
     keys = JobKeys(name, name)
