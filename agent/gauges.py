@@ -3,28 +3,25 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from collections.abc import Callable
 
-from agent.boot_clock import boot_s
 from agent.draining.drains import Drains
-from agent.host_delivery import HostDelivery
 from agent.lookout import Lookout
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
-from launcher_shim.c10d.endpoint import Endpoint
-from rdzv.registrar import Registrar
+from agent.parts import LauncherParts, MemberParts
 from rdzv.watching import Mirror
 
 
 def add_gauges(
     metrics: Metrics,
-    mirror: Mirror,
-    registrar: Registrar,
-    hosts: HostDelivery,
-    endpoint: Endpoint,
+    member: MemberParts,
+    launcher: LauncherParts,
     loop_lag: LoopLag,
+    clock: Callable[[], float],
 ) -> None:
-    """Add every gauge of one sidecar to ``metrics``."""
+    """Add the gauges of one sidecar to ``metrics``. ``clock`` is its parts', in seconds."""
+    registrar, hosts, endpoint = member.registrar, launcher.hosts, launcher.endpoint
 
     def members() -> dict[str, float]:
         listing = hosts.listing
@@ -42,21 +39,19 @@ def add_gauges(
     metrics.gauge(
         "muster_registered",
         "1 while this member is registered under a lease that has not run out.",
-        lambda: float(
-            registrar.registered.is_set() and registrar.lease_valid_until_s > monotonic()
-        ),
+        lambda: float(registrar.registered.is_set() and registrar.lease_valid_until_s > clock()),
     )
     metrics.gauge(
         "muster_lease_remaining_seconds",
         "How long this member's lease lives without another renewal.",
-        lambda: max(0.0, registrar.lease_valid_until_s - monotonic()),
+        lambda: max(0.0, registrar.lease_valid_until_s - clock()),
     )
     metrics.gauge(
         "muster_generation",
         "The life of the job this member is in; 0 before it registered.",
         lambda: float(registrar.generation or 0),
     )
-    _add_watch_gauges(metrics, mirror)
+    _add_watch_gauges(metrics, member.client.mirror, clock)
     metrics.gauge(
         "muster_c10d_connections",
         "Launchers connected to the rendezvous endpoint.",
@@ -70,7 +65,7 @@ def add_gauges(
     )
 
 
-def _add_watch_gauges(metrics: Metrics, mirror: Mirror) -> None:
+def _add_watch_gauges(metrics: Metrics, mirror: Mirror, clock: Callable[[], float]) -> None:
     metrics.gauge(
         "muster_store_revision",
         "Revision of the store that this member has seen.",
@@ -79,7 +74,7 @@ def _add_watch_gauges(metrics: Metrics, mirror: Mirror) -> None:
     metrics.gauge(
         "muster_watch_healthy_seconds",
         "For how long the watch of the store has worked without a gap; 0 while it does not.",
-        lambda: mirror.healthy_for_s(monotonic()),
+        lambda: mirror.healthy_for_s(clock()),
     )
     metrics.gauge(
         "muster_watch_lag_seconds",
@@ -93,12 +88,12 @@ def _add_watch_gauges(metrics: Metrics, mirror: Mirror) -> None:
     )
 
 
-def add_drain_gauges(metrics: Metrics, drains: Drains) -> None:
+def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], float]) -> None:
     """Add what this sidecar knows of drains to ``metrics``."""
 
     def seconds_left() -> float:
         due_boot_s = drains.own.due_boot_s
-        return -1.0 if due_boot_s is None else max(0.0, due_boot_s - boot_s())
+        return -1.0 if due_boot_s is None else max(0.0, due_boot_s - boot_clock())
 
     metrics.gauge(
         "muster_draining",

@@ -1,38 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sidecar consists of, and how its parts know of each other."""
+"""The one place where a sidecar is put together: its parts, and how they know of each other.
+
+Whatever runs a sidecar, or some of one, has its parts from here: the product, the simulation,
+tests and benchmarks. ``agent.running`` keeps a whole one going.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from random import Random
-from time import monotonic
+from pathlib import Path
 
-from agent.config import Config
 from agent.draining.drains import Drains
+from agent.draining.sight import Rounds
 from agent.host_delivery import HostDelivery
 from agent.launcher_watch import Policy
 from agent.lookout import Lookout
-from agent.rundir import RunDir, State
+from agent.rundir import RunDir
 from agent.store_version import StoreVersion
+from agent.surroundings import MemberSettings, Sockets, Surroundings
 from agent.sweeper import Sweeper
 from launcher_shim.c10d.endpoint import Endpoint
+from launcher_shim.c10d.kept_stages import Kept
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.losses import Losses
-from rdzv.membership import Membership
 from rdzv.registrar import Registrar
-from rdzv.registration import Held, Identity
-from rdzv.store import Store
-from rdzv.watching import Mirror, Watching
+from rdzv.registration import Held
 
 
 @dataclass(frozen=True, slots=True)
-class JobParts:
+class MemberParts:
     """The job as this member sees it, its place in it, and what it does for all."""
 
-    mirror: Mirror
-    watching: Watching
-    membership: Membership
+    client: JobClient
     registrar: Registrar
     losses: Losses
     sweeper: Sweeper
@@ -49,117 +50,137 @@ class LauncherParts:
     lookout: Lookout
 
 
-def job_parts(
-    config: Config,
-    state: State,
-    store: Store,
-    random: Random,
+def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
+    """Make what follows the job; members that are made in one process may share it."""
+    return JobClient.of(around.store, keys, clock=around.clock, random=around.random)
+
+
+def member_parts(
+    around: Surroundings,
+    settings: MemberSettings,
+    client: JobClient,
     *,
-    on_held: Callable[[Held], Awaitable[None]],
-) -> JobParts:
-    """Make the job's parts. ``on_held`` keeps each registration for the next sidecar."""
-    keys = JobKeys(config.namespace, config.job)
-    mirror = Mirror(keys.prefix, monotonic)
-    membership = Membership(keys, mirror)
-    registrar = Registrar(
-        store,
-        mirror,
-        membership,
-        identity_of(config, state.pod_uid),
-        lease_ttl_s=config.lease_ttl_s,
-        clock=monotonic,
-        random=random,
-        held=state.held,
-        on_held=on_held,
+    held: Held | None = None,
+    on_held: Callable[[Held], Awaitable[None]] | None = None,
+) -> MemberParts:
+    """Make one member's parts. ``held`` is what the sidecar before it in this pod was registered
+    as, ``on_held`` keeps each registration for the next one.
+    """
+    identity, mirror, membership = settings.identity, client.mirror, client.membership
+    return MemberParts(
+        client=client,
+        registrar=Registrar(
+            client.store,
+            mirror,
+            membership,
+            identity,
+            lease_ttl_s=settings.lease_ttl_s,
+            clock=around.clock,
+            random=around.random,
+            held=held,
+            on_held=on_held,
+        ),
+        losses=Losses(client.store, mirror, membership, identity.member),
+        sweeper=Sweeper(
+            client.store,
+            mirror,
+            membership,
+            identity.member,
+            identity.pod_uid,
+            pause_s=settings.sweep_pause_s,
+        ),
+        store_version=StoreVersion(client.store, mirror),
     )
-    return JobParts(
-        mirror=mirror,
-        watching=Watching(store, mirror, random=random),
-        membership=membership,
-        registrar=registrar,
-        losses=Losses(store, mirror, membership, config.member),
-        sweeper=Sweeper(store, mirror, membership, config.member, state.pod_uid),
-        store_version=StoreVersion(store, mirror),
+
+
+def endpoint_of(
+    around: Surroundings,
+    settings: MemberSettings,
+    member: MemberParts,
+    sockets: Sockets,
+    *,
+    kept: Kept | None = None,
+) -> Endpoint:
+    """Make the rendezvous endpoint of a member. ``kept`` has what the next sidecar of the pod is
+    to know; None: there will be none.
+    """
+    return Endpoint(
+        registrar=member.registrar,
+        membership=member.client.membership,
+        mirror=member.client.mirror,
+        store=member.client.store,
+        port=sockets.c10d_port,
+        unix_path=sockets.c10d_path,
+        first_call_s=settings.first_call_s,
+        last_call_s=settings.last_call_s,
+        clock=around.clock,
+        random=around.random,
+        kept=kept,
+        terms=settings.quarantine,
+    )
+
+
+def drains_of(
+    around: Surroundings,
+    settings: MemberSettings,
+    member: MemberParts,
+    rounds: Rounds,
+    run_dir: RunDir,
+    notice_path: Path | None,
+) -> Drains:
+    """Make what sees drains through for a member whose launcher is in ``rounds``."""
+    return Drains(
+        run_dir,
+        member.client,
+        member.registrar,
+        rounds,
+        notice_path=notice_path,
+        grace_s=settings.grace_s,
+        below_min=settings.below_min,
+        clock=around.clock,
+        boot_clock=around.boot_clock,
+        random=around.random,
     )
 
 
 def launcher_parts(
-    config: Config,
+    around: Surroundings,
+    settings: MemberSettings,
+    member: MemberParts,
     run_dir: RunDir,
-    state: State,
-    store: Store,
-    job: JobParts,
-    random: Random,
+    sockets: Sockets,
     *,
     ready: Callable[[], bool],
 ) -> LauncherParts:
     """Make the launcher's parts. ``ready``: whether a launcher may start."""
-    registrar = job.registrar
+    client, registrar, identity = member.client, member.registrar, settings.identity
     hosts = HostDelivery(
         run_dir,
-        job.mirror,
-        job.membership,
-        state.held.generation if state.held else 0,
-        monotonic,
+        client.mirror,
+        client.membership,
+        registrar.held.generation if registrar.held else 0,
+        around.clock,
         lambda: registrar.held.generation if registrar.held else None,
-        nudges=config.role == "launcher",
+        nudges=identity.role == "launcher",
     )
-    endpoint = Endpoint(
-        registrar=registrar,
-        membership=job.membership,
-        mirror=job.mirror,
-        store=store,
-        port=config.c10d_port or None,
-        unix_path=str(run_dir.c10d_socket),
-        first_call_s=config.first_call_s,
-        last_call_s=config.last_call_s,
-        clock=monotonic,
-        random=random,
-        kept=run_dir,
-    )
-    drains = Drains(
-        run_dir,
-        store,
-        job.mirror,
-        job.membership,
-        registrar,
-        endpoint,
-        grace_s=config.grace_s,
-        below_min=config.below_min,
-        random=random,
-    )
+    endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir)
+    drains = drains_of(around, settings, member, endpoint, run_dir, sockets.notice_path)
     policy = Policy(
-        config.job,
-        config.min_nodes,
-        config.max_nodes,
-        config.c10d_port or config.relay_port,
-        relayed=not config.c10d_port,
+        settings.keys.job_name,
+        identity.min_workers,
+        identity.max_workers,
+        settings.launcher_port,
+        relayed=settings.relayed,
     )
     lookout = Lookout(
         run_dir.path,
-        store,
-        job.mirror,
-        job.membership,
+        client.store,
+        client.mirror,
+        client.membership,
         registrar,
         endpoint,
         policy,
         ready=ready,
-        clock=monotonic,
+        clock=around.clock,
     )
     return LauncherParts(hosts, endpoint, drains, lookout)
-
-
-def identity_of(config: Config, pod_uid: str) -> Identity:
-    """What the configuration says this member is."""
-    return Identity(
-        member=config.member,
-        pod_uid=pod_uid,
-        address=config.address,
-        node=config.node,
-        role=config.role,
-        slots=config.slots if config.role == "worker" else 0,
-        min_workers=config.min_nodes,
-        max_workers=config.max_nodes,
-        job_uid=config.job_uid,
-        index=config.index,
-    )

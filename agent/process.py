@@ -13,12 +13,15 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from random import SystemRandom
+from time import monotonic
 
+from agent.boot_clock import boot_s
 from agent.config import Config
 from agent.counted_store import CountedStore
 from agent.metrics import Metrics
 from agent.rundir import RunDir
 from agent.sidecar import Sidecar
+from agent.surroundings import Surroundings
 from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
 from rdzv.store.opening import open_store
 
@@ -50,12 +53,18 @@ async def _serve(config: Config, stop: asyncio.Event) -> None:
     state = await asyncio.to_thread(run_dir.state, config.pod_uid)
     first = random.randrange(len(config.etcd_endpoints))
     opened = open_store(config.access, first=first, random=random)
-    store = CountedStore(opened, metrics.store)
+    around = Surroundings(
+        store=CountedStore(opened, metrics.store),
+        clock=monotonic,
+        boot_clock=boot_s,
+        random=random,
+        store_address=", ".join(config.etcd_endpoints),
+    )
     try:
         if not stop.is_set():
-            await Sidecar(config, run_dir, state, store, metrics, random).run(stop)
+            await Sidecar(config, run_dir, state, around, metrics).run(stop)
     finally:
-        await store.close()
+        await around.store.close()
 
 
 @contextmanager

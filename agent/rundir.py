@@ -28,7 +28,8 @@ from rdzv.registration import Held
 
 log = logging.getLogger(__name__)
 
-SOCKET_NAME = "c10d.sock"
+C10D_SOCKET_NAME = "c10d.sock"
+NOTICE_SOCKET_NAME = "notice.sock"
 HOSTS_NAME = "hosts"
 STATE_NAME = "state.json"
 
@@ -76,7 +77,7 @@ class RunDir:
     @property
     def c10d_socket(self) -> Path:
         """Where the rendezvous endpoint listens for a relay in the training container."""
-        return self.path / SOCKET_NAME
+        return self.path / C10D_SOCKET_NAME
 
     def deliver(self, config: Config) -> None:
         """Put everything there that is known before the store is; raises ``ConfigError``."""

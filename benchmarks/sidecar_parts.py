@@ -16,18 +16,17 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+from agent.boot_clock import boot_s
 from agent.draining.drains import Drains
 from agent.host_delivery import HostDelivery
-from agent.rundir import RunDir
+from agent.parts import endpoint_of, job_client, launcher_parts, member_parts
+from agent.rundir import NOTICE_SOCKET_NAME, RunDir
+from agent.surroundings import MemberSettings, Sockets, Surroundings
 from benchmarks.worker import LINE_MAX
-from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
 from rdzv.registration import Identity
 from rdzv.store import Store
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 
 LEASE_TTL_S = 30.0
 """Long, because all sidecars of a benchmark share two cores, which no pods do."""
@@ -62,6 +61,11 @@ def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
     )
 
 
+def surroundings(store: Store, random: Random) -> Surroundings:
+    """What one sidecar of a benchmark stands on."""
+    return Surroundings(store=store, clock=monotonic, boot_clock=boot_s, random=random)
+
+
 class Sidecar:
     """The parts of one sidecar, on a store of its own."""
 
@@ -70,45 +74,23 @@ class Sidecar:
     ) -> None:
         self.store = store
         self.run_dir = run_dir
-        random = Random(who.member)
-        self.mirror = Mirror(keys.prefix, monotonic)
-        self._watching = Watching(store, self.mirror)
-        membership = Membership(keys, self.mirror)
-        self.registrar = Registrar(
-            store,
-            self.mirror,
-            membership,
-            who,
-            lease_ttl_s=LEASE_TTL_S,
-            clock=monotonic,
-            random=random,
-        )
-        self.endpoint = Endpoint(
-            registrar=self.registrar,
-            membership=membership,
-            mirror=self.mirror,
-            store=store,
-            port=0,
-            unix_path=None,
-            last_call_s=2.0,
-            clock=monotonic,
-            random=random,
-        )
+        around = surroundings(store, Random(who.member))
+        settings = MemberSettings(keys=keys, identity=who, lease_ttl_s=LEASE_TTL_S)
+        client = job_client(around, keys)
+        member = member_parts(around, settings, client)
+        self._watching = client.watching
+        self.registrar = member.registrar
         self._hosts: HostDelivery | None = None
         self.drains: Drains | None = None
-        if run_dir is not None:
-            self._hosts = HostDelivery(run_dir, self.mirror, membership, 0, monotonic)
-            self.drains = Drains(
-                run_dir,
-                store,
-                self.mirror,
-                membership,
-                self.registrar,
-                self.endpoint,
-                grace_s=30.0,
-                below_min="hold",
-                random=random,
+        if run_dir is None:
+            self.endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
+        else:
+            sockets = Sockets(c10d_port=0, notice_path=run_dir.path / NOTICE_SOCKET_NAME)
+            launcher = launcher_parts(
+                *(around, settings, member, run_dir, sockets), ready=lambda: True
             )
+            self.endpoint, self.drains = launcher.endpoint, launcher.drains
+            self._hosts = launcher.hosts
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

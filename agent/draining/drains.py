@@ -4,59 +4,56 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
-from time import monotonic
 from typing import Literal
 
-from agent.boot_clock import boot_s
 from agent.draining.gatekeeper import Gatekeeper
 from agent.draining.own_drain import OwnDrain
-from agent.draining.sight import Sight
+from agent.draining.sight import Rounds, Sight
 from agent.draining.steward import Steward
 from agent.draining.writing import Writing
 from agent.notices.socket import NoticeSocket
 from agent.rundir import RunDir
-from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.commit import Commit
+from rdzv.job import JobClient
 from rdzv.live_round import Policy
-from rdzv.membership import Membership
 from rdzv.registrar import Registrar
-from rdzv.store import Store
-from rdzv.watching import Mirror
-
-SOCKET_NAME = "notice.sock"
 
 
 class Drains:
-    """The parts that see drains through, for one member.
+    """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
+    ``notice_path``: where notices are taken, or None where nobody gives any by a socket.
     ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.live_round.Policy``.
+    ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both in seconds.
     """
 
     def __init__(
         self,
         run_dir: RunDir,
-        store: Store,
-        mirror: Mirror,
-        membership: Membership,
+        client: JobClient,
         registrar: Registrar,
-        endpoint: Endpoint,
+        rounds: Rounds,
         *,
+        notice_path: Path | None,
         grace_s: float,
         below_min: Literal["hold", "commit"],
+        clock: Callable[[], float],
+        boot_clock: Callable[[], float],
         random: Random,
     ) -> None:
-        writing = Writing(store, mirror, registrar, random)
-        sight = Sight(membership, endpoint, registrar.identity.pod_uid, run_dir.path)
+        mirror, membership = client.mirror, client.membership
+        writing = Writing(client.store, mirror, registrar, random)
+        sight = Sight(membership, rounds, registrar.identity.pod_uid, run_dir.path)
         policy = Policy(below_min)
-        self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_s)
-        self.gatekeeper = Gatekeeper(run_dir, sight, mirror, writing, self.own, policy, monotonic)
+        self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_clock)
+        self.gatekeeper = Gatekeeper(run_dir, sight, mirror, writing, self.own, policy, clock)
         self.steward = Steward(
-            sight, writing, self.own, policy, clock=monotonic, boot_s=boot_s, random=random
+            sight, writing, self.own, policy, clock=clock, boot_s=boot_clock, random=random
         )
-        self.notices = NoticeSocket(
-            run_dir.path / SOCKET_NAME, self.own.notify, self.own.phase_after
-        )
+        self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
         self._mirror = mirror
         self._membership = membership
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Protocol
 
-from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.listing import decide
-from rdzv.live_round import DrainingSnapshot, places_of
+from rdzv.live_round import DrainingSnapshot, LiveRound, places_of
 from rdzv.membership import Membership
 
 COMMANDS_NAME = "workers"
 """Directory of the run directory in which each worker command of a Horovod launcher has a file."""
+
+
+class Rounds(Protocol):
+    """What tells of the round that this pod's launcher is in: the rendezvous endpoint."""
+
+    def live_round(self) -> LiveRound | None:
+        """The newest round, or None before the first."""
+
+    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
+        """Wait until it is another than ``known``; return it."""
+
+    async def caught_up(self) -> None:
+        """Wait until the rounds are those of the life that the member is registered in."""
 
 
 class Sight:
@@ -21,12 +34,10 @@ class Sight:
     ``sent`` is the newest epoch that the gatekeeper has noted as voted in.
     """
 
-    def __init__(
-        self, membership: Membership, endpoint: Endpoint, pod_uid: str, run_dir: Path
-    ) -> None:
+    def __init__(self, membership: Membership, rounds: Rounds, pod_uid: str, run_dir: Path) -> None:
         self.membership = membership
         self.sent = 0
-        self._endpoint = endpoint
+        self._rounds = rounds
         self._pod_uid = pod_uid
         self._commands_dir = run_dir / COMMANDS_NAME
 
@@ -34,8 +45,8 @@ class Sight:
         """Everything as it is now."""
         commands = await asyncio.to_thread(_count_files, self._commands_dir)
         # Else a member that has just registered would be told of no round, whatever has trained.
-        await self._endpoint.caught_up()
-        membership, round = self.membership.snapshot(), self._endpoint.live_round()
+        await self._rounds.caught_up()
+        membership, round = self.membership.snapshot(), self._rounds.live_round()
         return DrainingSnapshot(
             membership=membership,
             listing=decide(membership, places_of(round)),
@@ -51,7 +62,7 @@ class Sight:
         tasks = [
             asyncio.create_task(self.membership.votes_changed_from(known.votes), name="votes"),
             asyncio.create_task(self.membership.changed_from(known.membership), name="members"),
-            asyncio.create_task(self._endpoint.live_round_changed(known.round), name="round"),
+            asyncio.create_task(self._rounds.live_round_changed(known.round), name="round"),
         ]
         try:
             done, _ = await asyncio.wait(

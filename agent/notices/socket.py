@@ -50,7 +50,7 @@ class Phase:
 
 
 class NoticeSocket:
-    """Listens on ``path``.
+    """Listens on ``path``; None: nobody gives notice by a socket.
 
     ``notify`` takes a notice. ``phase_after`` waits until the phase is another than the one given
     (None: whatever it is now) and returns it.
@@ -58,7 +58,7 @@ class NoticeSocket:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         notify: Callable[[Notice], None],
         phase_after: Callable[[Phase | None], Awaitable[Phase]],
     ) -> None:
@@ -70,16 +70,22 @@ class NoticeSocket:
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
-        nascent = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        if self._path is None:
+            await asyncio.Event().wait()
+        else:
+            await self._serve(self._path)
+
+    async def _serve(self, path: Path) -> None:
+        nascent = path.with_name(f"{path.name}.{os.getpid()}")
         if len(os.fsencode(nascent)) > PATH_MAX:
             raise ConfigError(
-                f"--run-dir (MUSTER_RUN_DIR): {self._path} is too long for a unix socket:"
+                f"--run-dir (MUSTER_RUN_DIR): {path} is too long for a unix socket:"
                 " choose a shorter directory"
             )
         await asyncio.to_thread(nascent.unlink, missing_ok=True)
         server = await asyncio.start_unix_server(self._answer, str(nascent), limit=LINE_LENGTH)
         try:
-            await asyncio.to_thread(_put_in_place, nascent, self._path)
+            await asyncio.to_thread(_put_in_place, nascent, path)
             self.listening.set()
             await asyncio.Event().wait()
         finally:

@@ -21,11 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import Literal, cast
 
-import pytest
-
-from agent.draining import drains
-from agent.draining.drains import SOCKET_NAME, Drains
-from launcher_shim.c10d.endpoint import Endpoint
+from agent.parts import drains_of, job_client, member_parts
+from agent.rundir import NOTICE_SOCKET_NAME
+from agent.surroundings import MemberSettings, Surroundings
 from launcher_shim.c10d.nodes import Node, Round, Seat
 from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
@@ -33,7 +31,6 @@ from rdzv.history import HistoryEntry
 from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.model import Drain, Snapshot
-from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
@@ -94,10 +91,13 @@ class Pod:
             self.cable.cut()
         self._files = MortalRunDir(str(self.run_dir))
         self.store = CabledStore(self.job.engine, self.cable)
-        clock = self.job.clock
-        self.mirror = Mirror(KEYS.prefix, clock)
-        self.membership = Membership(KEYS, self.mirror)
-        self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
+        # The gate's deadline is of the same clock, not the boot clock: no rank here looks at it.
+        around = Surroundings(
+            store=self.store,
+            clock=self.job.clock,
+            boot_clock=self.job.clock,
+            random=Random(self.name),
+        )
         identity = Identity(
             self.name,
             self.uid,
@@ -109,35 +109,26 @@ class Pod:
             self.job.most,
             job_uid="uid-digits",
         )
-        self.registrar = Registrar(
-            self.store,
-            self.mirror,
-            self.membership,
-            identity,
+        settings = MemberSettings(
+            keys=KEYS,
+            identity=identity,
             lease_ttl_s=LEASE_TTL_S,
-            clock=clock,
-            random=Random(self.name),
-            held=self.held,
-            on_held=self._keep,
+            grace_s=self.job.grace_s,
+            below_min=self.job.below_min,
         )
-        with pytest.MonkeyPatch.context() as patched:
-            # Only while its parts are handed their clocks: tests run several jobs side by side. The
-            # gate's deadline is of this clock then, not the boot clock: no rank here looks at it.
-            patched.setattr(drains, "boot_s", clock)
-            patched.setattr(drains, "monotonic", clock)
-            self.drains = Drains(
-                self._files,
-                self.store,
-                self.mirror,
-                self.membership,
-                self.registrar,
-                cast(Endpoint, Rounds(self.mirror, self.membership)),
-                grace_s=self.job.grace_s,
-                below_min=self.job.below_min,
-                random=Random(self.name),
-            )
+        client = job_client(around, KEYS)
+        self.mirror, self.membership = client.mirror, client.membership
+        self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
+        member = member_parts(around, settings, client, held=self.held, on_held=self._keep)
+        self.registrar = member.registrar
+        self.drains = drains_of(
+            *(around, settings, member),
+            rounds=Rounds(self.mirror, self.membership),
+            run_dir=self._files,
+            notice_path=self.run_dir / NOTICE_SOCKET_NAME,
+        )
         self._tasks = [
-            asyncio.create_task(Watching(self.store, self.mirror).run()),
+            asyncio.create_task(client.watching.run()),
             asyncio.create_task(self.registrar.run()),
             asyncio.create_task(self.drains.run()),
         ]
@@ -233,7 +224,7 @@ class Client:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> Line:
-        path = str(self._pod.run_dir / SOCKET_NAME)
+        path = str(self._pod.run_dir / NOTICE_SOCKET_NAME)
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(path)

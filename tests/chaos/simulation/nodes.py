@@ -20,7 +20,7 @@ from agent.draining.steward import Steward
 from agent.draining.writing import Writing
 from agent.host_delivery import HostDelivery
 from agent.rundir import State
-from agent.sidecar import LEAVE_TIMEOUT_S
+from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.c10d.endpoint import Endpoint
 from rdzv.errors import Fenced
 from rdzv.keys import JobKeys

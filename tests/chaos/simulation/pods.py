@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent.notices.notice import Notice, Source
 from agent.notices.socket import Phase
-from agent.sidecar import LEAVE_TIMEOUT_S
+from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
 from rdzv.store import WatchEvent
 from tests.chaos.simulation.loop import SimulatedLoop

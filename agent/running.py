@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole sidecar but for what people see of it: its parts, and the tasks that keep them going.
+
+Every task is vital: one that ends takes the sidecar down. The exception is a sidecar that is
+fenced: it stays, writes nothing, and registers again when it is let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+
+from agent.parts import job_client, launcher_parts, member_parts
+from agent.rundir import STATE_NAME, RunDir, State
+from agent.surroundings import MemberSettings, Sockets, Surroundings
+from rdzv.errors import Fenced, StoreUnavailable
+from rdzv.registration import Held
+
+log = logging.getLogger(__name__)
+
+LEAVE_TIMEOUT_S = 3.0
+"""For saying goodbye to the store. Unsaid, the lease says it later."""
+
+Tasks = dict[str, asyncio.Task[None]]
+
+
+class RunningParts:
+    """One member's parts, from its registration until it leaves.
+
+    ``held``: what the sidecar before this one was registered as; None for a pod that never was.
+    ``fenced``: why the member may not write, or empty. ``stopping``: it has begun to leave, and
+    delivers no host list any more.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        settings: MemberSettings,
+        run_dir: RunDir,
+        sockets: Sockets,
+        held: Held | None,
+    ) -> None:
+        self.fenced = ""
+        self.stopping = False
+        self.client = job_client(around, settings.keys)
+        self.member = member_parts(around, settings, self.client, held=held, on_held=self._keep)
+        self.launcher = launcher_parts(
+            *(around, settings, self.member, run_dir, sockets), ready=lambda: not self.not_ready()
+        )
+        self._store_address = around.store_address
+        self._settings = settings
+        self._run_dir = run_dir
+        self._fresh = held is None
+        self._registered_once = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Be a member until ``stop`` is set, then leave.
+
+        Raises an ``ExceptionGroup`` of what took a task down.
+        """
+        async with asyncio.TaskGroup() as group:
+            tasks = self._start(group)
+            await self._serve_until_stopped(stop)
+            await self._leave(tasks)
+
+    def not_ready(self) -> str | None:
+        """Why launchers beside this sidecar should not start, or None."""
+        if self.stopping:
+            return "stopping"
+        if self.fenced:
+            return self.fenced
+        if not self._registered_once:
+            return "not registered yet"
+        if self.launcher.drains.own.active:
+            return "draining"
+        if not self.launcher.hosts.delivered.is_set():
+            return "the host list is not delivered yet"
+        if not self.launcher.endpoint.listening.is_set():
+            return "the rendezvous endpoint does not listen yet"
+        return None
+
+    # -- from start to end
+
+    def _start(self, group: asyncio.TaskGroup) -> Tasks:
+        work = {
+            "registration": self._stay_registered(),
+            "hosts": self._deliver_hosts(),
+            "watching": self.client.watching.run(),
+            "c10d": self.launcher.endpoint.run(),
+            "losses": self.member.losses.run(),
+            "drains": self.launcher.drains.run(),
+            "lookout": self.launcher.lookout.run(),
+            "sweeper": self.member.sweeper.run(),
+            "store-version": self.member.store_version.run(),
+        }
+        return {name: start_vital(group, name, one) for name, one in work.items()}
+
+    async def _serve_until_stopped(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self.stopping = True
+        log.info("stopping: leaving the job", extra={"event": "stopping"})
+
+    async def _leave(self, tasks: Tasks) -> None:
+        # The host list stays as it was: who restarts a sidecar does not change the job.
+        await _end(tasks["registration"], tasks["hosts"])
+        if self.launcher.endpoint.outlived:
+            # The next sidecar of this pod goes on with it; none is missed if none comes.
+            log.info(
+                "a torchrun stays behind muster-run: leaving its place to the next sidecar",
+                extra={"event": "outlived"},
+            )
+        else:
+            await self.member.registrar.leave(LEAVE_TIMEOUT_S)
+        for task in tasks.values():
+            task.cancel()
+
+    # -- registration
+
+    async def _stay_registered(self) -> None:
+        await self._reach_store()
+        registrar, endpoint = self.member.registrar, self.launcher.endpoint
+        while True:
+            try:
+                await registrar.run()
+            except Fenced as error:
+                # The launcher beside it stays as it is: nobody writes its requests down.
+                self.fenced = str(error)
+                endpoint.fenced = True
+                log.error(
+                    "fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"}
+                )
+            await registrar.let_in_again()
+            self.fenced = ""
+            endpoint.fenced = False
+            log.info(
+                "no longer fenced: the job is this pod's again", extra={"event": "fence_lifted"}
+            )
+
+    async def _reach_store(self) -> None:
+        """Wait for the first read. One that has been a member before waits for ever."""
+        timeout_s = self._settings.start_timeout_s if self._fresh else None
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.client.mirror.changed_after(0)
+        except TimeoutError:
+            trouble = self.client.watching.trouble
+            raise StoreUnavailable(
+                f"the store at {self._store_address} could not be read within"
+                f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check --etcd-endpoints"
+                " (MUSTER_ETCD_ENDPOINTS), that it runs, and that it lets this member in"
+            ) from None
+
+    async def _keep(self, held: Held) -> None:
+        """Keep what is registered, for the sidecar that starts here next."""
+        state = State(self._settings.identity.pod_uid, held)
+        try:
+            await asyncio.to_thread(self._run_dir.keep, state)
+        except OSError as error:
+            log.error(
+                "%s cannot be written (%s): were this sidecar started again, it would be taken"
+                " for a fresh pod",
+                self._run_dir.path / STATE_NAME,
+                error.strerror,
+                extra={"event": "state_not_kept"},
+            )
+
+    # -- the host list
+
+    async def _deliver_hosts(self) -> None:
+        await self.member.registrar.registered.wait()
+        self._registered_once = True
+        await self.launcher.hosts.run()
+
+
+def start_vital(
+    group: asyncio.TaskGroup, name: str, work: Coroutine[None, None, None]
+) -> asyncio.Task[None]:
+    """Start a task that takes its group down if it ends by itself."""
+    return group.create_task(_vital(name, work), name=name)
+
+
+async def _vital(name: str, work: Coroutine[None, None, None]) -> None:
+    await work
+    raise RuntimeError(f"the task {name} ended by itself")
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One job in one store, as a client sees it: the mirror of its keys and what feeds and reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+
+from rdzv.keys import JobKeys
+from rdzv.membership import Membership
+from rdzv.store import Store
+from rdzv.watching import Mirror, Watching
+
+
+@dataclass(frozen=True, slots=True)
+class JobClient:
+    """What travels together: whoever follows a job has all of these, made for each other.
+
+    ``mirror`` shows nothing before ``watching`` runs.
+    """
+
+    store: Store
+    keys: JobKeys
+    mirror: Mirror
+    membership: Membership
+    watching: Watching
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        keys: JobKeys,
+        *,
+        clock: Callable[[], float],
+        random: Random | None = None,
+    ) -> JobClient:
+        """Make the client of one job. ``clock`` is monotonic, in seconds."""
+        mirror = Mirror(keys.prefix, clock)
+        return cls(
+            store=store,
+            keys=keys,
+            mirror=mirror,
+            membership=Membership(keys, mirror),
+            watching=Watching(store, mirror, random=random),
+        )
+
+
+@asynccontextmanager
+async def following(client: JobClient) -> AsyncIterator[JobClient]:
+    """Let the mirror follow the store for as long as the context lasts.
+
+    The first read may be under way still: ``client.mirror.changed_after(0)`` waits for it.
+    """
+    watching = asyncio.create_task(client.watching.run(), name="watch")
+    try:
+        yield client
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
