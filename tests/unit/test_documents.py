@@ -22,7 +22,7 @@ def test_the_readme_is_short() -> None:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def linked_from(page: Path) -> set[Path]:
@@ -68,4 +68,21 @@ def test_every_page_and_script_that_a_document_names_is_there(page: Path) -> Non
         page.read_text(),
     )
     missing = [name for name in sorted({*named}) if not any(ROOT.glob(name))]
+    assert missing == []
+
+
+def test_every_part_in_the_picture_of_the_architecture_is_there() -> None:
+    picture = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    missing, room = [], ""
+    for kind, text in re.findall(r'<text class="(title|name)" x="\d+" y="\d+">([^<]+)<', picture):
+        if kind == "title":
+            room = text
+            continue
+        folder, _, names = text.rpartition(": ")
+        missing += [
+            f"{room}{folder}{name}"
+            for name in names.split(", ")
+            if not any((ROOT / room / folder).glob(f"{name.rstrip('/')}*"))
+        ]
+    assert room
     assert missing == []
