@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.kv import Kv
+from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
 from launcher_shim.c10d.ledger import Stamp
 from launcher_shim.c10d.live_round import master_token, newest
 from launcher_shim.c10d.note import Note
@@ -245,17 +245,27 @@ class Endpoint:
         name = await self._meant_for(container_of(nonce), run_id)
         kv = self._run(name).kv
         if not self._ended_well(name):
-            await kv.put([(wire.STAGE, line)], stamp)
+            value = recorded(container_of(nonce), line)
+            await kv.put([(line_key(self._registrar.identity.member), value)], stamp)
             return kv, False
         passed = (
             may_pass
             and nonce is not None
-            and await kv.get(wire.STAGE) == line
+            and await self._was_run(name, line)
             and await self._stages.pass_over(nonce, name)
         )
         if passed:
             log.info("a torchrun passes over %s, which has ended well already", name)
         return kv, passed
+
+    async def _was_run(self, name: str, line: bytes) -> bool:
+        """Whether the stage ``name``, which has ended well, was run by that launch line."""
+        run = self._run(name)
+        frozen = run.rendezvous.round.frozen
+        members = [seat.member for seat in frozen]
+        values = await run.kv.get_all([line_key(member) for member in members])
+        known = dict(zip(members, values, strict=True))
+        return was_run(line, self._registrar.identity.member, frozen, known)
 
     def _ended_well(self, name: str) -> bool:
         run = self._runs.get(name)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By which launch lines a stage was run: a container passes over only what it would run again.
+
+Each member records a digest of its line beside the run's keys, before its torchrun starts, with
+the container that it starts in. The list of nodes that ended the stage well names containers, too:
+so what counts is what trained, and not what somebody asked for last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.nodes import Seat
+from launcher_shim.c10d.stages import container_of
+
+
+def line_key(member: str) -> bytes:
+    """The key, among those of the run, of the line that ``member`` has asked with last."""
+    return wire.STAGE + member.encode()
+
+
+def recorded(container: str, line: bytes) -> bytes:
+    """Make the value: the digest ``line`` behind the container that asked."""
+    return container.encode() + b" " + line
+
+
+def was_run(
+    line: bytes, member: str, frozen: Sequence[Seat], values: Mapping[str, bytes | None]
+) -> bool:
+    """Whether the world ``frozen``, which has ended well, was started with ``line``.
+
+    ``values``: what stands at ``line_key``, by member. A member of that world is held to its own
+    line; any other, as a pod that comes later, may have that of any of them.
+    """
+    ran: dict[str, bytes] = {}
+    for seat in frozen:
+        container, _, of_seat = (values.get(seat.member) or b"").partition(b" ")
+        if container and container == container_of(seat.nonce).encode():
+            ran[seat.member] = of_seat
+    return line == ran[member] if member in ran else line in ran.values()
