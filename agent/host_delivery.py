@@ -91,6 +91,10 @@ class HostDelivery:
 
     def _decide(self, snapshot: Snapshot) -> None:
         listing = decide(snapshot)
+        if listing.standby:
+            # Which workers run where is known to horovodrun alone. What it was told last stands for
+            # that: nothing in the store does, as a round and its nodes do for torchrun.
+            listing = decide(snapshot, self._list.places(snapshot.members))
         if listing.reason != self.listing.reason:
             log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
         self.listing = listing

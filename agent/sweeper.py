@@ -55,6 +55,7 @@ class Sweeper:
             await self._membership.changed_from(snapshot)
 
     def _is_mine(self, snapshot: Snapshot) -> bool:
+        # By age, whoever trains: a sidecar can sweep without a launcher beside it.
         listed = decide(snapshot).listed
         # A pod that is fenced has still its name, but another one holds it.
         return bool(listed) and (listed[0].name, listed[0].pod_uid) == (self._me, self._pod_uid)

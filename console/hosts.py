@@ -20,7 +20,8 @@ from console.showing import Face, Grid, show
 def hosts(config: JobConfig, as_json: bool, watch: bool) -> None:
     """Show the hosts of a job, oldest first: those that are listed now.
 
-    A sidecar's own list may keep a host that was just lost for a few seconds longer.
+    A sidecar's own list may keep a host that was just lost for a few seconds longer, and one that
+    has the line of an older host for as long as it is there.
     """
     show(config, Face(_grids, _line, _json), as_json=as_json, watch=watch)
 

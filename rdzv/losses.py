@@ -65,6 +65,7 @@ class Losses:
             unsubscribe()
 
     def _is_reporter(self, snapshot: Snapshot) -> bool:
+        # By age, whoever trains: a sidecar can report without a launcher beside it.
         listed = decide(snapshot).listed
         return bool(listed) and listed[0].name == self._me
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
-from rdzv.listing import Listing
+from rdzv.listing import Listing, Places
 from rdzv.model import Member
 
 CONFIRM_S = 4.0
@@ -86,6 +86,17 @@ class HostList:
         """The file's content."""
         lines = [f"{host.token}:{host.slots}\n" for host in self.hosts]
         return "".join([*lines, f"rev-{self.revision}:0\n"])
+
+    def places(self, members: Mapping[str, Member]) -> Places:
+        """Who of ``members`` has a line that an older one does not take from it."""
+        found = ((host, members.get(host.member)) for host in self.hosts)
+        return Places(
+            frozenset(
+                host.member
+                for host, member in found
+                if member is not None and token_of(member.name, member.pod_uid) == host.token
+            )
+        )
 
     def next_check_s(self) -> float | None:
         """When ``follow`` is to be asked again although nothing changes, or None."""

@@ -52,7 +52,8 @@ class Scene:
         self.mirror.apply([told, lost], self.mirror.revision + 1)
 
     def begin(self, *members: Member) -> None:
-        self.mirror.replace([self._kv(KEYS.job, Job(1, 4).to_json())], 1)
+        job = Job(members[0].min_workers, members[0].max_workers)
+        self.mirror.replace([self._kv(KEYS.job, job.to_json())], 1)
         self.put(*members)
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -90,7 +91,8 @@ async def delivering(path: Path, *members: Member) -> AsyncIterator[Scene]:
     scene.begin(*members)
     task = asyncio.create_task(scene.delivery.run())
     try:
-        await scene.until(lambda: len(scene.hosts()) == len(members))
+        lines = min(len(members), members[0].max_workers)
+        await scene.until(lambda: len(scene.hosts()) == lines)
         yield scene
     finally:
         task.cancel()
@@ -101,6 +103,10 @@ A = Member("a", "uid-a", 1, "10.0.0.1", "node", "worker", 1, 1, 4)
 B = replace(A, name="b", pod_uid="uid-b")
 C = replace(A, name="c", pod_uid="uid-c")
 D = replace(A, name="d", pod_uid="uid-d")
+OLDEST, YOUNGER, SPARE = (
+    replace(member, incarnation=age, max_workers=2) for age, member in enumerate((A, B, C), 1)
+)
+"""Of a job that has room for two of them."""
 
 
 async def miss_one_for_long_enough(scene: Scene) -> None:
@@ -156,3 +162,50 @@ async def test_the_history_is_read_once_however_many_have_left(
         scene.leave(B, C, D)
         await scene.until(lambda: scene.hosts() == ["a"])
         assert reads == [KEYS.history]
+
+
+async def a_spare_takes_over(scene: Scene) -> None:
+    """Lose the oldest for good; the spare is on the list in its place."""
+    scene.put(SPARE)
+    await scene.until(lambda: scene.listed() == {"a", "b"})
+    scene.lose(OLDEST)
+    await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
+    scene.now += CONFIRM_S / 2
+    scene.mirror.apply([], scene.mirror.revision + 1)
+    scene.now += CONFIRM_S / 2 + 0.1
+    scene.mirror.apply([], scene.mirror.revision + 1)
+    async with asyncio.timeout(30):
+        await scene.mirror.asked()
+    scene.mirror.heard(scene.now)
+    await scene.until(lambda: scene.hosts() == ["b", "c"])
+
+
+async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_it(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+        await a_spare_takes_over(scene)
+        # What horovodrun has begun with stays, and it waits for nobody to be started.
+        back = replace(OLDEST, incarnation=9, since=1)
+        scene.put(back)
+        await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
+        assert scene.hosts() == ["b", "c"]
+        scene.leave(YOUNGER)
+        await scene.until(lambda: scene.hosts() == ["a", "c"])
+
+
+async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+        await a_spare_takes_over(scene)
+    back = replace(OLDEST, incarnation=9, since=1)
+    async with delivering(tmp_path, back, YOUNGER, SPARE) as scene:
+        await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
+        assert scene.hosts() == ["b", "c"]
+
+
+async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(tmp_path: Path) -> None:
+    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+        scene.put(SPARE, replace(OLDEST, pod_uid="uid-a-2", incarnation=9))
+        await scene.until(lambda: scene.hosts() == ["b", "c"])
