@@ -6,20 +6,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from launcher_shim.c10d.claim import Claim
 from launcher_shim.c10d.fillers import filler
 from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
 from launcher_shim.c10d.nodes import ClosedWhy, Node, Round
 from launcher_shim.c10d.portrait import portray
+from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from launcher_shim.c10d.torch_keys import round_key
 from launcher_shim.c10d.views import View
 from rdzv.errors import StateError
-
-if TYPE_CHECKING:
-    from launcher_shim.c10d.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +51,13 @@ class Agent:
     A newer connection of the same member replaces the older one when it first names itself.
     """
 
-    def __init__(self, rendezvous: Rendezvous, nonce: str) -> None:
-        self.nonce = nonce
-        self.seen_s = rendezvous.clock()
-        self.pending = 0
+    def __init__(self, rendezvous: Rendezvous, claim: Claim) -> None:
+        self.claim = claim
         self.asked = 0
         """How many requests it has made."""
         self.waits = 0
         """How many of those under way wait for a key, for as long as that takes."""
         self.finished_round = -1
-        self.filled_round = -1
-        """The round that it was given fillers for: there it never meets the others."""
-        self.asked_s = self.seen_s
-        """Since when its time to join runs: since it asked, or was promoted."""
-        self.parked = False
-        self.parks = True
         self.foreign_size = False
         """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
         self._rendezvous = rendezvous
@@ -77,21 +67,23 @@ class Agent:
         self._row = Row()
         self._drawn: tuple[View, bytes] | None = None
         self._shown = (SENTINEL, TorchState())
+        if claim.named:
+            self._me = NodeDesc(claim.addr, claim.pid, claim.local_id)
+            self._flavour = read_flavour(claim.flavour)
+            claim.parks = self._flavour.redundancy
 
     # --- what the server calls ---
 
     def request_began(self) -> None:
         """Take note of a request; one that is pending shows that the agent is not hung."""
-        self.pending += 1
+        self.claim.request_began(self._rendezvous.clock())
         self.asked += 1
-        self.seen_s = self._rendezvous.clock()
         for watcher in self._watchers:
             watcher.set()
 
     def request_ended(self) -> None:
         """Take note of an answer."""
-        self.pending -= 1
-        self.seen_s = self._rendezvous.clock()
+        self.claim.request_ended(self._rendezvous.clock())
 
     def wait_ended(self) -> None:
         """Take note that a key has come that it waited for, or was given up."""
@@ -110,7 +102,7 @@ class Agent:
         """Answer a GET of the state key, at once and from the mirror."""
         if self._me is None:
             return SENTINEL
-        return self._draw(self._rendezvous.view_of(self))
+        return self._draw(self._rendezvous.view_of(self.claim))
 
     async def compare_set(self, expected: bytes, desired: bytes) -> bytes:
         """Answer a COMPARE_SET of the state key.
@@ -143,7 +135,7 @@ class Agent:
 
         To be awaited before an ADD on ``.../terminal_state/...`` is answered.
         """
-        node = self._rendezvous.live_node(self)
+        node = self._rendezvous.live_node(self.claim)
         if node is None or self.finished_round == node.round:
             return
         self.finished_round = node.round
@@ -156,11 +148,11 @@ class Agent:
             return None
         number, name = of_round
         # Whoever was told one such value is told the others too, although all may be back.
-        if number != self.filled_round and not self._rendezvous.is_dead(number):
+        if number != self.claim.filled_round and not self._rendezvous.is_dead(number):
             return None
         made = filler(name)
         if made is not None:
-            self.filled_round = number
+            self.claim.filled_round = number
         return made
 
     async def news(self) -> None:
@@ -169,16 +161,16 @@ class Agent:
 
     def closed(self) -> None:
         """The connection is gone: so is what the agent wished."""
-        self._rendezvous.leave(self, "done" if self._is_done() else "closed")
+        self._rendezvous.leave(self.claim, "done" if self._is_done() else "closed")
         for watcher in self._watchers:
             watcher.set()
 
-    # --- what the rendezvous calls ---
+    # --- what it is ---
 
     @property
     def named(self) -> bool:
         """Whether its torchrun has named itself."""
-        return self._me is not None
+        return self.claim.named
 
     @property
     def run_id(self) -> str:
@@ -194,7 +186,7 @@ class Agent:
     @property
     def pid(self) -> int:
         """Its torchrun's process number, in its own container; 0 while it has not named itself."""
-        return self._me.pid if self._me is not None else 0
+        return self.claim.pid if self.claim.named else 0
 
     @property
     def takes_part(self) -> bool:
@@ -205,35 +197,19 @@ class Agent:
     @property
     def node(self) -> Node | None:
         """Its record as it should be, if it is the one of its member that counts."""
-        return self._rendezvous.own_node(self)
+        return self._rendezvous.own_node(self.claim)
+
+    def resume(self, finished_round: int, filled_round: int) -> None:
+        """Go on where it was with the sidecar before this one."""
+        self.finished_round = finished_round
+        self.claim.filled_round = filled_round
 
     def move(self, rendezvous: Rendezvous) -> None:
         """Go on in the run of the job's next life."""
         self._rendezvous = rendezvous
         self._drawn = None
-        self.finished_round = self.filled_round = -1
-
-    def record(self, ask: int) -> Node:
-        """Make the record of this agent asking for the ``ask``-th time."""
-        assert self._me is not None
-        return Node(
-            member=self._rendezvous.member,
-            state="asking",
-            nonce=self.nonce,
-            ask=ask,
-            addr=self._me.addr,
-            pid=self._me.pid,
-            local_id=self._me.local_id,
-            flavour=spell_flavour(self._flavour),
-        )
-
-    def resume(self, node: Node) -> None:
-        """Go on for a client that outlived the sidecar before this one."""
-        self._me = NodeDesc(node.addr, node.pid, node.local_id)
-        self._flavour = read_flavour(node.flavour)
-        self.parks = self._flavour.redundancy
-        # It may have been parked: promotion is safe at any time.
-        self.parked = True
+        self.finished_round = self.claim.filled_round = -1
+        rendezvous.adopt(self.claim)
 
     # --- wishes ---
 
@@ -252,7 +228,9 @@ class Agent:
             return
         self._me, self._flavour = me, flavour
         self._drawn = None
-        self.parks = flavour.redundancy
+        claim = self.claim
+        claim.addr, claim.pid, claim.local_id = me.addr, me.pid, me.local_id
+        claim.flavour, claim.parks = spell_flavour(flavour), flavour.redundancy
         policy = self._rendezvous.policy()
         self.foreign_size = foreign_size(first, policy.min_nodes, policy.max_nodes)
         if self.foreign_size:
@@ -261,34 +239,34 @@ class Agent:
                 policy.min_nodes,
                 policy.max_nodes,
             )
-        self._rendezvous.take_over(self)
+        self._rendezvous.take_over(self.claim)
 
     async def _change(self, wanted: Wish) -> bytes:
         rendezvous = self._rendezvous
         if wanted.change == "join":
-            granted = await rendezvous.join(self)
+            granted = await rendezvous.join(self.claim)
             # It was on no list: what it was shown before does not count.
-            self.parked = False
-            self.asked_s = rendezvous.clock()
+            self.claim.parked = False
+            self.claim.asked_s = rendezvous.clock()
         else:
-            granted = await rendezvous.leave_written(self)
+            granted = await rendezvous.leave_written(self.claim)
         if granted:
             # torch would sleep for a second and ask again: it may as well wait here for news.
             await self._hold(while_shown="asking" if wanted.change == "join" else "full")
         return await self._answer(fruitless=not granted)
 
     async def _step_off(self, before: TorchState) -> bytes:
-        if before.participants and self.parks:
-            self.parks = False
+        if before.participants and self.claim.parks:
+            self.claim.parks = False
             self.foreign_size = True
             log.warning(
                 "the maximum of this torchrun's --nnodes is not the job's %d, which is what counts",
                 self._rendezvous.policy().max_nodes,
             )
-        self.parked = False
-        self.asked_s = self._rendezvous.clock()
+        self.claim.parked = False
+        self.claim.asked_s = self._rendezvous.clock()
         await self._hold(while_shown="asking")
-        shown = self._rendezvous.view_of(self).role
+        shown = self._rendezvous.view_of(self.claim).role
         return await self._answer(fruitless=shown in ("parked", "promoted"))
 
     async def _close(self) -> bool:
@@ -297,12 +275,12 @@ class Agent:
         Who wanted it is told so in any case: torch would ask again and again.
         """
         rendezvous = self._rendezvous
-        node = rendezvous.live_node(self)
+        node = rendezvous.live_node(self.claim)
         if node is None:
             return False
         closed: ClosedWhy = "success" if self._is_done() else "failure"
         if rendezvous.vetoes_close(node, closed):
-            rendezvous.leave(self, "done" if closed == "success" else "closed")
+            rendezvous.leave(self.claim, "done" if closed == "success" else "closed")
             return False
         await rendezvous.edit_round(
             node,
@@ -311,7 +289,7 @@ class Agent:
         return closed == "success"
 
     def _is_done(self) -> bool:
-        node = self._rendezvous.own_node(self)
+        node = self._rendezvous.own_node(self.claim)
         return node is not None and node.state == "in" and node.round == self.finished_round
 
     # --- answers ---
@@ -321,7 +299,7 @@ class Agent:
         try:
             async with asyncio.timeout(rendezvous.policy().hold_s):
                 while True:
-                    view = rendezvous.view_of(self)
+                    view = rendezvous.view_of(self.claim)
                     if not (view.full if while_shown == "full" else view.role == while_shown):
                         return
                     await rendezvous.news()
@@ -336,7 +314,7 @@ class Agent:
 
     def _draw(self, view: View) -> bytes:
         if view.role == "parked":
-            self.parked = True
+            self.claim.parked = True
         if self._drawn is None or self._drawn[0] != view:
             assert self._me is not None
             rendezvous = self._rendezvous
@@ -345,6 +323,11 @@ class Agent:
             self._drawn = (view, blob)
             self._shown = (blob, state)
         return self._drawn[1]
+
+
+def connect(rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None) -> Agent:
+    """Make the agent behind a new client connection; see ``Rendezvous.claim``."""
+    return Agent(rendezvous, rendezvous.claim(nonce, kept))
 
 
 def spell_flavour(flavour: Flavour) -> str:

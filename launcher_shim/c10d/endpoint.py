@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
@@ -216,7 +216,7 @@ class Endpoint:
         """
         await self._registrar.registered.wait()
         run = self._run(await self._meant_for(container_of(nonce), run_id))
-        agent = run.rendezvous.connect(nonce)
+        agent = connect(run.rendezvous, nonce)
         run.attached[author] = (agent, move)
         return run.kv, agent
 
@@ -281,9 +281,9 @@ class Endpoint:
         if kept is not None and foreign:
             # Its world was of a former life of the job: it asks again in this one, from the start.
             kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
-        agent = run.rendezvous.connect(nonce, kept)
+        agent = connect(run.rendezvous, nonce, kept)
         if not foreign:
-            agent.finished_round, agent.filled_round = note.finished_round, note.filled_round
+            agent.resume(note.finished_round, note.filled_round)
         run.attached[author] = (agent, move)
         log.info(
             "a torchrun of %s has outlived its sidecar and goes on",
@@ -303,7 +303,7 @@ class Endpoint:
             self._generation or 0,
             agent.node,
             agent.finished_round,
-            agent.filled_round,
+            agent.claim.filled_round,
         )
 
     def detach(self, author: str) -> None:
@@ -311,7 +311,7 @@ class Endpoint:
         for name, run in self._runs.items():
             agent, _ = run.attached.pop(author, (None, None))
             if agent is not None and agent.ended_well:
-                self._finished(container_of(agent.nonce), name)
+                self._finished(container_of(agent.claim.nonce), name)
 
     def _finished(self, container: str, name: str) -> None:
         """Let the container's next torchrun be of the next stage."""
@@ -384,7 +384,7 @@ class Endpoint:
         for agent, move in attached.values():
             log.info("a torchrun of %s goes on in generation %s", run_id, self._generation)
             move(run.kv)
-            run.rendezvous.adopt(agent)
+            agent.move(run.rendezvous)
 
     def _known_runs(self) -> list[str]:
         """Runs that stand in the store: a restarted sidecar serves them before anybody asks."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.claim import Claim
 from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.live_round import live_round
 from launcher_shim.c10d.mirrored_run import MirroredRun
@@ -105,8 +105,8 @@ class Rendezvous:
         )
         self._round_key = RoundKey(keys, drains, store, registered, random)
         self._run = MirroredRun(keys)
-        self._agent: Agent | None = None
-        self._next: tuple[Agent, Node] | None = None
+        self._claim: Claim | None = None
+        self._next: tuple[Claim, Node] | None = None
         self._restored = False
         self._ended = False
         self._observations = Observations()
@@ -126,37 +126,38 @@ class Rendezvous:
             tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
             tasks.create_task(self._decide(), name=f"rounds of {self.run_id}")
 
-    def connect(self, nonce: str | None = None, kept: Node | None = None) -> Agent:
-        """Make the agent behind a new client connection.
+    def claim(self, nonce: str | None = None, kept: Node | None = None) -> Claim:
+        """Make the claim of a new client connection.
 
         ``nonce``: of a connection that may outlive the sidecar. ``kept``: its node as an earlier
         sidecar of this member had it, put back where the store has lost it with the lease, or has
         an older one, as after a restore from a backup.
         """
-        agent = Agent(self, nonce or f"{self._random.getrandbits(64):016x}")
+        now_s = self.clock()
+        claim = Claim(nonce or f"{self._random.getrandbits(64):016x}", now_s, now_s)
         if kept is not None and (kept.member, kept.nonce) != (self.member, nonce):
             kept = None
         node = self._run.node(self.member)
         if node is None or (kept is not None and kept.is_later_than(node)):
             node = kept
         if node is not None and node.nonce == nonce:
-            self._resume(agent, node)
+            self._resume(claim, node)
         elif kept is not None:
             # Another torchrun of the pod counts, if it is still there to claim its record. That
             # hangs on a former lease, and is gone soon where nobody does.
-            agent.resume(kept)
-            self._next = (agent, kept)
-        return agent
+            claim.resume(kept)
+            self._next = (claim, kept)
+        return claim
 
-    def _resume(self, agent: Agent, node: Node) -> None:
-        agent.resume(node)
-        self._agent = agent
-        self._came(agent.nonce)
+    def _resume(self, claim: Claim, node: Node) -> None:
+        claim.resume(node)
+        self._claim = claim
+        self._came(claim.nonce)
         self._own.aim(node)
 
     def _resume_next(self) -> None:
         """Let a client have the place that nobody has claimed while its record was there."""
-        if self._next is not None and self._agent is None:
+        if self._next is not None and self._claim is None:
             self._resume(*self._next)
             self._moved()
         self._next = None
@@ -168,12 +169,12 @@ class Rendezvous:
         self._own.retire()
         self._tell()
 
-    def adopt(self, agent: Agent) -> None:
-        """Take over an agent from a former life: its world is none here, so it asks again."""
-        agent.move(self)
-        if agent.named:
-            self._agent = agent
-            self._own.aim(replace(agent.record(0), state="left", left_reason="hung"))
+    def adopt(self, claim: Claim) -> None:
+        """Take over a claim from a former life: its world is none here, so it asks again."""
+        if claim.named:
+            self._claim = claim
+            node = claim.asking(self.member, 0)
+            self._own.aim(replace(node, state="left", left_reason="hung"))
             self._moved()
 
     @property
@@ -200,71 +201,71 @@ class Rendezvous:
         scene = self._look()
         return live_round(self.run_id, scene.word, scene.standings, self.policy(), master)
 
-    # --- for agents ---
+    # --- for agents, each by its claim ---
 
-    def own_node(self, agent: Agent) -> Node | None:
-        """What the record of ``agent`` should be, if it is the one that counts."""
+    def own_node(self, claim: Claim) -> Node | None:
+        """What the record of ``claim`` should be, if it is the one that counts."""
         node = self._own.node
-        return node if agent is self._agent and node and node.nonce == agent.nonce else None
+        return node if claim is self._claim and node and node.nonce == claim.nonce else None
 
-    def live_node(self, agent: Agent) -> Node | None:
-        """The record of ``agent`` if it takes part in the live round."""
-        node, current = self.own_node(agent), self._run.round
+    def live_node(self, claim: Claim) -> Node | None:
+        """The record of ``claim`` if it takes part in the live round."""
+        node, current = self.own_node(claim), self._run.round
         live = node and node.state == "in" and current.complete and node.round == current.number
         return node if live else None
 
-    def take_over(self, agent: Agent) -> None:
-        """Let ``agent`` be the one that counts; the one before is gone."""
-        if self._agent is not agent and (node := self._own.node) and node.state != "left":
+    def take_over(self, claim: Claim) -> None:
+        """Let ``claim`` be the one that counts; the one before is gone."""
+        if self._claim is not claim and (node := self._own.node) and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason="closed", round=0))
-        self._agent = agent
+        self._claim = claim
 
-    async def join(self, agent: Agent) -> bool:
-        """Write that ``agent`` asks, unless it does already; return whether it may."""
-        if agent is not self._agent:
+    async def join(self, claim: Claim) -> bool:
+        """Write that ``claim`` asks, unless it does already; return whether it may."""
+        if claim is not self._claim:
             return False
         node = self._own.node
-        if node is None or node.nonce != agent.nonce or node.state != "asking":
-            self._came(agent.nonce)
-            await self._write(agent.record(node.ask + 1 if node else 1))
+        if node is None or node.nonce != claim.nonce or node.state != "asking":
+            self._came(claim.nonce)
+            await self._write(claim.asking(self.member, node.ask + 1 if node else 1))
         return True
 
-    async def leave_written(self, agent: Agent) -> bool:
-        """Write that ``agent`` took itself off; return whether it was there."""
-        node = self.own_node(agent)
+    async def leave_written(self, claim: Claim) -> bool:
+        """Write that ``claim`` took itself off; return whether it was there."""
+        node = self.own_node(claim)
         if node is None:
             return False
         if node.state != "left":
             await self._write(replace(node, state="left", left_reason="exit", round=0))
         return True
 
-    def leave(self, agent: Agent, reason: LeftReason) -> None:
-        """Leave a tombstone for ``agent``; it is written as soon as the store lets us."""
-        node = self.own_node(agent)
+    def leave(self, claim: Claim, reason: LeftReason) -> None:
+        """Leave a tombstone for ``claim``; it is written as soon as the store lets us."""
+        node = self.own_node(claim)
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
             told_to = self.member in self._members().leaving or self._run.round.closed
             self._ended_by(node.nonce, reason in ("closed", "hung") and not told_to)
             self._moved()
-        elif self._next is not None and self._next[0] is agent:
+        elif self._next is not None and self._next[0] is claim:
             self._next = None
 
-    def view_of(self, agent: Agent) -> View:
-        """Make the view of ``agent``."""
-        node = self.own_node(agent)
+    def view_of(self, claim: Claim) -> View:
+        """Make the view of ``claim``."""
+        node = self.own_node(claim)
         if node is None:
             # Not the one that counts (any more), or new: it is in nothing.
-            return View("apart", Round(self._run.round.number), full=agent is not self._agent)
+            return View("apart", Round(self._run.round.number), full=claim is not self._claim)
         scene = self._look()
         return view(
             scene.snapshot,
             scene.standings,
             self.policy(),
             node,
-            parked=agent.parked,
-            parks=agent.parks,
-            filled_round=agent.filled_round,
-            waited_s=self.clock() - agent.asked_s,
+            parked=claim.parked,
+            parks=claim.parks,
+            filled_round=claim.filled_round,
+            waited_s=self.clock() - claim.asked_s,
         )
 
     def is_dead(self, round_number: int) -> bool:
@@ -412,9 +413,9 @@ class Rendezvous:
                     await self._reach(await self._round_key.decide(due[0], word) or 0)
                 wake_at_s = min(wake_at_s, max(due[1], now + LOOK_AGAIN_S))
             await self._stirred_by(wake_at_s, registered=registered)
-            if self._agent is not None and self.clock() > wake_at_s + LATE_S:
+            if self._claim is not None and self.clock() > wake_at_s + LATE_S:
                 # It was this sidecar that stood still: what the agent asked may still wait.
-                self._agent.seen_s = self.clock()
+                self._claim.excuse(self.clock())
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _stirred_by(self, wake_at_s: float, *, registered: bool) -> None:
@@ -442,17 +443,17 @@ class Rendezvous:
 
     def _bury_hung(self, now: float) -> float:
         """Leave a tombstone for an agent that has been silent too long; when to look again."""
-        agent, hung_s = self._agent, self.policy().hung_s
-        node = self.own_node(agent) if agent is not None else None
-        if agent is None or node is None or node.state == "left":
+        claim, hung_s = self._claim, self.policy().hung_s
+        node = self.own_node(claim) if claim is not None else None
+        if claim is None or node is None or node.state == "left":
             return math.inf
-        if agent.pending:
+        if claim.pending:
             return now + hung_s
-        if now - agent.seen_s >= hung_s:
+        if now - claim.seen_s >= hung_s:
             log.warning("the torchrun here has asked for nothing for %.0f s: it hangs", hung_s)
-            self.leave(agent, "hung")
+            self.leave(claim, "hung")
             return math.inf
-        return agent.seen_s + hung_s
+        return claim.seen_s + hung_s
 
     def _handing(self) -> Handing | None:
         """Propose what becomes of our own node once it is frozen."""

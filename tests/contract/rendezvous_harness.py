@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
 )
 
-from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
@@ -399,7 +399,7 @@ class Job:
         node: tuple[str, int, int] | None = None,
     ) -> Torchrun:
         """Start a torchrun on the sidecar ``name``."""
-        wire = Wire(asyncio.get_running_loop(), self.sidecars[name].rendezvous.connect())
+        wire = Wire(asyncio.get_running_loop(), connect(self.sidecars[name].rendezvous))
 
         def make() -> DynamicRendezvousHandler:
             handler = DynamicRendezvousHandler.from_backend(

@@ -33,13 +33,13 @@ async def test_too_few_outlive_their_join_time_out_and_form_a_world_once_they_ar
 async def test_one_that_is_left_alone_waits_for_others_to_come_back() -> None:
     async with job(QUICK) as one:
         alone = await one.node("a", join_s=JOIN_S)
-        await one.until(lambda: alone.wire.agent.parked)
+        await one.until(lambda: alone.wire.agent.claim.parked)
         for name in "bc":
             await one.node(name)
         await one.world("a", "b", "c")
         for name in "bc":
             one.torchruns[name].kill()
-        await one.until(lambda: alone.restarts == 1 and alone.wire.agent.parked)
+        await one.until(lambda: alone.restarts == 1 and alone.wire.agent.claim.parked)
         await one.passed(JOIN_S + 1)
         assert alone.failure is None
         for name in "bc":

@@ -8,6 +8,7 @@ from dataclasses import replace
 from random import Random
 from time import monotonic
 
+from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Node
 from launcher_shim.c10d.own_node import OwnNode
 from launcher_shim.c10d.registered import Registered
@@ -44,7 +45,7 @@ class Unread(Faults):
 async def world(*pods: Pod) -> list[Client]:
     for one in pods:
         one.policy = replace(POLICY, confirm_s=CONFIRM_S)
-    clients = [Client(one.rendezvous.connect()) for one in pods]
+    clients = [Client(connect(one.rendezvous)) for one in pods]
     await asyncio.gather(*(client.join() for client in clients))
     await until(lambda: all(map(complete, clients)))
     await until(lambda: all(one.node is not None and one.node.state == "in" for one in pods))
@@ -101,7 +102,7 @@ async def absence_is_confirmed(attempt: int) -> None:
 async def test_a_store_that_was_emptied_confirms_nothing() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a:
-        await Client(a.rendezvous.connect()).join()
+        await Client(connect(a.rendezvous)).join()
         heard_s = a.mirror.heard_s
         a.store.engine = MemoryEngine()
         a.mirror.ask()

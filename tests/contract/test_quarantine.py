@@ -39,7 +39,7 @@ def told_of(one: Job, member: str) -> list[str]:
 
 async def parked(one: Job, torchrun: Torchrun) -> None:
     """Wait until it is kept out of the world."""
-    await one.until(lambda: torchrun.wire.agent.parked)
+    await one.until(lambda: torchrun.wire.agent.claim.parked)
 
 
 async def dies(one: Job, member: str, deaths: int) -> None:

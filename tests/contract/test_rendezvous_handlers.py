@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
+from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.runs import Policy
 from rdzv.store.memory import MemoryEngine
@@ -422,7 +423,7 @@ async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
         await one.stop_sidecar("b")
         wire = one.torchruns["b"].wire
         after = await one.sidecar("b", one.sidecars["b"].registrar.held)
-        wire.agent = after.rendezvous.connect(wire.agent.nonce)
+        wire.agent = connect(after.rendezvous, wire.agent.claim.nonce)
         # Meanwhile the former sidecar's lease ends.
         await one.passed(4)
         assert [t.restarts for t in one.everyone] == [0, 0, 0]

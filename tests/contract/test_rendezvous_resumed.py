@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
+from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Node
 from launcher_shim.c10d.note import Note
 from tests.contract.rendezvous_harness import Job, job
@@ -36,7 +37,7 @@ async def lost(one: Job, name: str) -> Node:
 async def come_back(one: Job, name: str, kept: Node) -> None:
     wire = one.torchruns[name].wire
     after = await one.sidecar(name, one.sidecars[name].registrar.held)
-    wire.agent = after.rendezvous.connect(wire.agent.nonce, kept)
+    wire.agent = connect(after.rendezvous, wire.agent.claim.nonce, kept)
 
 
 async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed() -> None:
@@ -92,7 +93,7 @@ async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_ba
         assert kept is not None
         one.torchrun("a")
         await one.world("a", "b")
-        again = one.sidecars["a"].rendezvous.connect(older.nonce, kept)
+        again = connect(one.sidecars["a"].rendezvous, older.claim.nonce, kept)
         assert again.node is None
         await one.passed(1)
         assert one.torchruns["a"].restarts == 0

@@ -14,7 +14,7 @@ from time import monotonic
 
 import pytest
 
-from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
@@ -155,7 +155,7 @@ async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a:
         before = engine.revision
-        answer = await Client(a.rendezvous.connect()).join()
+        answer = await Client(connect(a.rendezvous)).join()
         assert engine.revision == before + 1
         assert not answer.complete
         assert a.node is not None
@@ -169,7 +169,7 @@ async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: in
         pod(engine, "a", Unreliable(seed, 0.3)) as a,
         pod(engine, "b", Unreliable(seed + 100, 0.3)) as b,
     ):
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)), 20)
         assert {client.state.participants[client.me] for client in clients} == {0, 1}
@@ -189,7 +189,7 @@ async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer()
     ):
         for one in (a, b):
             one.policy = replace(POLICY, max_nodes=2, hold_s=60.0)
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         async with asyncio.timeout(40):
             states = await asyncio.gather(*(client.join() for client in clients))
         assert all(state.complete for state in states)
@@ -211,7 +211,7 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
         pod(engine, "b", lags[1]) as b,
         pod(engine, "c", lags[2]) as c,
     ):
-        clients = [Client(one.rendezvous.connect()) for one in (a, b, c)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b, c)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)), 20)
         clients[0].agent.closed()
@@ -223,13 +223,13 @@ async def test_i6_a_stale_incarnation_changes_nothing() -> None:
     engine = MemoryEngine()
     cut = Cut()
     async with pod(engine, "a", cut, lease=1) as old:
-        client = Client(old.rendezvous.connect())
+        client = Client(connect(old.rendezvous))
         await client.join()
         cut.cut()
         client.agent.closed()
         # Meanwhile another pod has taken the name over, and its torchrun asks.
         async with pod(engine, "a", lease=2) as new:
-            await Client(new.rendezvous.connect()).join()
+            await Client(connect(new.rendezvous)).join()
             record = (await new.store.range(RUN.node("a"))).kvs
             cut.mend()
             await old.mirror.reached(record[0].mod_revision)
@@ -241,7 +241,7 @@ async def test_i6_a_stale_incarnation_changes_nothing() -> None:
 async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
     engine, cut = MemoryEngine(), Cut()
     async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         cut.cut()
@@ -256,7 +256,7 @@ async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
 async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         direct = MemoryStore(engine)
@@ -277,7 +277,7 @@ async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
 async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> None:
     engine, cut = MemoryEngine(), Cut()
     async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         cut.cut()
@@ -296,7 +296,7 @@ async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
     engine = MemoryEngine()
     key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
     async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         agent = clients[0].agent
@@ -311,7 +311,7 @@ async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
 async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         await clients[0].agent.exit_barrier()
@@ -336,7 +336,7 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
     engine, faults = MemoryEngine(), LosesOne()
     async with pod(engine, "a", faults) as a:
         a.policy = replace(POLICY, min_nodes=1)
-        client = Client(a.rendezvous.connect())
+        client = Client(connect(a.rendezvous))
         await client.join()
         await until(lambda: complete(client))
         faults.armed = True
@@ -349,7 +349,7 @@ async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a:
         a.policy = replace(POLICY, hung_s=2.0)
-        await Client(a.rendezvous.connect()).join()
+        await Client(connect(a.rendezvous)).join()
         began = monotonic()
         a.jumped_s = 100.0
         await MemoryStore(engine).txn([], [Put(RUN.node("b"), b"")])
@@ -362,7 +362,7 @@ async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
 async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
     async def press(_: int) -> None:
         async with pod(MemoryEngine(), "a") as a:
-            client = Client(a.rendezvous.connect())
+            client = Client(connect(a.rendezvous))
             await client.join()
             began, sent = monotonic(), 0
             while monotonic() - began < 3:
@@ -379,7 +379,7 @@ async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
 async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a:
-        agent = a.rendezvous.connect()
+        agent = connect(a.rendezvous)
         revision = engine.revision
         assert await agent.compare_set(SENTINEL, blob) == SENTINEL
         client = Client(agent)
@@ -391,7 +391,7 @@ async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
 async def test_i8_corrupt_records_stop_nobody() -> None:
     engine = MemoryEngine()
     async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(one.rendezvous.connect()) for one in (a, b)]
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
         await until(lambda: all(map(complete, clients)))
         direct = MemoryStore(engine)

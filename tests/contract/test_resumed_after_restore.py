@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Node
 from rdzv.store import Put
 from rdzv.store.memory import MemoryEngine, MemoryStore
@@ -39,7 +40,7 @@ async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
-        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        agent = connect(a.rendezvous, "outlives", OUTLIVES)
         assert agent.node is None
         await store.lease_revoke(FORMER_LEASE)
         await until(lambda: is_stored(a, OUTLIVES))
@@ -51,8 +52,8 @@ async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
-        replaced = a.rendezvous.connect("outlives", OUTLIVES)
-        counts = a.rendezvous.connect("before", BEFORE)
+        replaced = connect(a.rendezvous, "outlives", OUTLIVES)
+        counts = connect(a.rendezvous, "before", BEFORE)
         await store.lease_revoke(FORMER_LEASE)
         await until(lambda: a.node is not None and a.node.mod_revision == engine.revision)
         assert is_stored(a, BEFORE)
@@ -65,7 +66,7 @@ async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
-        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        agent = connect(a.rendezvous, "outlives", OUTLIVES)
         agent.closed()
         await store.lease_revoke(FORMER_LEASE)
         await until(lambda: a.node is None)
@@ -78,7 +79,7 @@ async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
     await restored(engine, asked)
     async with pod(engine, "a") as a:
         await known(a, "outlives")
-        agent = a.rendezvous.connect("outlives", OUTLIVES)
+        agent = connect(a.rendezvous, "outlives", OUTLIVES)
         await until(lambda: is_stored(a, OUTLIVES))
         assert agent.node == OUTLIVES
 
@@ -88,6 +89,6 @@ async def test_a_record_that_is_newer_than_the_note_counts() -> None:
     await restored(engine, OUTLIVES)
     async with pod(engine, "a") as a:
         await known(a, "outlives")
-        agent = a.rendezvous.connect("outlives", replace(OUTLIVES, state="asking", round=0))
+        agent = connect(a.rendezvous, "outlives", replace(OUTLIVES, state="asking", round=0))
         assert agent.node is not None
         assert agent.node.state == "in"

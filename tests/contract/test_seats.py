@@ -28,7 +28,7 @@ async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:
         await one.node("d")
         await one.world("a", "c", "d")
         late = one.torchrun("b")
-        await one.until(lambda: late.wire.agent.parked)
+        await one.until(lambda: late.wire.agent.claim.parked)
         assert len(one.torchruns["a"].worlds) == 1
 
 
@@ -39,7 +39,7 @@ async def test_a_spare_has_the_place_of_a_torchrun_that_was_killed(least: int) -
             await one.node(name)
         await one.world("a", "b", "c")
         spare = await one.node("d")
-        await one.until(lambda: spare.wire.agent.parked)
+        await one.until(lambda: spare.wire.agent.claim.parked)
         one.torchruns["b"].kill()
         await one.world("a", "c", "d")
 
@@ -50,7 +50,7 @@ async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trai
             await one.node(name)
         await one.world("a", "b")
         spare = await one.node("c")
-        await one.until(lambda: spare.wire.agent.parked)
+        await one.until(lambda: spare.wire.agent.claim.parked)
         one.sidecars["a"].cut.cut()
         await one.world("b", "c", timeout_s=30)
         one.torchruns["a"].kill()
