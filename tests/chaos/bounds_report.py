@@ -38,7 +38,7 @@ def _page(curves: Mapping[str, Sequence[Sample]], rest: Mapping[str, Sample]) ->
     yield "# What a long life leaves in the store\n\n"
     yield (
         "One real etcd 3.6.16 that compacts every 5 s (a job's would once an hour), real"
-        " registrars, endpoints and sweepers. `tests/chaos/test_store_bounds.py` made this page:"
+        " registrars, endpoints and sweepers.\n`tests/chaos/test_store_bounds.py` made this page:"
         " `pytest -m long` with `MUSTER_TEST_REPORT=docs`.\n\n"
     )
     made = datetime.now(UTC).date().isoformat()
@@ -47,7 +47,7 @@ def _page(curves: Mapping[str, Sequence[Sample]], rest: Mapping[str, Sample]) ->
     yield "![Size of the store over changes, rounds and renewals](store-bounds.svg)\n\n"
     yield (
         "Between two compactions the database grows by what is written meanwhile, so it stands the"
-        " higher the faster this load ran, which shared its machine. The measure is what is left"
+        " higher the faster this load ran, which shared its machine.\nThe measure is what is left"
         " when everything is compacted, and the number of keys.\n\n"
     )
     yield "| after | keys | bytes in values | db in use | db on disk | revision |\n"

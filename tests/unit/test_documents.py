@@ -46,6 +46,32 @@ def test_the_index_has_every_page() -> None:
     assert {*(ROOT / "docs").rglob("*.md")} - linked_from(index) - {index} == set()
 
 
+def test_the_index_has_each_page_once() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([\w-]+\.md)\]\(\1\) \|", index, re.MULTILINE)
+    assert sorted(rows) == sorted({*rows})
+    assert {*rows} == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_what_was_measured_and_when_is_on_engineering_pages_alone() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    _, found, users = index.partition("## User pages")
+    assert found
+    names = re.findall(r"\]\(([\w-]+\.md)\)", users.partition("## ")[0])
+    dated = {
+        name: re.findall(r"20\d\d-\d\d-\d\d", (ROOT / "docs" / name).read_text(encoding="utf-8"))
+        for name in names
+    }
+    assert {name: dates for name, dates in dated.items() if dates} == {}
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_a_line_of_a_page_is_short_enough_to_read_and_to_compare(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    prose = [line for line in lines if not line.lstrip().startswith("|")]
+    assert [line for line in prose if len(line) > 160] == []
+
+
 def test_every_picture_is_on_a_page() -> None:
     pictures = {*(ROOT / "docs").rglob("*.svg")}
     assert pictures
