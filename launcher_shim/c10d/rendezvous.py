@@ -16,9 +16,11 @@ from random import Random
 
 from launcher_shim.c10d.claim import Claim
 from launcher_shim.c10d.diary import Diary
+from launcher_shim.c10d.hanging import Signs
+from launcher_shim.c10d.hanging import decide as look_after
 from launcher_shim.c10d.live_round import live_round
 from launcher_shim.c10d.mirrored_run import MirroredRun
-from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round
+from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, Round, Seat
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.own_node import Handing, OwnNode
 from launcher_shim.c10d.registered import Registered
@@ -26,7 +28,7 @@ from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.turns import delay_s, order
-from launcher_shim.c10d.views import View, hand, must_form_again, view
+from launcher_shim.c10d.views import View, hand, must_form_again, trains_no_more, view
 from rdzv.keys import RunKeys
 from rdzv.live_round import LiveRound
 from rdzv.store import Store, WatchEvent
@@ -107,6 +109,7 @@ class Rendezvous:
         self._run = MirroredRun(keys)
         self._claim: Claim | None = None
         self._next: tuple[Claim, Node] | None = None
+        self._told: tuple[Seat, float] | None = None
         self._restored = False
         self._ended = False
         self._observations = Observations()
@@ -401,7 +404,7 @@ class Rendezvous:
             decision = decide(now, word, self._observations, self.policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
             self._diary.say(decision.reason)
-            wake_at_s = min(decision.wake_at_s, self._bury_hung(now))
+            wake_at_s = min(decision.wake_at_s, self._bury_hung(scene, now))
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
@@ -416,6 +419,7 @@ class Rendezvous:
             if self._claim is not None and self.clock() > wake_at_s + LATE_S:
                 # It was this sidecar that stood still: what the agent asked may still wait.
                 self._claim.excuse(self.clock())
+                self._told = None
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _stirred_by(self, wake_at_s: float, *, registered: bool) -> None:
@@ -441,19 +445,23 @@ class Rendezvous:
             for waiting in waits:
                 waiting.cancel()
 
-    def _bury_hung(self, now: float) -> float:
-        """Leave a tombstone for an agent that has been silent too long; when to look again."""
-        claim, hung_s = self._claim, self.policy().hung_s
+    def _bury_hung(self, scene: Scene, now: float) -> float:
+        """Leave a tombstone for an agent that hangs; return when to look again."""
+        claim = self._claim
         node = self.own_node(claim) if claim is not None else None
         if claim is None or node is None or node.state == "left":
+            self._told = None
             return math.inf
-        if claim.pending:
-            return now + hung_s
-        if now - claim.seen_s >= hung_s:
-            log.warning("the torchrun here has asked for nothing for %.0f s: it hangs", hung_s)
+        if not trains_no_more(scene.snapshot, scene.standings, node, claim.filled_round):
+            self._told = None
+        elif self._told is None or self._told[0] != node.seat:
+            self._told = (node.seat, now)
+        signs = Signs(claim.seen_s, claim.pending > 0, self._told[1] if self._told else None)
+        decision = look_after(now, signs, self.policy())
+        if decision.hangs:
+            log.warning("the torchrun here hangs: %s", decision.reason)
             self.leave(claim, "hung")
-            return math.inf
-        return claim.seen_s + hung_s
+        return decision.wake_at_s
 
     def _handing(self) -> Handing | None:
         """Propose what becomes of our own node once it is frozen."""

@@ -22,7 +22,11 @@ class Policy:
     ``return_s``: the same after this sidecar itself, or the whole world, was cut off: the others
     may be on their way back as well. ``orphan_hold_s``: how long a world whose keys all vanished at
     once is kept for its return. ``hung_s``: how long an agent may be silent (its keep-alive thread
-    asks every 5 s). ``hold_s``: how long an answer may be held back for news, where torch would
+    asks every 5 s). ``leave_s``: how long one that is told to leave a world that trains no more may
+    take, though it goes on asking; torch gives workers 30 s before it kills them, and waits for
+    those that the kernel cannot end. Too short, and the others form a round without one that is
+    merely slow, and another one to let it in; too long, and they wait for one that hangs.
+    ``hold_s``: how long an answer may be held back for news, where torch would
     sleep for a second and ask again. It covers the last call; a signal to the agent is handled when
     the answer has come.
     ``park_s``: how long an agent asks in a round that does not form, until it is parked, where its
@@ -38,6 +42,7 @@ class Policy:
     return_s: float = 15.0
     orphan_hold_s: float = 60.0
     hung_s: float = 30.0
+    leave_s: float = 120.0
     hold_s: float = 2.0
     park_s: float = 2.0
 

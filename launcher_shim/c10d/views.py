@@ -64,13 +64,9 @@ def view(
     member = node.member
     leaving = member in snapshot.membership.leaving
     if node.state == "in" and node.round == current.number and current.complete:
-        # A filler cannot be taken back: its workers look for each other where nobody is, whoever
-        # of its world has returned.
-        again = filled_round == current.number
-        if not leaving:
-            again = again or must_form_again(snapshot, standings, policy)
-        elif member not in snapshot.membership.granted:
-            again = again or _is_lost(snapshot, standings)
+        again = trains_no_more(snapshot, standings, node, filled_round) or (
+            not leaving and must_form_again(snapshot, standings, policy)
+        )
         return View("participant", current, phantom=again, closed=current.closed == "success")
     number = Round(current.number)
     if current.closed == "success":
@@ -90,15 +86,34 @@ def view(
     return View("apart", number, full=current.complete or not welcome)
 
 
+def trains_no_more(
+    snapshot: RunSnapshot, standings: Standings, node: Node, filled_round: int
+) -> bool:
+    """Whether ``node`` is in a world in which it can train no more, so that it is to leave it.
+
+    ``filled_round``: as for ``view``. A world that is only to let somebody in trains until it does.
+    """
+    current = snapshot.round
+    if node.state != "in" or node.round != current.number or not current.complete:
+        return False
+    # A filler cannot be taken back: its workers look for each other where nobody is, whoever of its
+    # world has returned.
+    if filled_round == current.number:
+        return True
+    if node.member in snapshot.membership.granted:
+        return False
+    if _is_lost(snapshot, standings):
+        return True
+    return node.member not in snapshot.membership.leaving and _stands_still(snapshot)
+
+
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
     """Whether the present world is to leave its round and form a new one."""
     current = snapshot.round
     if not current.complete or current.finishing or current.closed == "success":
         return False
     membership = snapshot.membership
-    if _is_lost(snapshot, standings) or membership.ends_round:
-        return True
-    if any(seat.member in membership.granted for seat in current.frozen):
+    if _is_lost(snapshot, standings) or _stands_still(snapshot):
         return True
     # A newcomer is let in by the whole world at once. Who left it for one while others are on their
     # way back from a cut would meet them only in yet another round.
@@ -119,6 +134,14 @@ def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
     if not current.complete or current.finishing or current.closed == "success":
         return False
     return bool(current.closed) or standings.lost_beside(snapshot.membership.saved)
+
+
+def _stands_still(snapshot: RunSnapshot) -> bool:
+    """Whether the present world has saved, and stands still for somebody to go or come."""
+    current, membership = snapshot.round, snapshot.membership
+    if not current.complete or current.finishing or current.closed == "success":
+        return False
+    return membership.ends_round or any(s.member in membership.granted for s in current.frozen)
 
 
 def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:

@@ -24,7 +24,16 @@ BATCH = 25
 LONG = 10
 """In the long run so many times the daily seeds of each plot are told."""
 
-LIVE = ("failures", "never-started", "other-runs", "returns", "scarce", "strays", "unseen-drains")
+LIVE = (
+    "failures",
+    "never-started",
+    "other-runs",
+    "returns",
+    "scarce",
+    "strays",
+    "stuck-workers",
+    "unseen-drains",
+)
 """Plots in which some pods cannot train, ever or for a while, and the others must."""
 
 FOUND_IN = {
@@ -48,6 +57,7 @@ FOUND_IN = {
     "restored-name-fences": ("restores", 15),
     "round-completed-twice": ("rounds", 100),
     "stale-gate": ("drains", 50),
+    "stuck-workers-awaited": ("stuck-workers", 12),
     "vote-not-one-more": ("drains", 40),
     "watch-resumes-late": ("members", 30),
 }

@@ -265,6 +265,9 @@ class Torchrun:
         self.restarts = 0
         self.awake = threading.Event()
         self.awake.set()
+        self.can_stop = threading.Event()
+        """Whether its workers end when it tells them to; it goes on asking meanwhile."""
+        self.can_stop.set()
         self._make = make
         self._handler: DynamicRendezvousHandler | None = None
         self._commands: list[str] = []
@@ -292,6 +295,7 @@ class Torchrun:
         self._commands.append("end")
         self.wire.tear_down()
         self.awake.set()
+        self.can_stop.set()
 
     def busiest_second(self) -> int:
         """The most compare-and-sets that it sent within a second."""
@@ -337,6 +341,7 @@ class Torchrun:
                     return
                 if handler.num_nodes_waiting() > 0:
                     self.restarts += 1
+                    self.can_stop.wait()
                     self._form(handler)
         finally:
             handler._stop_heartbeats()

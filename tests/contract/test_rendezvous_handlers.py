@@ -192,6 +192,37 @@ async def test_a_hung_torchrun_is_given_up_and_comes_back_when_it_wakes() -> Non
         await one.world("a", "b", "c")
 
 
+async def test_one_that_cannot_stop_its_workers_is_left_behind_and_let_in_when_it_can() -> None:
+    async with job(replace(QUICK, leave_s=1.5)) as one:
+        await all_of(one, "abcd")
+        await one.world("a", "b", "c", "d")
+        stuck = one.torchruns["c"]
+        stuck.can_stop.clear()
+        one.torchruns["d"].kill()
+        await one.world("a", "b")
+        assert (stuck.failure, len(stuck.worlds)) == (None, 1)
+        stuck.can_stop.set()
+        await one.world("a", "b", "c")
+        assert (stuck.restarts, len(stuck.worlds)) == (1, 2)
+
+
+async def test_one_that_is_slow_to_stop_its_workers_is_waited_for() -> None:
+    async with job(replace(PATIENT, leave_s=60.0)) as one:
+        await all_of(one, "abcd")
+        first = await one.world("a", "b", "c", "d")
+        slow = one.torchruns["c"]
+        slow.can_stop.clear()
+        one.torchruns["d"].kill()
+        await one.until(lambda: slow.restarts == 1)
+        await one.passed(2.0)
+        assert [one.torchruns[name].world for name in "ab"] == [
+            one.torchruns[name].worlds[0] for name in "ab"
+        ]
+        slow.can_stop.set()
+        one.torchrun("d")
+        assert await one.world("a", "b", "c", "d") == first + 1
+
+
 async def test_closed_by_success_stays_closed() -> None:
     async with job(QUICK) as one:
         await all_of(one, "ab")

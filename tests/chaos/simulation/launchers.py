@@ -26,6 +26,29 @@ def end_torchrun(story: Story) -> None:
         story.later(story.random.uniform(0.5, 4.0), pod.start_container)
 
 
+SLOW_S = (5.0, 60.0)
+FOR_EVER_S = (200.0, 400.0)
+
+
+def stick(story: Story) -> None:
+    """Let one pod's workers not end when its torchrun stops them: for moments, or for very long."""
+    world = [seat.member for seat in story.invariants.rounds.round.frozen]
+    pod = story.any()
+    torchrun = pod.torchrun if pod is not None else None
+    if pod is None or torchrun is None or torchrun.round is None or len(world) < 2:
+        return
+    if any(other.torchrun is not None and other.torchrun.sticks for other in story.job.present()):
+        return  # where all of a world do, nobody can tell that it does not train on
+    story.say(pod, "its workers will not end")
+    story.job.sticks = torchrun.sticks = True
+
+    def let_go() -> None:
+        story.say(pod, "its workers end after all")
+        torchrun.sticks = False
+
+    story.later(story.random.uniform(*story.random.choice((SLOW_S, FOR_EVER_S))), let_go)
+
+
 def fail_workers(story: Story) -> None:
     """Let one pod's workers fail; its agent has restarts left."""
     pod = story.any()

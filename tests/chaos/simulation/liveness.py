@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from launcher_shim.c10d.runs import Policy
 from tests.chaos.simulation.network import FAIR
 from tests.chaos.simulation.pods import Pod, SimulatedJob
 from tests.chaos.simulation.ranks import Rank
@@ -18,6 +19,9 @@ from tests.chaos.simulation.torchrun import RUN
 BOUND_S = 120.0
 """For so long ``min`` pods may be healthy and no world train. A world whose keys all vanished is
 kept for 60 s; then a lease may have to end, a last call to pass, and a launcher to look."""
+
+STUCK_S = BOUND_S + Policy(1, 1).leave_s
+"""And where workers do not end, for so long: others wait for them in the world that is lost."""
 
 
 class Liveness:
@@ -36,14 +40,15 @@ class Liveness:
     def look(self) -> None:
         """Take note of who is healthy now, and hold the job to it."""
         now = self._job.loop.time()
+        bound_s = STUCK_S if self._job.sticks else BOUND_S
         healthy = {pod.pod_uid for pod in self._job.present() if is_healthy(pod)}
         since_s = self._healthy_since_s
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
-        for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > BOUND_S)
+        for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
         least = self._job.shape.least
-        if len(for_long) >= least and now - self._trained_s > BOUND_S:
+        if len(for_long) >= least and now - self._trained_s > bound_s:
             self._break(
-                f"I11: {for_long} have asked for {BOUND_S:.0f} s, {least} are enough, and no world"
+                f"I11: {for_long} have asked for {bound_s:.0f} s, {least} are enough, and no world"
                 " trains"
             )
 
@@ -57,6 +62,7 @@ def is_healthy(pod: Pod) -> bool:
         pod.terminating
         or pod.launcher not in ("steady", "late")
         or pod.torchrun is None
+        or pod.torchrun.sticks
         or pod.run != RUN
     ):
         return False

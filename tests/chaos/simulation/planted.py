@@ -242,6 +242,11 @@ def _as_success(snapshot: Any) -> Any:
     return replace(snapshot, round=replace(snapshot.round, closed=closed))
 
 
+def stuck_workers_awaited() -> list[Patch]:
+    """A torchrun that asks for anything is waited for, however long its workers take to end."""
+    return [patch("launcher_shim.c10d.rendezvous.trains_no_more", lambda *known: False)]
+
+
 # --- drains ---
 
 
@@ -330,6 +335,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         launchers_not_fenced,
         cut_taken_for_death,
         failure_is_final,
+        stuck_workers_awaited,
         fillers_forgotten,
         done_before_all_have_saved,
         vote_not_one_more,

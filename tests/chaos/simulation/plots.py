@@ -12,7 +12,7 @@ from tests.chaos.simulation.evictions import (
     evict_and_end_torchrun,
     evict_and_notice,
 )
-from tests.chaos.simulation.launchers import close, die, end_torchrun, fail_workers
+from tests.chaos.simulation.launchers import close, die, end_torchrun, fail_workers, stick
 from tests.chaos.simulation.other_runs import failed_run, other_run
 from tests.chaos.simulation.outages import (
     bad_weather,
@@ -142,6 +142,13 @@ PLOTS = (
         daily=50,
     ),
     Plot("failures", {close: 4, fail_workers: 2, crash: 1, cut_one: 1}, FEW, any_shape, daily=75),
+    Plot(
+        "stuck-workers",
+        {stick: 7, end_torchrun: 3, fail_workers: 2, close: 1, die: 1, notice: 1, crash: 1},
+        (2, 3, 4),
+        any_shape,
+        daily=50,
+    ),
     Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=75),
     Plot("strays", LATE, FEW, prologue=former_lives, daily=75),
     # With every member away or told to go, a late pod looks like one of a Job created anew.

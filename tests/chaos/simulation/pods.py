@@ -227,6 +227,7 @@ class SimulatedJob:
         self.weather = Weather()
         self.whole = True
         self.refuses = False
+        self.sticks = False
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}

@@ -27,6 +27,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 """Of the times in a state only their kind is looked at."""
 
 MONITOR_S = 1.5
+KEEP_ALIVE_S = 5.0
 JOIN_S = 600.0
 EXIT_BARRIER_S = 300.0
 FIRST_PORT = 20_000
@@ -57,6 +58,8 @@ class Torchrun:
         self.run = pod.run
         self.round: int | None = None
         self.joins = 0
+        self.sticks = False
+        """Whether its workers do not end when it stops them for a waiter."""
         self.process = job.loop.process(f"torchrun {pod.name}")
         self._job = job
         self._state_key = b"/torch.rendezvous." + self.run.encode()
@@ -121,7 +124,16 @@ class Torchrun:
             await self._sync_answer(wire.Get(self._state_key))
             if self._state.wait_list:
                 self._say("sees a waiter: leaves the round")
+                await self._stop_workers()
                 await self._form()
+
+    async def _stop_workers(self) -> None:
+        """Wait until they have ended; all the while its keep-alive thread asks on."""
+        self._end_rank()
+        self.round = None
+        while self.sticks:
+            await self._sync_answer(wire.Get(self._state_key))
+            await asyncio.sleep(KEEP_ALIVE_S)
 
     async def _obey(self, order: str) -> None:
         self._say(f"its workers fail: {order}")
