@@ -113,7 +113,7 @@ async def test_one_beside_another_that_waits_for_a_key_is_refused(
 ) -> None:
     hung_after(monkeypatch, 10 * PATIENCE_S)
     engine = MemoryEngine()
-    async with pod(engine, "w-0") as one, pod(engine, "w-1") as two:
+    async with pod(engine, "w-0") as one:
         first, _ = await asyncio.to_thread(started, one.port)
         waiting = asyncio.create_task(asyncio.to_thread(first._store.wait, ["never"]))
         _, agent = one.endpoint.launchers()[0]
@@ -125,7 +125,8 @@ async def test_one_beside_another_that_waits_for_a_key_is_refused(
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(RendezvousConnectionError):
                 await asyncio.to_thread(started, one.port)
-        async with connected(two.port) as other:
+        # Not before the first world has formed: it would be waited for.
+        async with pod(engine, "w-1") as two, connected(two.port) as other:
             await other.open_rendezvous(RUN_ID)
             await other.ask(wire.Set(b"/never", b"1"))
         await waiting
