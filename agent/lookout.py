@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
-from agent.draining.sight import COMMANDS_NAME
-from agent.launch_report import Launch, read_launch
+from agent.launch_report import Launch
 from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
-from agent.progress import read_line
+from agent.rundir import RunDir
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.stages import torch_run_id
 from rdzv.bypass import KINDS, Bypass
@@ -37,7 +35,7 @@ class Lookout:
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: RunDir,
         store: Store,
         mirror: Mirror,
         membership: Membership,
@@ -78,9 +76,8 @@ class Lookout:
             await asyncio.sleep(self._look_s)
 
     def _look(self) -> tuple[Launch | None, bool, bool]:
-        progress = (self._run_dir / "progress").glob("*.json")
-        ranks = any(read_line(path) is not None for path in progress)
-        return read_launch(self._run_dir), ranks, (self._run_dir / COMMANDS_NAME).is_dir()
+        ranks, commands = self._run_dir.ranks(), self._run_dir.commands()
+        return self._run_dir.launch(), bool(ranks), commands is not None
 
     def _sight(self, launch: Launch | None, *, ranks: bool, commands: bool) -> Sight:
         me, snapshot = self._registrar.identity, self._membership.snapshot()

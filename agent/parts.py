@@ -173,7 +173,7 @@ def launcher_parts(
         relayed=settings.relayed,
     )
     lookout = Lookout(
-        run_dir.path,
+        run_dir,
         client.store,
         client.mirror,
         client.membership,

@@ -20,9 +20,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from agent.config import Config
+from agent.launch_report import Launch, read_launch
 from agent.pod_programs import PROGRAMS, program
+from agent.progress import read_ranks
 from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
 from rdzv.errors import ConfigError, RecordError
+from rdzv.gate import RankProgress
 from rdzv.model import dump_record, load_record, take
 from rdzv.registration import Held
 
@@ -32,6 +35,10 @@ C10D_SOCKET_NAME = "c10d.sock"
 NOTICE_SOCKET_NAME = "notice.sock"
 HOSTS_NAME = "hosts"
 STATE_NAME = "state.json"
+PROGRESS_NAME = "progress"
+
+COMMANDS_NAME = "workers"
+"""Directory in which each worker command of a Horovod launcher has a file."""
 
 CONTENT_MAX_BYTES = 1024 * 1024
 """Far more than anything that is put here has."""
@@ -83,7 +90,7 @@ class RunDir:
         """Put everything there that is known before the store is; raises ``ConfigError``."""
         with self._usable():
             self._make_dir(self.path, 0o755)
-            self._make_dir(self.path / "progress", 0o1777)
+            self._make_dir(self.path / PROGRESS_NAME, 0o1777)
             self._make_dir(self.path / LAUNCH_DIRECTORY, 0o1777)
             self._make_dir(self.path / "python", 0o755)
             self._make_dir(self.path / "python" / "muster", 0o755)
@@ -135,6 +142,27 @@ class RunDir:
                 return file.read(CONTENT_MAX_BYTES) or b""  # None: a pipe that somebody holds
         except FileNotFoundError:
             return None
+
+    def remove(self, name: str) -> None:
+        """Delete what lies there under ``name``, if it does; raises ``OSError``."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def ranks(self) -> tuple[RankProgress, ...]:
+        """What the ranks of this pod have published, by local rank."""
+        return read_ranks(self.path / PROGRESS_NAME)
+
+    def launch(self) -> Launch | None:
+        """What ``muster-run`` has told of the launcher below it, if it has."""
+        return read_launch(self.path)
+
+    def commands(self) -> int | None:
+        """How many worker commands of a Horovod launcher run here; None: none ever came."""
+        try:
+            return sum(
+                1 for path in (self.path / COMMANDS_NAME).iterdir() if path.suffix == ".json"
+            )
+        except OSError:
+            return None  # not there, or nothing that a launcher has made
 
     def deliver_hosts(self, text: str) -> None:
         """Rename a new host list into place."""

@@ -46,7 +46,7 @@ class Drains:
     ) -> None:
         mirror, membership = client.mirror, client.membership
         writing = Writing(client.store, mirror, registrar, random)
-        sight = Sight(membership, rounds, registrar.identity.pod_uid, run_dir.path)
+        sight = Sight(membership, rounds, registrar.identity.pod_uid, run_dir)
         policy = Policy(below_min)
         self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_clock)
         self.gatekeeper = Gatekeeper(run_dir, sight, mirror, writing, self.own, policy, clock)

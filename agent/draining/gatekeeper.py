@@ -14,7 +14,6 @@ from collections.abc import Callable
 from agent.draining.own_drain import OwnDrain
 from agent.draining.sight import Sight
 from agent.draining.writing import Writing
-from agent.progress import read_ranks
 from agent.rundir import RunDir
 from launcher_shim.c10d.diary import Diary
 from rdzv.commit import Vote, vote_transaction
@@ -28,7 +27,6 @@ log = logging.getLogger(__name__)
 
 GATE_NAME = "gate.json"
 NOTE_NAME = "commit.json"
-PROGRESS_NAME = "progress"
 
 POLL_S = (0.015, 0.25)
 """How often the ranks' progress is read while they save: files tell of no change that another
@@ -112,7 +110,7 @@ class Gatekeeper:
             member=self._identity.member,
             pod_uid=self._identity.pod_uid,
             shown=self.shown,
-            ranks=read_ranks(self._run_dir.path / PROGRESS_NAME),
+            ranks=self._run_dir.ranks(),
             sent=self._sight.sent,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
             deadline_boot_s=self._own.due_boot_s,

@@ -166,7 +166,7 @@ class OwnDrain:
             return True
         try:
             if notes is None:
-                await asyncio.to_thread((self._run_dir.path / NAME).unlink, missing_ok=True)
+                await asyncio.to_thread(self._run_dir.remove, NAME)
             else:
                 await asyncio.to_thread(self._run_dir.put, NAME, notes.to_json())
         except OSError as error:

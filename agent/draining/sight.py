@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Protocol
 
+from agent.rundir import RunDir
 from rdzv.listing import decide
 from rdzv.live_round import DrainingSnapshot, LiveRound, places_of
 from rdzv.membership import Membership
-
-COMMANDS_NAME = "workers"
-"""Directory of the run directory in which each worker command of a Horovod launcher has a file."""
 
 
 class Rounds(Protocol):
@@ -34,16 +31,18 @@ class Sight:
     ``sent`` is the newest epoch that the gatekeeper has noted as voted in.
     """
 
-    def __init__(self, membership: Membership, rounds: Rounds, pod_uid: str, run_dir: Path) -> None:
+    def __init__(
+        self, membership: Membership, rounds: Rounds, pod_uid: str, run_dir: RunDir
+    ) -> None:
         self.membership = membership
         self.sent = 0
         self._rounds = rounds
         self._pod_uid = pod_uid
-        self._commands_dir = run_dir / COMMANDS_NAME
+        self._run_dir = run_dir
 
     async def snapshot(self) -> DrainingSnapshot:
         """Everything as it is now."""
-        commands = await asyncio.to_thread(_count_files, self._commands_dir)
+        commands = await asyncio.to_thread(self._run_dir.commands)
         # Else a member that has just registered would be told of no round, whatever has trained.
         await self._rounds.caught_up()
         membership, round = self.membership.snapshot(), self._rounds.live_round()
@@ -74,10 +73,3 @@ class Sight:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _count_files(directory: Path) -> int | None:
-    try:
-        return sum(1 for path in directory.iterdir() if path.suffix == ".json")
-    except OSError:
-        return None  # not there, or nothing that a launcher has made

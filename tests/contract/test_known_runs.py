@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.draining.sight import Sight
+from agent.rundir import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.nodes import Round, Seat
 from rdzv.store import Put
@@ -27,7 +28,7 @@ async def put_round(engine: MemoryEngine, run_id: str, current: Round) -> None:
 
 
 def sight_of(one: Pod, directory: Path) -> Sight:
-    return Sight(one.client.membership, one.endpoint, "uid-w-0", directory)
+    return Sight(one.client.membership, one.endpoint, "uid-w-0", RunDir(str(directory)))
 
 
 async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_there_are(

@@ -18,6 +18,7 @@ from agent.launch_report import read_launch
 from agent.launcher_watch import Policy
 from agent.lookout import Lookout
 from agent.pod_programs import program
+from agent.rundir import RunDir
 from launcher_shim.c10d.state import SENTINEL
 from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
 from rdzv.bypass import Bypass
@@ -61,7 +62,7 @@ RIGHT = Launch("torchrun", 8, {"rdzv-endpoint": "localhost:29400", "rdzv-backend
 @asynccontextmanager
 async def looking(one: Pod, run_dir: Path, clock: Callable[[], float]) -> AsyncIterator[Lookout]:
     lookout = Lookout(
-        run_dir,
+        RunDir(str(run_dir)),
         one.client.store,
         one.client.mirror,
         one.client.membership,

@@ -29,7 +29,7 @@ from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.leases import Lease, LeaseTable
-from rdzv.store.memory import transact
+from rdzv.store.memory import VERSION, transact
 from tests.chaos.simulation.loop import Process, SimulatedLoop
 from tests.chaos.simulation.timeline import Timeline
 
@@ -255,8 +255,14 @@ class Link:
         raise NotImplementedError
 
     async def status(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> StoreStatus:
-        """Nobody of those that are simulated asks."""
-        raise NotImplementedError
+        """Read what the store says of itself."""
+        engine = self._engine
+
+        def act() -> StoreStatus:
+            size, in_use = engine.size_bytes
+            return StoreStatus("memory", VERSION, 1, 1, 1, engine.revision, size, in_use)
+
+        return await self._ask("status", act, timeout_s, write=False)
 
     async def close(self) -> None:
         """Nothing to give back."""

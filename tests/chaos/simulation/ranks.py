@@ -156,7 +156,7 @@ class Rank:
 
     async def _publish(self, *, takes_part: bool = True) -> None:
         told = self._told
-        self.pod.run_dir.ranks[0] = RankProgress(
+        self.pod.run_dir.progress[0] = RankProgress(
             local_rank=0,
             local_world_size=1,
             master=told.master,

@@ -10,55 +10,49 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from agent.launch_report import Launch
 from agent.rundir import HOSTS_NAME, STATE_NAME, RunDir, State
 from rdzv.gate import RankProgress
-
-
-class MemoryPath:
-    """As much of a path as the drain's parts use. Of workers of horovodrun there are none."""
-
-    def __init__(self, files: dict[str, bytes], ranks: dict[int, RankProgress], name: str) -> None:
-        self._files = files
-        self._name = name
-        self.ranks = ranks
-
-    def __truediv__(self, name: str) -> MemoryPath:
-        return MemoryPath(self._files, self.ranks, name)
-
-    def unlink(self, missing_ok: bool = False) -> None:
-        """Delete the file."""
-        self._files.pop(self._name, None)
-
-    def iterdir(self) -> list[MemoryPath]:
-        """Nothing has made this directory."""
-        raise FileNotFoundError(self._name)
 
 
 class MemoryRunDir(RunDir):
     """A run directory whose files are a dictionary. ``written`` is set by the next write.
 
-    ``on_hosts`` is called with each host list.
+    ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
+    Of what ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
     """
 
     def __init__(self) -> None:
+        super().__init__("/memory")
         self.files: dict[str, bytes] = {}
-        self.ranks: dict[int, RankProgress] = {}
+        self.progress: dict[int, RankProgress] = {}
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
-        self.path = MemoryPath(self.files, self.ranks, "")  # type: ignore[assignment]
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
         content = self.files.get(STATE_NAME)
         return State(pod_uid) if content is None else State.from_json(STATE_NAME, content)
 
-    def hosts(self) -> str:
-        """The host list as it was delivered last."""
-        return self.files.get(HOSTS_NAME, b"").decode()
-
     def content(self, name: str) -> bytes | None:
         """What lies there under ``name``."""
         return self.files.get(name)
+
+    def remove(self, name: str) -> None:
+        """Delete what lies there under ``name``."""
+        self.files.pop(name, None)
+
+    def ranks(self) -> tuple[RankProgress, ...]:
+        """What the ranks of this pod have published."""
+        return tuple(self.progress[rank] for rank in sorted(self.progress))
+
+    def launch(self) -> Launch | None:
+        """Nothing is reported."""
+        return None
+
+    def commands(self) -> int | None:
+        """None ever came."""
+        return None
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         self.files[name] = content
@@ -66,8 +60,3 @@ class MemoryRunDir(RunDir):
         written.set()
         if name == HOSTS_NAME:
             self.on_hosts(content)
-
-
-def read_ranks(progress: MemoryPath) -> tuple[RankProgress, ...]:
-    """Stand in for ``agent.progress.read_ranks``."""
-    return tuple(progress.ranks[rank] for rank in sorted(progress.ranks))

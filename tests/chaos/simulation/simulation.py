@@ -17,7 +17,6 @@ from tests.chaos.simulation.planted import planted
 from tests.chaos.simulation.plot import Plot
 from tests.chaos.simulation.plots import BY_NAME, PLOTS
 from tests.chaos.simulation.pods import SimulatedJob
-from tests.chaos.simulation.run_dir import read_ranks
 from tests.chaos.simulation.story import Story
 from tests.chaos.simulation.timeline import Timeline
 
@@ -116,10 +115,7 @@ def _alone() -> Iterator[None]:
     gc.disable()
     logging.disable(logging.CRITICAL)
     try:
-        with (
-            patch("agent.draining.gatekeeper.read_ranks", read_ranks),
-            patch("agent.draining.gatekeeper.POLL_S", POLL_S),
-        ):
+        with patch("agent.draining.gatekeeper.POLL_S", POLL_S):
             yield
     finally:
         logging.disable(silence)
