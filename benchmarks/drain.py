@@ -31,11 +31,11 @@ from benchmarks.sidecar_parts import TimedRunDir, identity
 from benchmarks.training import SAVE_S, STEP_S
 from benchmarks.worker import Worker
 from benchmarks.worlds import bare_restart, start_native, torchruns, until_world
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.store import Put
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 
 NOTICES = 300
 TURNS = 3
@@ -290,13 +290,10 @@ async def _rank_0(nodes: Sequence[Node]) -> Node:
 async def recording(keys: JobKeys, endpoint: str) -> AsyncIterator[Record]:
     """Follow a job's drains in the store."""
     store = EtcdStore([endpoint])
-    mirror = Mirror(keys.prefix, monotonic)
-    watching = asyncio.create_task(Watching(store, mirror).run())
     try:
-        yield Record(Membership(keys, mirror))
+        async with JobClient.of(store, keys, clock=monotonic).following() as client:
+            yield Record(client.membership)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
         await store.close()
 
 

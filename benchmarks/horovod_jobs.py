@@ -35,11 +35,10 @@ from console.local.settings import (
     sidecar_environment,
 )
 from launcher_shim.horovod.hosts import token_of
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 
 SCRIPT = REPOSITORY / "benchmarks" / "horovod_training.py"
 GLOO_TIMEOUT_S = 120
@@ -266,9 +265,9 @@ class MusterJob(HorovodJob):
         self._endpoint = endpoint
         keys = JobKeys(self.settings.namespace, self.settings.job)
         self._store = EtcdStore([endpoint])
-        mirror = Mirror(keys.prefix, time.monotonic)
-        self._membership = Membership(keys, mirror)
-        self._watching = asyncio.create_task(Watching(self._store, mirror).run())
+        client = JobClient.of(self._store, keys, clock=time.monotonic)
+        self._membership = client.membership
+        self._watching = asyncio.create_task(client.watching.run())
         self._sidecars: dict[Host, Process] = {}
         self._agents: dict[Host, Process] = {}
 

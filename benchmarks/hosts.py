@@ -13,23 +13,22 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from time import monotonic
 from typing import Any
 
+from agent.parts import member_parts
+from agent.surroundings import MemberSettings
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians, percentile
-from benchmarks.sidecar_parts import LEASE_TTL_S, identity
+from benchmarks.sidecar_parts import LEASE_TTL_S, identity, surroundings
 from benchmarks.worker import Worker, worker
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
 from rdzv.store import TxnResult
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 
 SIDECARS = 32
 PROCESSES = 2
@@ -115,24 +114,20 @@ async def _change(
     workers: list[Worker], endpoint: str, changes: int
 ) -> tuple[list[float], list[float]]:
     keys = JobKeys("bench", JOB)
-    store = TimedStore([endpoint])
-    mirror = Mirror(keys.prefix, monotonic)
-    membership = Membership(keys, mirror)
     latencies: list[float] = []
     writes: list[float] = []
-    watching = asyncio.create_task(Watching(store, mirror).run())
-    try:
+    async with AsyncExitStack() as stack:
+        store = TimedStore([endpoint])
+        stack.push_async_callback(store.close)
+        client = JobClient.of(store, keys, clock=monotonic)
+        await stack.enter_async_context(client.following())
         for number in range(0, changes, 2):
             member = f"extra-{number}"
-            registrar = Registrar(
-                store,
-                mirror,
-                membership,
-                identity(member, 1, 2 * SIDECARS),
-                lease_ttl_s=LEASE_TTL_S,
-                clock=time.monotonic,
-                random=Random(number),
+            settings = MemberSettings(
+                keys=keys, identity=identity(member, 1, 2 * SIDECARS), lease_ttl_s=LEASE_TTL_S
             )
+            around = surroundings(store, Random(number))
+            registrar = member_parts(around, settings, client).registrar
             registering = asyncio.create_task(registrar.run())
             await registrar.registered.wait()
             for present in (True, False):
@@ -150,10 +145,6 @@ async def _change(
                 latencies.append(last_s - store.sent_s)
                 writes.append(store.answered_s - store.sent_s)
                 await asyncio.sleep(PAUSE_S)
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await store.close()
     return latencies, writes
 
 

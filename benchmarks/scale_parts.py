@@ -18,19 +18,18 @@ from random import Random
 from time import monotonic
 from typing import Any
 
-from benchmarks.sidecar_parts import identity
+from agent.parts import job_client, member_parts
+from agent.surroundings import MemberSettings
+from benchmarks.sidecar_parts import identity, surroundings
 from benchmarks.worker import LINE_MAX
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
 from rdzv.listing import decide
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
 from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.access import Access
 from rdzv.store.certificate_files import CertificateFiles
 from rdzv.store.endpoints import Endpoint
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 
 LEAVE_S = 60.0
 """More than a preStop has: the whole third leaves on the processor of a few."""
@@ -92,17 +91,13 @@ class Member:
     ) -> None:
         self._store = CountedStore([endpoint])
         self._store.counts = self._counts = counts
-        self._mirror = Mirror(keys.prefix, monotonic)
-        self._membership = Membership(keys, self._mirror)
-        self._registrar = Registrar(
-            self._store,
-            self._mirror,
-            self._membership,
-            identity(name, 1, 100_000),
-            lease_ttl_s=lease_ttl_s,
-            clock=monotonic,
-            random=Random(name),
+        settings = MemberSettings(
+            keys=keys, identity=identity(name, 1, 100_000), lease_ttl_s=lease_ttl_s
         )
+        around = surroundings(self._store, Random(name))
+        self._client = job_client(around, keys)
+        self._membership = self._client.membership
+        self._registrar = member_parts(around, settings, self._client).registrar
         self.listed = 0
         self.listed_s = 0.0
         self.on_listed = asyncio.Event()
@@ -110,7 +105,7 @@ class Member:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(Watching(self._store, self._mirror).run())
+            tasks.create_task(self._client.watching.run())
             tasks.create_task(self._list())
             self._registering = tasks.create_task(self._registrar.run())
 

@@ -16,7 +16,6 @@ from console.options import configured_by
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.history import HistoryEntry, entry_operations
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.store import Compare, Delete, Operation
 
@@ -39,9 +38,8 @@ def admit(config: JobConfig, member: str) -> int:
 
 async def _admit(config: JobConfig, member: str) -> None:
     keys = JobKeys(config.namespace, config.job)
-    async with connected(config) as (store, mirror):
-        membership = Membership(keys, mirror)
-        _check(config, membership.snapshot(), member)
+    async with connected(config) as client:
+        _check(config, client.membership.snapshot(), member)
 
         def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
             record = snapshot.quarantines.get(member)
@@ -55,11 +53,11 @@ async def _admit(config: JobConfig, member: str) -> None:
                 time(),
                 details={"deaths": record.deaths, "pod_uid": record.pod_uid},
             )
-            present = [kv.key for kv in mirror.under(keys.history)]
+            present = [kv.key for kv in client.mirror.under(keys.history)]
             history = entry_operations(keys, entry, snapshot.revision, present)
             return [Compare(key, "mod", "=", record.mod_revision)], [Delete(key), *history]
 
-        await write(store, mirror, membership, plan)
+        await write(client, plan)
 
 
 def _check(config: JobConfig, snapshot: Snapshot, name: str) -> None:

@@ -29,12 +29,12 @@ from rdzv.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.model import Drain, Member, Snapshot
 from rdzv.phases import phase_of
 from rdzv.store import Compare, Delete, Operation, Put, Range, Store
-from rdzv.watching import Mirror
 
 WRITE_TIMEOUT_S = 10.0
 
@@ -100,8 +100,7 @@ class _ByHand:
 
     async def drain(self, deadline_s: float, wait: bool) -> int:
         """Start the drain, if none goes on; return the exit status."""
-        async with connected(self._config) as (store, mirror):
-            membership = Membership(self._keys, mirror)
+        async with connected(self._config) as client:
 
             def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
                 member = self._find(snapshot)
@@ -109,14 +108,13 @@ class _ByHand:
                     return None
                 return self._notice(snapshot, member, deadline_s)
 
-            pod_uid = self._find(membership.snapshot()).pod_uid
-            await write(store, mirror, membership, plan)
-            return await self._follow(membership, pod_uid, to_the_end=wait)
+            pod_uid = self._find(client.membership.snapshot()).pod_uid
+            await write(client, plan)
+            return await self._follow(client.membership, pod_uid, to_the_end=wait)
 
     async def cancel(self) -> int:
         """Take the drain back; return the exit status."""
-        async with connected(self._config) as (store, mirror):
-            membership = Membership(self._keys, mirror)
+        async with connected(self._config) as client:
 
             def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
                 planned = cancel(self._keys, snapshot, self._find(snapshot).pod_uid)
@@ -126,7 +124,7 @@ class _ByHand:
                     )
                 return planned
 
-            await write(store, mirror, membership, plan)
+            await write(client, plan)
         self._tell(self._member, "cancelled", f"the drain of {self._member} is cancelled", "")
         return 0
 
@@ -210,9 +208,7 @@ def requester(host: str) -> str:
 
 
 async def write(
-    store: Store,
-    mirror: Mirror,
-    membership: Membership,
+    client: JobClient,
     plan: Callable[[Snapshot], tuple[list[Compare], list[Operation]] | None],
 ) -> None:
     """Carry out what ``plan`` makes of the newest snapshot, anew until nothing came between.
@@ -220,6 +216,7 @@ async def write(
     Raises ``StoreError`` after ``WRITE_TIMEOUT_S``, ``StoreRefused`` at once; ``plan`` returns None
     once it is done.
     """
+    store, mirror, membership = client.store, client.mirror, client.membership
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             while (planned := plan(membership.snapshot())) is not None:

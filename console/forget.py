@@ -17,7 +17,6 @@ from console.options import configured_by
 from rdzv.errors import ConfigError
 from rdzv.history import HistoryEntry, entry_operations
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -41,10 +40,9 @@ def forget(config: JobConfig) -> int:
 async def _forget(config: JobConfig) -> str:
     """Write it; return what became of it, in a sentence."""
     keys = JobKeys(config.namespace, config.job)
-    async with connected(config) as (store, mirror):
-        membership = Membership(keys, mirror)
-        before = membership.snapshot()
-        if not mirror.kvs:
+    async with connected(config) as client:
+        before = client.membership.snapshot()
+        if not client.mirror.kvs:
             raise ConfigError(
                 f"the store has no job {config.job} in namespace {config.namespace}: check --job"
                 " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE)"
@@ -53,10 +51,10 @@ async def _forget(config: JobConfig) -> str:
             return f"job {config.job} has no last commit: there is nothing to forget"
 
         def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
-            present = [kv.key for kv in mirror.under(keys.history)]
+            present = [kv.key for kv in client.mirror.under(keys.history)]
             return forgetting(keys, snapshot, requester(socket.gethostname()), time(), present)
 
-        await write(store, mirror, membership, plan)
+        await write(client, plan)
     last = before.last_commit
     what = "a last commit that could not be read" if last is None else f"step {last.step}"
     return (

@@ -11,12 +11,11 @@ from time import monotonic
 from agent.config import JobConfig
 from console.job_view import JobView, view_of
 from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership, snapshot_of
+from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
-from rdzv.store import Store
 from rdzv.store.opening import open_store
-from rdzv.watching import Mirror, Watching
 
 REACH_TIMEOUT_S = 5.0
 
@@ -43,27 +42,23 @@ async def look(config: JobConfig) -> JobView:
 
 
 @asynccontextmanager
-async def connected(config: JobConfig) -> AsyncIterator[tuple[Store, Mirror]]:
+async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
     """Follow the job in a store that may also be written to.
 
     Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; later on
     the last view stays.
     """
-    keys = JobKeys(config.namespace, config.job)
-    mirror = Mirror(keys.prefix, monotonic)
     store = open_store(config.access)
-    follower = Watching(store, mirror)
-    watching = asyncio.create_task(follower.run(), name="watch")
+    client = JobClient.of(store, JobKeys(config.namespace, config.job), clock=monotonic)
     try:
-        try:
-            async with asyncio.timeout(REACH_TIMEOUT_S):
-                await mirror.changed_after(0)
-        except TimeoutError:
-            raise _unreachable(config, follower.trouble) from None
-        yield store, mirror
+        async with client.following():
+            try:
+                async with asyncio.timeout(REACH_TIMEOUT_S):
+                    await client.mirror.changed_after(0)
+            except TimeoutError:
+                raise _unreachable(config, client.watching.trouble) from None
+            yield client
     finally:
-        watching.cancel()
-        await asyncio.wait([watching])
         await store.close()
 
 
@@ -73,15 +68,15 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
 
     Raises as ``connected`` does.
     """
-    async with connected(config) as (_, mirror):
-        yield _views(JobKeys(config.namespace, config.job), mirror)
+    async with connected(config) as client:
+        yield _views(client)
 
 
-async def _views(keys: JobKeys, mirror: Mirror) -> AsyncIterator[JobView]:
-    membership = Membership(keys, mirror)
+async def _views(client: JobClient) -> AsyncIterator[JobView]:
+    mirror = client.mirror
     while True:
         sequence = mirror.sequence
-        yield view_of(keys, membership.snapshot(), mirror.kvs.values())
+        yield view_of(client.keys, client.membership.snapshot(), mirror.kvs.values())
         await mirror.changed_after(sequence)
 
 

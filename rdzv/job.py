@@ -47,16 +47,15 @@ class JobClient:
             watching=Watching(store, mirror, random=random),
         )
 
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[JobClient]:
+        """Let the mirror follow the store for as long as the context lasts; gives the client.
 
-@asynccontextmanager
-async def following(client: JobClient) -> AsyncIterator[JobClient]:
-    """Let the mirror follow the store for as long as the context lasts.
-
-    The first read may be under way still: ``client.mirror.changed_after(0)`` waits for it.
-    """
-    watching = asyncio.create_task(client.watching.run(), name="watch")
-    try:
-        yield client
-    finally:
-        watching.cancel()
-        await asyncio.wait([watching])
+        The first read may be under way still: ``mirror.changed_after(0)`` waits for it.
+        """
+        watching = asyncio.create_task(self.watching.run(), name="watch")
+        try:
+            yield self
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])

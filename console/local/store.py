@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from console.local.rounds import Rounds
 from console.local.settings import Settings
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.opening import open_store
-from rdzv.watching import Mirror, Watching
 
 
 @asynccontextmanager
@@ -27,11 +26,8 @@ async def following(settings: Settings, rounds: Rounds) -> AsyncIterator[str]:
             access = Access((server.endpoint,))
         store = open_store(access)
         stack.push_async_callback(store.close)
-        mirror = Mirror(JobKeys(settings.namespace, settings.job).prefix, time.monotonic)
-        stack.callback(mirror.subscribe(rounds.take_in))
-        watching = asyncio.create_task(Watching(store, mirror).run(), name="watch")
-        try:
-            yield ",".join(access.endpoints)
-        finally:
-            watching.cancel()
-            await asyncio.wait({watching})
+        keys = JobKeys(settings.namespace, settings.job)
+        client = JobClient.of(store, keys, clock=time.monotonic)
+        stack.callback(client.mirror.subscribe(rounds.take_in))
+        await stack.enter_async_context(client.following())
+        yield ",".join(access.endpoints)

@@ -16,17 +16,14 @@ from math import inf
 from random import Random
 from time import monotonic
 
-from agent.sweeper import Sweeper
+from agent.parts import MemberParts, endpoint_of, member_parts
+from agent.surroundings import MemberSettings, Sockets, Surroundings
 from launcher_shim.c10d import wire
-from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.losses import Losses
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
 from rdzv.registration import Identity
 from rdzv.store import Store
-from rdzv.watching import Mirror, Watching
 from tests.contract.raw_client import RawClient, connected
 
 KEYS = JobKeys("team", "digits")
@@ -61,26 +58,37 @@ class Sample:
     in_use: int
 
 
+def surroundings(store: Store, seed: str) -> Surroundings:
+    """What the parts of a pod stand on."""
+    return Surroundings(store=store, clock=monotonic, boot_clock=monotonic, random=Random(seed))
+
+
+def settings_of(name: str) -> MemberSettings:
+    """What a pod is told."""
+    return MemberSettings(
+        keys=KEYS,
+        identity=Identity(name, f"uid-{name}", "10.0.0.1", "", "worker", 1, LEAST, MOST),
+        lease_ttl_s=LEASE_TTL_S,
+        last_call_s=0.0,
+        sweep_pause_s=SWEEP_PAUSE_S,
+    )
+
+
 @dataclass
 class Job:
     """A job, looked at by one client."""
 
-    store: Store
-    mirror: Mirror
-    membership: Membership
+    client: JobClient
     samples: list[Sample] = field(default_factory=list)
 
-    def registrar(self, name: str) -> Registrar:
-        """Make the registrar of a pod; all pods share one mirror."""
-        return Registrar(
-            self.store,
-            self.mirror,
-            self.membership,
-            Identity(name, f"uid-{name}", "10.0.0.1", "", "worker", 1, LEAST, MOST),
-            lease_ttl_s=LEASE_TTL_S,
-            clock=monotonic,
-            random=Random(name),
-        )
+    @property
+    def store(self) -> Store:
+        """The store that the job is in."""
+        return self.client.store
+
+    def member(self, name: str) -> MemberParts:
+        """Make the parts of a pod; all pods share one mirror."""
+        return member_parts(surroundings(self.store, name), settings_of(name), self.client)
 
     async def sample(self, done: int) -> Sample:
         """Measure the store now, for the curve."""
@@ -123,36 +131,21 @@ class Job:
 @asynccontextmanager
 async def job_on(store: Store) -> AsyncIterator[Job]:
     """A job without members on ``store``."""
-    mirror = Mirror(KEYS.prefix, monotonic)
-    watching = asyncio.create_task(Watching(store, mirror).run())
-    try:
-        yield Job(store, mirror, Membership(KEYS, mirror))
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    async with JobClient.of(store, KEYS, clock=monotonic).following() as client:
+        yield Job(client)
 
 
 @asynccontextmanager
-async def member_of(job: Job, name: str) -> AsyncIterator[Registrar]:
+async def member_of(job: Job, name: str) -> AsyncIterator[MemberParts]:
     """A member that stays, reports losses and sweeps; at the end it leaves."""
-    registrar = job.registrar(name)
-    store, mirror, membership = job.store, job.mirror, job.membership
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            registrar.run(),
-            Losses(store, mirror, membership, name).run(),
-            Sweeper(
-                *(store, mirror, membership, name, registrar.identity.pod_uid),
-                pause_s=SWEEP_PAUSE_S,
-            ).run(),
-        )
-    ]
+    member = job.member(name)
+    parts = (member.registrar, member.losses, member.sweeper)
+    tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await registrar.registered.wait()
-        yield registrar
-        await registrar.leave(PATIENCE_S)
+            await member.registrar.registered.wait()
+        yield member
+        await member.registrar.leave(PATIENCE_S)
     finally:
         for task in tasks:
             task.cancel()
@@ -187,7 +180,7 @@ async def change_membership(job: Job, changes: int, samples: int, settled_keys: 
 
 
 async def _one_pod(job: Job, number: int) -> None:
-    registrar = job.registrar(f"train-7d9f-{number:05}")
+    registrar = job.member(f"train-7d9f-{number:05}").registrar
     running = asyncio.create_task(registrar.run())
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -223,18 +216,9 @@ async def renew(job: Job, renewals: int, samples: int) -> None:
 @asynccontextmanager
 async def pod_on(store: Store, name: str) -> AsyncIterator[int]:
     """A sidecar's parts that serve a torchrun; gives the port."""
-    async with job_on(store) as job, member_of(job, name) as registrar:
-        endpoint = Endpoint(
-            registrar=registrar,
-            membership=job.membership,
-            mirror=job.mirror,
-            store=store,
-            port=0,
-            unix_path=None,
-            last_call_s=0.0,
-            clock=monotonic,
-            random=Random(f"endpoint {name}"),
-        )
+    async with job_on(store) as job, member_of(job, name) as member:
+        around = surroundings(store, f"endpoint {name}")
+        endpoint = endpoint_of(around, settings_of(name), member, Sockets(c10d_port=0))
         serving = asyncio.create_task(endpoint.run())
         try:
             async with asyncio.timeout(PATIENCE_S):

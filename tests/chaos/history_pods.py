@@ -11,17 +11,18 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
+from agent.parts import endpoint_of, job_client, member_parts
+from agent.surroundings import MemberSettings, Sockets, Surroundings
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.pod.relay import Relay
 from rdzv.errors import Fenced, StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
 from rdzv.store import DEFAULT_TIMEOUT_S, Compare, Operation, Store, TxnResult
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
+from rdzv.watching import Mirror
 from tests.chaos.history import History, HistoryClient, history_client
 from tests.ports import free_ports
 
@@ -63,45 +64,31 @@ async def pod(
     on_held: Callable[[Held], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Pod]:
     """A registered sidecar; its watch goes through the same store client as all else."""
-    mirror = Mirror(keys.prefix, monotonic)
-    membership = Membership(keys, mirror)
-    registrar = Registrar(
-        store,
-        mirror,
-        membership,
-        Identity(
-            name,
-            uid or f"uid-{name}",
-            "127.0.0.1",
-            "host",
-            "worker",
-            1,
-            *NODES,
-            job_uid=f"uid-{keys.job_name}",
-        ),
-        lease_ttl_s=lease_ttl_s,
-        clock=monotonic,
-        random=Random(),
-        on_held=on_held,
+    around = Surroundings(store=store, clock=monotonic, boot_clock=monotonic, random=Random())
+    identity = Identity(
+        name,
+        uid or f"uid-{name}",
+        "127.0.0.1",
+        "host",
+        "worker",
+        1,
+        *NODES,
+        job_uid=f"uid-{keys.job_name}",
     )
-    endpoint = Endpoint(
-        registrar=registrar,
-        membership=membership,
-        mirror=mirror,
-        store=store,
-        port=0,
-        unix_path=unix_path,
-        last_call_s=1.0,
-        clock=monotonic,
-        random=Random(),
+    settings = MemberSettings(
+        keys=keys, identity=identity, lease_ttl_s=lease_ttl_s, last_call_s=1.0
     )
-    parts = [Watching(store, mirror).run(), registrar.run(), endpoint.run()]
+    client = job_client(around, keys)
+    member = member_parts(around, settings, client, on_held=on_held)
+    sockets = Sockets(c10d_port=0, c10d_path=unix_path)
+    registrar, endpoint = member.registrar, endpoint_of(around, settings, member, sockets)
+    parts = [client.watching.run(), registrar.run(), endpoint.run()]
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         async with asyncio.timeout(START_S):
             await endpoint.listening.wait()
             await registrar.registered.wait()
-        yield Pod(name, store, mirror, registrar, endpoint)
+        yield Pod(name, store, client.mirror, registrar, endpoint)
     finally:
         for task in tasks:
             task.cancel()

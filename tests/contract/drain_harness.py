@@ -16,26 +16,24 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 from typing import Literal, cast
 
 from agent.parts import drains_of, job_client, member_parts
 from agent.rundir import NOTICE_SOCKET_NAME
-from agent.surroundings import MemberSettings, Surroundings
+from agent.surroundings import MemberSettings
 from launcher_shim.c10d.nodes import Node, Round, Seat
 from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
 from rdzv.history import HistoryEntry
+from rdzv.job import JobClient
 from rdzv.listing import decide
-from rdzv.membership import Membership
 from rdzv.model import Drain, Snapshot
-from rdzv.registration import Held, Identity
+from rdzv.registration import Held
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
 from tests.contract.agent_harness import PATIENCE_S
 from tests.contract.awake_clock import awake_clock
 from tests.contract.drain_parts import (
@@ -47,7 +45,7 @@ from tests.contract.drain_parts import (
     MortalRunDir,
     Rounds,
 )
-from tests.contract.job_harness import KEYS
+from tests.contract.job_harness import KEYS, identity, surroundings
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,31 +90,16 @@ class Pod:
         self._files = MortalRunDir(str(self.run_dir))
         self.store = CabledStore(self.job.engine, self.cable)
         # The gate's deadline is of the same clock, not the boot clock: no rank here looks at it.
-        around = Surroundings(
-            store=self.store,
-            clock=self.job.clock,
-            boot_clock=self.job.clock,
-            random=Random(self.name),
-        )
-        identity = Identity(
-            self.name,
-            self.uid,
-            "127.0.0.1",
-            "host",
-            "worker",
-            1,
-            self.job.least,
-            self.job.most,
-            job_uid="uid-digits",
-        )
+        around = surroundings(self.store, self.name, self.job.clock)
+        who = identity(self.name, self.uid, least=self.job.least, most=self.job.most)
         settings = MemberSettings(
             keys=KEYS,
-            identity=identity,
+            identity=replace(who, job_uid="uid-digits"),
             lease_ttl_s=LEASE_TTL_S,
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
         )
-        client = job_client(around, KEYS)
+        self._client = client = job_client(around, KEYS)
         self.mirror, self.membership = client.mirror, client.membership
         self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
         member = member_parts(around, settings, client, held=self.held, on_held=self._keep)
@@ -138,7 +121,7 @@ class Pod:
         """Let the store be another one from now on."""
         self.store.engine = engine
         self._tasks[0].cancel()
-        self._tasks[0] = asyncio.create_task(Watching(self.store, self.mirror).run())
+        self._tasks[0] = asyncio.create_task(self._client.watching.run())
 
     async def _keep(self, held: Held) -> None:
         self.held = held
@@ -309,10 +292,11 @@ class Job:
 
     def follow(self) -> None:
         """Watch the store, as somebody who has no part in it."""
-        self.mirror = Mirror(KEYS.prefix, self.clock)
-        self.membership = Membership(KEYS, self.mirror)
+        store = self._store = MemoryStore(self.engine)
+        client = self._client = JobClient.of(store, KEYS, clock=self.clock)
+        self.mirror, self.membership = client.mirror, client.membership
         self.mirror.subscribe(self._see)
-        self._watching = asyncio.create_task(Watching(MemoryStore(self.engine), self.mirror).run())
+        self._watching = asyncio.create_task(client.watching.run())
 
     async def end(self) -> None:
         """End all of it."""
@@ -380,7 +364,8 @@ class Job:
         self.engine = MemoryEngine(self.clock)
         await self.put(Put(former.key, former.value))
         self._watching.cancel()
-        self._watching = asyncio.create_task(Watching(MemoryStore(self.engine), self.mirror).run())
+        self._store.engine = self.engine
+        self._watching = asyncio.create_task(self._client.watching.run())
         for pod in self.pods.values():
             pod.move(self.engine)
 

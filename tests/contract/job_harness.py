@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from time import monotonic
 
+from agent.surroundings import Surroundings
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.model import Job
+from rdzv.registration import Identity
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
 
 KEYS = JobKeys("team", "digits")
 
@@ -68,26 +69,38 @@ async def begin_next_life(store: Store, keys: JobKeys, seen: Job) -> None:
     assert result.succeeded
 
 
-@dataclass
-class Client:
-    """One sidecar's view of the store."""
-
-    store: MemoryStore
-    mirror: Mirror
-    membership: Membership
+@asynccontextmanager
+async def client(engine: MemoryEngine, faults: Faults | None = None) -> AsyncIterator[JobClient]:
+    """A client whose mirror has been loaded and follows the engine, whatever ``faults`` do."""
+    store = MemoryStore(engine, faults=faults)
+    followed = JobClient.of(MemoryStore(engine), KEYS, clock=monotonic)
+    try:
+        async with loaded(followed):
+            yield replace(followed, store=store)
+    finally:
+        await store.close()
 
 
 @asynccontextmanager
-async def client(engine: MemoryEngine, faults: Faults | None = None) -> AsyncIterator[Client]:
-    """A client whose mirror has been loaded and follows the engine."""
-    store = MemoryStore(engine, faults=faults)
-    mirror = Mirror(KEYS.prefix, monotonic)
-    watching = asyncio.create_task(Watching(MemoryStore(engine), mirror).run())
-    try:
+async def loaded(one: JobClient) -> AsyncIterator[JobClient]:
+    """Let it follow its store, and wait until it has read it once."""
+    async with one.following():
         async with asyncio.timeout(30):
-            await mirror.changed_after(0)
-        yield Client(store, mirror, Membership(KEYS, mirror))
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-        await store.close()
+            await one.mirror.changed_after(0)
+        yield one
+
+
+def past_faults(one: JobClient) -> MemoryStore:
+    """Another client of the same store, which no fault meets."""
+    assert isinstance(one.store, MemoryStore)
+    return MemoryStore(one.store.engine)
+
+
+def surroundings(store: Store, seed: str, clock: Callable[[], float] = monotonic) -> Surroundings:
+    """What a sidecar's parts stand on in a test; ``clock`` is its boot clock too."""
+    return Surroundings(store=store, clock=clock, boot_clock=clock, random=Random(seed))
+
+
+def identity(name: str, uid: str = "", *, least: int = 1, most: int = 4) -> Identity:
+    """A worker of one slot."""
+    return Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, least, most)

@@ -23,24 +23,22 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _NodeDesc,
 )
 
+from agent.parts import job_client, member_parts
+from agent.surroundings import MemberSettings
 from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership, Policy
-from rdzv.keys import JobKeys
-from rdzv.membership import Membership as JobMembership
 from rdzv.quarantine import TERMS, Terms
-from rdzv.registrar import Registrar
-from rdzv.registration import Held, Identity
+from rdzv.registration import Held
 from rdzv.store import Put
 from rdzv.store.faults import Cut
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
 from tests.contract.awake_clock import awake_clock
+from tests.contract.job_harness import KEYS, identity, surroundings
 
-KEYS = JobKeys("team", "digits")
 RUN_ID = "digits"
 
 
@@ -67,33 +65,19 @@ class Sidecar:
         self.name = name
         self.cut = Cut()
         self.store = MemoryStore(engine, faults=self.cut)
-        self.mirror = Mirror(KEYS.prefix, time.monotonic)
-        self.job = JobMembership(KEYS, self.mirror)
+        around = surroundings(self.store, name)
+        self._client = job_client(around, KEYS)
+        self.mirror, self.job = self._client.mirror, self._client.membership
         self.leaving: frozenset[str] = frozenset()
         self.granted: frozenset[str] = frozenset()
         self.joins_wait = False
         self.policy = policy
-        self.registrar = Registrar(
-            self.store,
-            self.mirror,
-            self.job,
-            Identity(
-                name,
-                f"uid-{name}",
-                "127.0.0.1",
-                "host",
-                "worker",
-                1,
-                policy.min_nodes,
-                policy.max_nodes,
-                # With a UID the job has one life, even if all of its pods are gone for a while.
-                job_uid="uid-digits",
-            ),
-            lease_ttl_s=ttl_s,
-            clock=time.monotonic,
-            random=Random(name),
-            held=held,
+        who = identity(name, least=policy.min_nodes, most=policy.max_nodes)
+        # With a UID the job has one life, even if all of its pods are gone for a while.
+        settings = MemberSettings(
+            keys=KEYS, identity=replace(who, job_uid="uid-digits"), lease_ttl_s=ttl_s
         )
+        self.registrar = member_parts(around, settings, self._client, held=held).registrar
         keys = KEYS.in_generation(1)
         registered = Registered(keys.member(name), self._lease, self.registrar.registered.wait)
         self.quarantining = Quarantining(
@@ -138,7 +122,7 @@ class Sidecar:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._watching = tasks.create_task(Watching(self.store, self.mirror).run())
+            self._watching = tasks.create_task(self._client.watching.run())
             tasks.create_task(self.registrar.run())
             tasks.create_task(self.rendezvous.run())
             tasks.create_task(self.quarantining.run())
@@ -147,7 +131,7 @@ class Sidecar:
         """Let the store be another one from now on, as after a restore."""
         self.store.engine = engine
         self._watching.cancel()
-        self._watching = self._tasks.create_task(Watching(self.store, self.mirror).run())
+        self._watching = self._tasks.create_task(self._client.watching.run())
 
 
 class Wire:

@@ -312,5 +312,5 @@ async def test_a_write_that_is_refused_for_want_of_room_is_looked_for(applied: b
             return [Compare(key, "create", "=", 0)], [Put(key, b"{}")]
 
         with nullcontext() if applied else pytest.raises(StoreFull, match="space"):
-            await write(one.store, one.mirror, one.membership, plan)
+            await write(one, plan)
         assert len((await one.store.range(key)).kvs) == applied

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from random import Random
-from time import monotonic
 
 import pytest
 
+from agent.parts import endpoint_of, member_parts
+from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
@@ -22,12 +22,12 @@ from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from rdzv.job import JobClient
 from rdzv.registrar import Registrar
-from rdzv.registration import Identity
 from rdzv.store import Put
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
-from tests.contract.job_harness import KEYS, Client, client
+from tests.contract.job_harness import KEYS, client, identity, surroundings
 from tests.contract.listeners import listening, loopbacks
 from tests.contract.raw_client import DEADLINE_S, RawClient, connected
 
@@ -41,7 +41,7 @@ LEASE_TTL_S = 60.0
 class Pod:
     """A sidecar's registrar and endpoint."""
 
-    client: Client
+    client: JobClient
     registrar: Registrar
     endpoint: Endpoint
 
@@ -49,18 +49,6 @@ class Pod:
     def port(self) -> int:
         assert self.endpoint.port is not None
         return self.endpoint.port
-
-
-def registrar_of(one: Client, name: str, uid: str = "", least: int = 1) -> Registrar:
-    return Registrar(
-        one.store,
-        one.mirror,
-        one.membership,
-        Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, least, 4),
-        lease_ttl_s=LEASE_TTL_S,
-        clock=monotonic,
-        random=Random(name),
-    )
 
 
 @asynccontextmanager
@@ -78,19 +66,17 @@ async def pod(
     least: int = 1,
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
-        registrar = registrar_of(one, name, uid, least)
-        endpoint = Endpoint(
-            registrar=registrar,
-            membership=one.membership,
-            mirror=one.mirror,
-            store=one.store,
-            port=0,
-            unix_path=unix_path,
-            kept=kept,
+        around = surroundings(one.store, name)
+        settings = MemberSettings(
+            keys=KEYS,
+            identity=identity(name, uid, least=least),
+            lease_ttl_s=LEASE_TTL_S,
             last_call_s=last_call_s,
-            clock=monotonic,
-            random=Random(f"endpoint {name}"),
         )
+        member = member_parts(around, settings, one)
+        sockets = Sockets(c10d_port=0, c10d_path=unix_path)
+        registrar = member.registrar
+        endpoint = endpoint_of(around, settings, member, sockets, kept=kept)
         tasks = [asyncio.create_task(endpoint.run())]
         if register:
             tasks.append(asyncio.create_task(registrar.run()))
@@ -236,7 +222,7 @@ async def test_i8_an_add_on_a_word_closes_that_connection_alone() -> None:
         assert await two.ask(wire.Get(b"/word")) == b"word"
 
 
-async def put_run(one: Client, generation: int, current: Round, *nodes: Node) -> None:
+async def put_run(one: JobClient, generation: int, current: Round, *nodes: Node) -> None:
     run = KEYS.in_generation(generation).run("digits")
     puts = [Put(run.round, current.to_json())]
     puts += [Put(run.node(node.member), node.to_json()) for node in nodes]

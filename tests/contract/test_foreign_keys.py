@@ -7,22 +7,16 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from random import Random
-from time import monotonic
 
 import pytest
 
-from launcher_shim.c10d.endpoint import Endpoint
+from agent.parts import endpoint_of, job_client, member_parts
+from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.nodes import Round
-from rdzv.keys import JobKeys
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
-from rdzv.registration import Identity
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
+from tests.contract.job_harness import KEYS, identity, surroundings
 
-KEYS = JobKeys("team", "digits")
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")
 
@@ -47,31 +41,14 @@ class Pod:
     """The parts of a sidecar that follow the store."""
 
     def __init__(self, engine: MemoryEngine, name: str) -> None:
-        store = MemoryStore(engine)
-        self.mirror = Mirror(KEYS.prefix, monotonic)
-        self.membership = Membership(KEYS, self.mirror)
-        identity = Identity(name, f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
-        self.registrar = Registrar(
-            store,
-            self.mirror,
-            self.membership,
-            identity,
-            lease_ttl_s=60,
-            clock=monotonic,
-            random=Random(name),
-        )
-        self.endpoint = Endpoint(
-            registrar=self.registrar,
-            membership=self.membership,
-            mirror=self.mirror,
-            store=store,
-            port=0,
-            unix_path=None,
-            last_call_s=2.0,
-            clock=monotonic,
-            random=Random(name),
-        )
-        self._watching = Watching(store, self.mirror)
+        around = surroundings(MemoryStore(engine), name)
+        settings = MemberSettings(keys=KEYS, identity=identity(name), lease_ttl_s=60)
+        client = job_client(around, KEYS)
+        member = member_parts(around, settings, client)
+        self.mirror, self.membership = client.mirror, client.membership
+        self.registrar = member.registrar
+        self.endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
+        self._watching = client.watching
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

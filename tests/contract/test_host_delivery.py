@@ -15,11 +15,11 @@ from agent.host_delivery import HostDelivery
 from agent.rundir import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S
 from rdzv.history import HistoryEntry
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.model import Drain, Job, Member
 from rdzv.store import KeyValue, WatchEvent
-from rdzv.watching import Mirror
+from rdzv.store.memory import MemoryEngine, MemoryStore
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -30,10 +30,11 @@ class Scene:
 
     def __init__(self, path: Path) -> None:
         self.now = 100.0
-        self.mirror = Mirror(KEYS.prefix, lambda: self.now)
+        client = JobClient.of(MemoryStore(MemoryEngine()), KEYS, clock=lambda: self.now)
+        self.mirror = client.mirror
         self._run_dir = RunDir(str(path))
         self.delivery = HostDelivery(
-            self._run_dir, self.mirror, Membership(KEYS, self.mirror), 1, lambda: self.now
+            self._run_dir, self.mirror, client.membership, 1, lambda: self.now
         )
 
     def put(self, *members: Member) -> None:

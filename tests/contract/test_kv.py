@@ -21,11 +21,12 @@ from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
 from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
+from rdzv.job import JobClient
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until
-from tests.contract.job_harness import KEYS, Client, Unreliable, client
+from tests.contract.job_harness import KEYS, Unreliable, client, past_faults
 
 HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")
@@ -36,9 +37,9 @@ NEVER = asyncio.Event().wait
 _leases = count(1)
 
 
-async def kv_of(one: Client) -> Kv:
+async def kv_of(one: JobClient) -> Kv:
     """The keys of a member that is registered."""
-    lease, store = next(_leases), MemoryStore(one.store.engine)
+    lease, store = next(_leases), past_faults(one)
     member_key = HERE.member(f"w-{lease}")
     await store.lease_grant(lease, 600)
     await store.txn([], [Put(member_key, b"{}", lease)])
@@ -483,7 +484,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
     """Of what happened meanwhile it shows the end."""
     monkeypatch.setattr("launcher_shim.c10d.kv.SEE_SUM_S", 3600.0)
     async with client(MemoryEngine()) as one:
-        kv, direct = await kv_of(one), MemoryStore(one.store.engine)
+        kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
         kv._unsubscribe()
         adding = asyncio.create_task(kv.add(b"/n", 1, Stamp("a", 1)))
@@ -652,7 +653,7 @@ async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_
     """The record of an earlier batch has the number of the request, too."""
     counted, lease, member_key = SecondHeld(), next(_leases), HERE.member("w-0")
     async with client(MemoryEngine(), counted) as one:
-        store = MemoryStore(one.store.engine)
+        store = past_faults(one)
         await store.lease_grant(lease, 600)
         await store.txn([], [Put(member_key, b"{}", lease)])
         kv = Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease, NEVER))

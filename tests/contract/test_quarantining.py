@@ -13,13 +13,12 @@ import pytest
 from launcher_shim.c10d import quarantining
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.registered import Registered
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.membership import Membership
 from rdzv.model import Job, Member
 from rdzv.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -33,8 +32,8 @@ class Pod:
 
     def __init__(self) -> None:
         self.store = MemoryStore(MemoryEngine())
-        self.mirror = Mirror(KEYS.prefix, time.monotonic)
-        self.membership = Membership(KEYS, self.mirror)
+        self._client = JobClient.of(self.store, KEYS, clock=time.monotonic)
+        self.mirror, self.membership = self._client.mirror, self._client.membership
         self.follow = asyncio.Event()
         self.lease: int | None = LEASE
         self.refused = asyncio.Event()
@@ -63,7 +62,7 @@ class Pod:
 
     async def watch(self) -> None:
         await self.follow.wait()
-        await Watching(self.store, self.mirror).run()
+        await self._client.watching.run()
 
     async def counts(self, deaths: int) -> None:
         """Wait until the store has so many."""

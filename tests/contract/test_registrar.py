@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from random import Random
-from time import monotonic
 
 import pytest
 
+from agent.parts import member_parts
+from agent.surroundings import MemberSettings
 from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
 from rdzv.history import HISTORY_LENGTH
+from rdzv.job import JobClient
 from rdzv.model import Snapshot
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
@@ -22,7 +23,7 @@ from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
 from tests.contract.agent_harness import until as until_holds
 from tests.contract.awake_clock import awake_clock
-from tests.contract.job_harness import KEYS, Client, NoRoom, Unreliable, client
+from tests.contract.job_harness import KEYS, NoRoom, Unreliable, client, identity, surroundings
 
 TTL_S = 2.0
 
@@ -30,29 +31,17 @@ LONG_TTL_S = 60.0
 """What happens within seconds is not due to its end."""
 
 
-def identity(name: str, uid: str = "") -> Identity:
-    return Identity(name, uid or f"uid-{name}", "127.0.0.1", "host", "worker", 1, 1, 4)
-
-
 def registrar(
-    one: Client,
+    one: JobClient,
     who: Identity,
     held: Held | None = None,
     seed: int = 0,
     on_held: Callable[[Held], Awaitable[None]] | None = None,
     lease_ttl_s: float = TTL_S,
 ) -> Registrar:
-    return Registrar(
-        one.store,
-        one.mirror,
-        one.membership,
-        who,
-        lease_ttl_s=lease_ttl_s,
-        clock=monotonic,
-        random=Random(f"{who.member}{who.pod_uid}{seed}"),
-        held=held,
-        on_held=on_held,
-    )
+    around = surroundings(one.store, f"{who.member}{who.pod_uid}{seed}")
+    settings = MemberSettings(keys=KEYS, identity=who, lease_ttl_s=lease_ttl_s)
+    return member_parts(around, settings, one, held=held, on_held=on_held).registrar
 
 
 @asynccontextmanager
@@ -65,7 +54,9 @@ async def running(one: Registrar) -> AsyncIterator[asyncio.Task[None]]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def until(one: Client, condition: Callable[[Snapshot], bool], timeout_s: float = 30) -> None:
+async def until(
+    one: JobClient, condition: Callable[[Snapshot], bool], timeout_s: float = 30
+) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition(one.membership.snapshot()):
             await one.mirror.changed_after(one.mirror.sequence)

@@ -19,11 +19,10 @@ from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until as until_holds
 from tests.contract.awake_clock import awake_clock
 from tests.contract.calm import calmly
-from tests.contract.job_harness import KEYS, client
+from tests.contract.job_harness import KEYS, client, identity
 from tests.contract.test_registrar import (
     LONG_TTL_S,
     TTL_S,
-    identity,
     registered,
     registrar,
     running,

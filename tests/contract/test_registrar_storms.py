@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
+from rdzv.job import JobClient
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.model import Job
 from rdzv.registrar import RENEWALS_PER_TTL
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.faults import Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
+from rdzv.watching import Mirror
 from tests.contract.awake_clock import awake_clock
-from tests.contract.job_harness import KEYS, Client
+from tests.contract.job_harness import KEYS, identity, loaded
 from tests.contract.test_registrar import (
     LONG_TTL_S,
-    identity,
     registered,
     registrar,
     running,
@@ -61,17 +61,12 @@ class Watched(Faults):
 
 
 @asynccontextmanager
-async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator[Client]:
+async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator[JobClient]:
     store = MemoryStore(engine, faults=faults)
-    mirror = Mirror(KEYS.prefix, monotonic)
-    watching = asyncio.create_task(Watching(store, mirror).run())
     try:
-        async with asyncio.timeout(5):
-            await mirror.changed_after(0)
-        yield Client(store, mirror, Membership(KEYS, mirror))
+        async with loaded(JobClient.of(store, KEYS, clock=monotonic)) as one:
+            yield one
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
         await store.close()
 
 

@@ -22,11 +22,12 @@ from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.watching import Mirror, Watching
+from rdzv.watching import Mirror
 from tests.contract.calm import calmly
 from tests.contract.job_harness import Unreliable
 
@@ -126,11 +127,11 @@ async def pod(
     await direct.lease_grant(lease, TTL_S)
     await direct.txn([], [Put(GENERATION.member(name), b"{}", lease)])
     store = MemoryStore(engine, faults=faults)
-    mirror = Mirror("/", monotonic)
-    one = Pod(name, store, mirror, lease)
+    client = JobClient.of(store, GENERATION.job, clock=monotonic)
+    one = Pod(name, store, client.mirror, lease)
     async with asyncio.TaskGroup() as tasks:
         running = [
-            tasks.create_task(Watching(store, mirror).run()),
+            tasks.create_task(client.watching.run()),
             tasks.create_task(one.rendezvous.run()),
         ]
         try:
@@ -405,8 +406,9 @@ async def test_i8_corrupt_records_stop_nobody() -> None:
 
 
 async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() -> None:
-    mirror = Mirror(GENERATION.job.prefix, monotonic)
-    rendezvous = Pod("a", MemoryStore(MemoryEngine()), mirror, 1).rendezvous
+    store = MemoryStore(MemoryEngine())
+    mirror = JobClient.of(store, GENERATION.job, clock=monotonic).mirror
+    rendezvous = Pod("a", store, mirror, 1).rendezvous
     rounds = [KeyValue(RUN.round, Round(n).to_json(), n, n, 1, 0) for n in (1, 2)]
     mirror.apply([WatchEvent("put", rounds[0])], 1)
     rendezvous.end()
@@ -421,15 +423,15 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         looked.set()
         return Membership(frozenset("abcd"))
 
-    mirror = Mirror(GENERATION.job.prefix, monotonic)
+    client = JobClient.of(MemoryStore(MemoryEngine()), GENERATION.job, clock=monotonic)
     rendezvous = Rendezvous(
         member="a",
         registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
         drains=GENERATION.drains,
         keys=RUN,
         run_id="digits",
-        mirror=mirror,
-        store=MemoryStore(MemoryEngine()),
+        mirror=client.mirror,
+        store=client.store,
         policy=lambda: POLICY,
         membership=membership,
         clock=monotonic,
@@ -439,7 +441,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     for revision in range(1, 100):
         key = GENERATION.member(f"m{revision}")
         kv = KeyValue(key, b"", revision, revision, 1, 0)
-        mirror.apply([WatchEvent("put", kv)], revision)
+        client.mirror.apply([WatchEvent("put", kv)], revision)
     assert not looked.is_set()
     running = asyncio.create_task(rendezvous.run())
     try:

@@ -7,19 +7,17 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from random import Random
-from time import monotonic
 
 import pytest
 
+from agent.parts import job_client, member_parts
+from agent.surroundings import MemberSettings
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
-from rdzv.membership import Membership
-from rdzv.registrar import Registrar
-from rdzv.registration import Identity
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.rights import JobRole, Rights
-from rdzv.watching import Mirror, Watching
 from tests.chaos.etcd_cluster import EtcdCluster
+from tests.contract.job_harness import identity, surroundings
 from tests.contract.secure_store import job_access, opened, root_access, secure_cluster
 
 __all__ = ["secure_cluster"]
@@ -170,38 +168,15 @@ async def test_who_may_have_a_password_is_not_taken_for_one_without(
 
 
 async def test_a_member_registers_and_leaves_with_the_rights_of_its_job(mine: Store) -> None:
-    mirror = Mirror(MINE.prefix, monotonic)
-    membership = Membership(MINE, mirror)
-    identity = Identity(
-        member="node-0",
-        pod_uid="uid",
-        address="10.0.0.1",
-        node="",
-        role="worker",
-        slots=1,
-        min_workers=1,
-        max_workers=2,
-        job_uid="",
-    )
-    registrar = Registrar(
-        mine,
-        mirror,
-        membership,
-        identity,
-        lease_ttl_s=10,
-        clock=monotonic,
-        random=Random(1),
-    )
-    tasks = [
-        asyncio.create_task(Watching(mine, mirror).run()),
-        asyncio.create_task(registrar.run()),
-    ]
-    async with asyncio.timeout(20):
+    around = surroundings(mine, "node-0")
+    settings = MemberSettings(keys=MINE, identity=identity("node-0"))
+    async with job_client(around, MINE).following() as client, asyncio.timeout(20):
+        registrar = member_parts(around, settings, client).registrar
+        running = asyncio.create_task(registrar.run())
         await registrar.registered.wait()
-        assert list(membership.snapshot().members) == ["node-0"]
-        tasks[1].cancel()
+        assert list(client.membership.snapshot().members) == ["node-0"]
+        running.cancel()
         await registrar.leave(5)
-    tasks[0].cancel()
-    await asyncio.wait(tasks)
+        await asyncio.wait([running])
     members = await mine.range(MINE.in_generation(1).members, prefix=True)
     assert members.kvs == ()

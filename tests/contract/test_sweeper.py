@@ -13,13 +13,14 @@ from agent.sweeper import Sweeper
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.session import SHARED_RUN
 from rdzv.history import HistoryEntry
+from rdzv.job import JobClient
 from rdzv.leftovers import KEPT_MIN
 from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.faults import Cut
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until
-from tests.contract.job_harness import KEYS, Client, client
+from tests.contract.job_harness import KEYS, client
 
 HERE = KEYS.in_generation(1)
 
@@ -28,7 +29,7 @@ def member(name: str, incarnation: int) -> Member:
     return Member(name, f"uid-{name}", incarnation, "10.0.0.1", "", "worker", 1, 1, 4)
 
 
-async def fill(one: Client, gone: int) -> None:
+async def fill(one: JobClient, gone: int) -> None:
     """A job of two, and the names of ``gone`` pods."""
     await one.store.txn(
         [],
@@ -47,7 +48,7 @@ async def fill(one: Client, gone: int) -> None:
 
 @asynccontextmanager
 async def sweeping(
-    one: Client, me: str, store: MemoryStore | None = None, *, pod_uid: str | None = None
+    one: JobClient, me: str, store: MemoryStore | None = None, *, pod_uid: str | None = None
 ) -> AsyncIterator[None]:
     sweeper = Sweeper(
         *(store or one.store, one.mirror, one.membership, me, pod_uid or f"uid-{me}"),
@@ -61,7 +62,7 @@ async def sweeping(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def names(one: Client, wanted: int) -> set[str]:
+async def names(one: JobClient, wanted: int) -> set[str]:
     """The names in the store, once there are so many."""
     async with asyncio.timeout(5):
         while len(found := one.mirror.under(KEYS.incarnations)) != wanted:

@@ -13,13 +13,12 @@ from typing import TypeVar
 from launcher_shim.c10d.nodes import Node, Round
 from rdzv.commit import Commit
 from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name
-from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd import EtcdStore
-from rdzv.watching import Mirror, Watching
 from tests.e2e.background import Background
 
 T = TypeVar("T")
@@ -52,11 +51,10 @@ class Witness:
 
     async def _begin(self, endpoints: Access | Sequence[str]) -> None:
         self.store = EtcdStore(endpoints)
-        self._mirror = Mirror(self._job.prefix, time.monotonic)
-        self._membership = Membership(self._job, self._mirror)
+        client = JobClient.of(self.store, self._job, clock=time.monotonic)
+        self._mirror, self._membership = client.mirror, client.membership
         self._mirror.subscribe(self._take)
-        watching = Watching(self.store, self._mirror).run()
-        self._task = asyncio.create_task(watching, name="witness")
+        self._task = asyncio.create_task(client.watching.run(), name="witness")
 
     def close(self) -> None:
         """Stop watching."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from launcher_shim.horovod.hosts import SETTLE_S, token_of
+from rdzv.job import JobClient
 from rdzv.keys import last_name
 from rdzv.listing import decide
-from rdzv.membership import Membership
 from rdzv.model import Drain, Incarnation, Member, Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.watching import Mirror
+from rdzv.store.memory import MemoryStore
 from tests.chaos.simulation.drain_invariants import DrainInvariants
 from tests.chaos.simulation.liveness import Liveness
 from tests.chaos.simulation.network import Sender
@@ -41,8 +41,9 @@ class Invariants:
         self.checks = 0
         self._job = job
         self._broken: Broken | None = None
-        self.truth = Mirror(KEYS.prefix, job.loop.time)
-        self.membership = Membership(KEYS, self.truth)
+        followed = JobClient.of(MemoryStore(job.engine), KEYS, clock=job.loop.time)
+        self.truth = followed.mirror
+        self.membership = followed.membership
         self._hosts: dict[str, bytes] = {}
         self._hosts_since_s: dict[str, dict[str, float]] = {}
         self._drains_seen_s: dict[str, dict[str, float]] = {}
