@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from agent.rundir import HOSTS_NAME, RunDir
 from launcher_shim.horovod import hosts
@@ -109,6 +109,7 @@ class HostDelivery:
             now=now,
             healthy_for_s=self._mirror.healthy_for_s(now),
             heard_s=self._mirror.heard_s,
+            outdated=partial(_outdated, snapshot),
         )
         if self._list.overdue(now):
             self._mirror.ask()
@@ -149,3 +150,13 @@ class HostDelivery:
                 await self._membership.changed_from(snapshot)
         except TimeoutError:
             return
+
+
+def _outdated(snapshot: Snapshot, host: hosts.Host) -> bool:
+    """Whether the record of a host's name is of a pod before it, as in a restored store."""
+    member = snapshot.members.get(host.member)
+    return (
+        member is not None
+        and member.created_revision < host.revision
+        and hosts.token_of(member.name, member.pod_uid) != host.token
+    )

@@ -103,6 +103,7 @@ class Endpoint:
         self._clock = clock
         self._random = random
         self._generation: int | None = None
+        self._generation_since_s = 0.0
         self._entered = asyncio.Event()
         self._runs: dict[str, _Run] = {}
         self._shared: Kv | None = None
@@ -350,6 +351,7 @@ class Endpoint:
             if generation is not None and generation != self._generation:
                 former = self._leave_generation()
                 self._generation = generation
+                self._generation_since_s = self._clock()
                 self._shared = self._kv(SHARED_RUN)
                 for run_id in self._known_runs():
                     self._run(run_id)
@@ -416,6 +418,7 @@ class Endpoint:
             membership=lambda number: self._members(run_id, number),
             clock=self._clock,
             random=self._random,
+            life_since_s=self._generation_since_s,
             came=self._quarantining.came,
             ended=self._quarantining.ended,
         )

@@ -37,7 +37,11 @@ class MirroredRun:
         """The round: the store's word, or a later one that the store has lost."""
         if self.lost_round.age <= self.stored_round.age:
             return self.stored_round
-        return replace(self.lost_round, mod_revision=self.stored_round.mod_revision)
+        return replace(
+            self.lost_round,
+            mod_revision=self.stored_round.mod_revision,
+            restored=self.lost_round.complete,
+        )
 
     @property
     def lacks_round(self) -> bool:

@@ -131,6 +131,8 @@ class Round:
     ``frozen`` is the world in rank order once ``complete``. ``finishing`` says that an agent
     stands in the exit barrier, ``closed`` why no round will follow. ``former``: while it is open,
     the members of the world before it, whose places nobody else takes while they are here.
+    ``restored``: it was written again after the store had lost it. What its nodes had stored for
+    each other, such as the address to meet at, may be lost, so nobody enters it any more.
     """
 
     number: int = 0
@@ -140,6 +142,7 @@ class Round:
     frozen: tuple[Seat, ...] = ()
     mod_revision: int = 0
     former: tuple[str, ...] = ()
+    restored: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -162,6 +165,8 @@ class Round:
         }
         if self.former:
             fields["former"] = self.former
+        if self.restored:
+            fields["restored"] = True
         return dump_record(fields)
 
     @classmethod
@@ -185,6 +190,7 @@ class Round:
             frozen=frozen,
             mod_revision=kv.mod_revision,
             former=tuple(former),
+            restored=take(kv.key, fields, "restored", bool, False),
         )
 
 

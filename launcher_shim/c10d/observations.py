@@ -34,6 +34,7 @@ class Observations:
     happened in the store by then is known. ``return_until_s``: until when others that were cut off
     with this sidecar may be on their way back. ``missing_s``: since when the key of a frozen node
     is away. ``absent_s``: since when a listed member has no torchrun that connected.
+    ``life_since_s``: since when this sidecar has been in the present life of the job.
     ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
     ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
     """
@@ -47,6 +48,7 @@ class Observations:
     round_since_s: float = -math.inf
     met_min_s: float | None = None
     left_s: Mapping[Seat, float] = field(default_factory=dict)
+    life_since_s: float = -math.inf
 
 
 def observe(
@@ -102,6 +104,7 @@ def observe(
             for node in snapshot.nodes.values()
             if node.state == "left"
         },
+        life_since_s=previous.life_since_s,
     )
 
 

@@ -65,8 +65,9 @@ class Rendezvous:
 
     ``membership`` is called with the number of the round that it is looked at from.
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
-    is the prefix of the drains. ``came`` is told the nonce of each torchrun here that asks,
-    ``ended`` that of one that is gone, and whether nothing but itself has ended it.
+    is the prefix of the drains. ``life_since_s``: since when the member has been in
+    this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
+    asks, ``ended`` that of one that is gone, and whether nothing but itself has ended it.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Rendezvous:
         membership: Callable[[int], Membership],
         clock: Callable[[], float],
         random: Random,
+        life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
         ended: Callable[[str, bool], None] = lambda nonce, died: None,
     ) -> None:
@@ -112,7 +114,7 @@ class Rendezvous:
         self._told: tuple[Seat, float] | None = None
         self._restored = False
         self._ended = False
-        self._observations = Observations()
+        self._observations = Observations(life_since_s=life_since_s)
         self._diary = Diary(log)
         self._stirred = asyncio.Event()
         self._news = asyncio.Event()

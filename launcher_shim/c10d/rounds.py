@@ -88,6 +88,10 @@ def _complete(
     here = f"round {current.number}: {len(asking)} {ask}"
     if len(asking) < policy.min_nodes:
         return Decision(None, f"{here}, {policy.min_nodes} are needed")
+    if (until_s := _worlds_return_until_s(current, observations, policy)) > now:
+        return Decision(
+            None, f"{here}, waiting for a world that a restored store may have lost", until_s
+        )
 
     frozen = tuple(node.seat for node in sorted(asking, key=lambda node: node.rank_order))
     freeze = replace(current, complete=True, frozen=frozen, former=())
@@ -108,6 +112,16 @@ def _complete(
     if awaited:
         return Decision(freeze, f"{here}, the last call is over: complete")
     return Decision(freeze, f"{here}, and nobody else is coming: complete")
+
+
+def _worlds_return_until_s(current: Round, observations: Observations, policy: Policy) -> float:
+    """Until when a world of this life of the job may return that the store knows nothing of.
+
+    A store that was restored to an earlier life is taken into this one once more by any fresh pod,
+    which cannot tell. Those who have trained in it all along come back as soon as they see that.
+    """
+    began_anew = current.is_first and current.number > 0
+    return observations.life_since_s + policy.life_s if began_anew else -math.inf
 
 
 def _holders(

@@ -29,6 +29,8 @@ class Policy:
     ``hold_s``: how long an answer may be held back for news, where torch would
     sleep for a second and ask again. It covers the last call; a signal to the agent is handled when
     the answer has come.
+    ``life_s``: how long the first world of a later life of the job waits for those who have lived
+    in it before, and have seen only now that a store restored to an earlier one is in it again.
     ``park_s``: how long an agent asks in a round that does not form, until it is parked, where its
     join has no time-out.
     """
@@ -44,6 +46,7 @@ class Policy:
     hung_s: float = 30.0
     leave_s: float = 120.0
     hold_s: float = 2.0
+    life_s: float = 2.0
     park_s: float = 2.0
 
 

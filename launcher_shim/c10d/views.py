@@ -148,12 +148,14 @@ def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None
     """Make of ``node``, if it asks and is frozen, one that was handed the round; else None.
 
     Where one of the world is gone before everybody was handed it, that world can no longer be:
-    then ``node`` withdraws, and asks anew.
+    then ``node`` withdraws, and asks anew. So it does where the store has lost the round meanwhile
+    and perhaps the address to meet at, which nobody stores again.
     """
     current = snapshot.round
     if not current.complete or node.state != "asking" or node.seat not in current.frozen:
         return None
     others = (standing for seat, standing in standings.of.items() if seat != node.seat)
-    if current.closed or any(standing not in ("here", "missing") for standing in others):
+    gone = any(standing not in ("here", "missing") for standing in others)
+    if current.closed or current.restored or gone:
         return replace(node, ask=node.ask + 1)
     return replace(node, state="in", round=current.number)

@@ -147,12 +147,15 @@ def follow(
     now: float,
     healthy_for_s: float,
     heard_s: float,
+    outdated: Callable[[Host], bool] = lambda host: False,
 ) -> HostList:
     """The next host list, with the last line of ``previous`` if no host changes.
 
     ``left`` says of a lost host whether it drains, or left on purpose after its record; ``now`` is
     monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap. ``heard_s``:
     the listing holds all that had happened by then; a host that is ``overdue`` goes only by that.
+    ``outdated`` says of a host whether the record of its name is of a pod before it, which a
+    restored store has brought back: no reason to drop it.
     """
     listed = [host for host in map(host_of, listing.listed) if host is not None]
     missed: dict[str, float] = {}
@@ -164,7 +167,9 @@ def follow(
         gone = [
             host
             for host in previous.hosts
-            if host.token not in present and host.member not in names and not left(host)
+            if host.token not in present
+            and (host.member not in names or outdated(host))
+            and not left(host)
         ]
         for host in gone:
             # Time in which nobody could have been seen to come back does not count.

@@ -49,6 +49,8 @@ FOUND_IN = {
     "launchers-not-fenced": ("evicted-rounds", 30),
     "lease-loss-ignored": ("members", 30),
     "leavers-excused": ("unseen-drains", 40),
+    "lost-rounds-entered": ("earlier-lives-restored", 3),
+    "lost-worlds-not-awaited": ("earlier-lives-restored", 10),
     "lost-leaver-listed": ("unseen-drains", 20),
     "lost-hosts-dropped-at-once": ("cuts-of-all", 20),
     "min-not-compared": ("drains", 40),

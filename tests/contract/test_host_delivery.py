@@ -13,7 +13,7 @@ import pytest
 
 from agent.host_delivery import HostDelivery
 from agent.rundir import RunDir
-from launcher_shim.horovod.hosts import CONFIRM_S
+from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.history import HistoryEntry
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -53,14 +53,21 @@ class Scene:
         self.mirror.apply([told, lost], self.mirror.revision + 1)
 
     def begin(self, *members: Member) -> None:
-        job = Job(members[0].min_workers, members[0].max_workers)
-        self.mirror.replace([self._kv(KEYS.job, job.to_json())], 1)
+        self.mirror.replace([self._job(members[0])], 1)
         self.put(*members)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
             while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - a file gives no event
                 await asyncio.sleep(0.02)
+
+    def restore(self, *kvs: KeyValue) -> None:
+        """Let the store be as it was when it held no more than the job and these."""
+        self.mirror.replace([self._job(A), *kvs], max(kv.mod_revision for kv in kvs))
+
+    def tokens(self) -> list[str]:
+        """Hosts on the list."""
+        return sorted(line.partition(":")[0] for line in self._run_dir.hosts().splitlines()[:-1])
 
     def hosts(self) -> list[str]:
         """Members on the list, by name."""
@@ -80,6 +87,10 @@ class Scene:
             for e in entries
         ]
         self.mirror.apply(events, revision)
+
+    def _job(self, member: Member) -> KeyValue:
+        job = Job(member.min_workers, member.max_workers)
+        return KeyValue(KEYS.job, job.to_json(), 1, 1, 1, 0)
 
     def _kv(self, key: str, value: bytes) -> KeyValue:
         revision = self.mirror.revision + 1
@@ -210,3 +221,20 @@ async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(tmp_path:
     async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
         scene.put(SPARE, replace(OLDEST, pod_uid="uid-a-2", incarnation=9))
         await scene.until(lambda: scene.hosts() == ["b", "c"])
+
+
+async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_off_the_list(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, A) as scene:
+        before = scene.mirror.kvs[HERE.member("a")]
+        scene.lose(A)
+        scene.put(replace(A, pod_uid="uid-a2"))
+        token = token_of("a", "uid-a2")
+        await scene.until(lambda: scene.tokens() == [token])
+        drain = Drain(A.pod_uid, "a", "its node is drained", "sigterm")
+        scene.restore(before, KeyValue(HERE.drain(A.pod_uid), drain.to_json(), 2, 2, 1, 0))
+        await scene.until(lambda: scene.listed() == set())
+        scene.put(B)
+        await scene.until(lambda: scene.hosts() == ["a", "b"])
+        assert token in scene.tokens()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat, first_round
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.rounds import decide, next_round
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
@@ -99,6 +99,28 @@ def test_the_first_to_ask_are_frozen_in_the_order_of_ranks() -> None:
     decision = decide(NOW, run(asking, listed="abcde"), WATCHED, POLICY)
     assert decision.round is not None
     assert [seat.member for seat in decision.round.frozen] == ["b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("asking", ["ab", "abcd"])
+def test_i1_the_first_world_of_a_later_life_waits_for_one_that_the_store_may_have_lost(
+    asking: str,
+) -> None:
+    seen = replace(WATCHED, life_since_s=NOW)
+    first = run(map(node, asking), first_round(2), listed=asking)
+    waits = decide(NOW, first, seen, POLICY)
+    assert (waits.round, waits.wake_at_s) == (None, NOW + POLICY.life_s)
+    assert decide(waits.wake_at_s, first, seen, POLICY).round is not None
+    # No other round does: neither the first one of the job, nor those that follow.
+    for number in (0, first.round.number + 1):
+        other = run(map(node, asking), Round(number), listed=asking)
+        assert decide(NOW, other, seen, POLICY).round is not None
+
+
+def test_since_when_a_member_is_in_a_life_of_the_job_does_not_change() -> None:
+    seen = Observations(life_since_s=NOW)
+    for now in (NOW + 1, NOW + 2):
+        seen = observe(now, seen, run(), POLICY, healthy_s=1, heard_s=now, cut_off=True)
+    assert seen.life_since_s == NOW
 
 
 def test_equal_descriptions_are_ranked_by_member() -> None:

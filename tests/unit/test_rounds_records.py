@@ -65,6 +65,7 @@ def test_a_node_comes_back_as_it_was(node: Node) -> None:
         st.booleans(),
         st.lists(SEATS, max_size=5, unique_by=lambda seat: seat.member).map(tuple),
         st.just(7),
+        restored=st.booleans(),
     )
 )
 def test_a_round_comes_back_as_it_was(one: Round) -> None:
@@ -111,6 +112,7 @@ def test_a_node_of_the_wrong_shape(change: dict[str, object]) -> None:
         {"closed": "perhaps"},
         {"closed": {}},
         {"complete": 1},
+        {"restored": 1},
         {"round": None},
     ],
 )

@@ -296,6 +296,13 @@ def test_one_withdraws_from_a_world_that_can_no_longer_be(c: Node) -> None:
     assert handed(asks, B, c) == replace(asks, ask=2)
 
 
+def test_i11_one_withdraws_from_a_world_that_the_store_had_lost_before_it_was_handed_it() -> None:
+    asks, restored = node("a", "asking"), replace(WORLD, restored=True)
+    for me, expected in ((asks, replace(asks, ask=2)), (A, None)):
+        snapshot = RunSnapshot(50, restored, {n.member: n for n in (me, B, C)})
+        assert hand(snapshot, stand(0, snapshot, Observations(), POLICY), me) == expected
+
+
 def test_one_withdraws_from_a_world_that_has_failed() -> None:
     asks, failed = node("a", "asking"), replace(WORLD, closed="failure")
     snapshot = RunSnapshot(50, failed, {n.member: n for n in (asks, B, C)})

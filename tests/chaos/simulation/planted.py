@@ -201,6 +201,22 @@ def fillers_forgotten() -> list[Patch]:
     return [patch("launcher_shim.c10d.rendezvous.view", view)]
 
 
+def lost_rounds_entered() -> list[Patch]:
+    """A round that the store had lost is entered by who was not in it yet."""
+    original = launcher_shim.c10d.views.hand
+
+    def hand(snapshot: Any, *others: Any) -> Any:
+        current = replace(snapshot.round, restored=False)
+        return original(replace(snapshot, round=current), *others)
+
+    return [patch("launcher_shim.c10d.rendezvous.hand", hand)]
+
+
+def lost_worlds_not_awaited() -> list[Patch]:
+    """The first world of a later life forms at once, whoever has trained in that life before."""
+    return [patch("launcher_shim.c10d.rounds._worlds_return_until_s", lambda *_: float("-inf"))]
+
+
 def leavers_excused() -> list[Patch]:
     """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
 
@@ -337,6 +353,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         failure_is_final,
         stuck_workers_awaited,
         fillers_forgotten,
+        lost_rounds_entered,
+        lost_worlds_not_awaited,
         done_before_all_have_saved,
         vote_not_one_more,
         stale_gate,

@@ -94,6 +94,7 @@ LATE: Mapping[Event, int] = {
     end_torchrun: 1,
 }
 RESTORES: Mapping[Event, int] = {restore: 6, crash: 1, die: 1, end_torchrun: 1}
+EARLIER_LIVES: Mapping[Event, int] = {restore: 6, crash: 3, die: 1, end_torchrun: 2}
 ANYTHING: Mapping[Event, int] = {
     **DRAINS,
     **ROUNDS,
@@ -106,11 +107,11 @@ ANYTHING: Mapping[Event, int] = {
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
-    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=450),
+    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=300),
     Plot("cuts-of-all", {cut_all: 1}, MANY, trains=False, daily=25),
     Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=75),
     Plot("outages", BRIEF, TRIOS, healthy=True, daily=150),
-    Plot("rounds", ROUNDS, TRIOS, daily=175),
+    Plot("rounds", ROUNDS, TRIOS, daily=150),
     Plot("drains", DRAINS, TRIOS, daily=200),
     Plot(
         "evicted-rounds",
@@ -120,19 +121,19 @@ PLOTS = (
     ),
     Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS, daily=75),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True, daily=100),
-    Plot("spare-rounds", ROUNDS, MANY, tight, daily=150),
+    Plot("spare-rounds", ROUNDS, MANY, tight, daily=125),
     Plot("spare-drains", DRAINS, MANY, tight, daily=200),
     Plot("spare-evictions", SPREAD, MANY, tight, daily=125),
     Plot("spare-absences", ABSENCES, MANY, tight, daily=125),
     Plot("never-started", MISFITS, (2, 3, 4), tight, misfits=("absent",), daily=150),
-    Plot("crash-loops", MISFITS, (2, 3, 4), tight, misfits=("crashing", "absent"), daily=0),
+    Plot("crash-loops", MISFITS, (2, 3, 4), tight, misfits=("crashing", "absent"), daily=100),
     Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",), daily=50),
     Plot(
         "returns",
         {lose_first_rank: 4, crash_briefly: 1, stall: 1},
         (2, 3, 4),
         any_shape,
-        daily=175,
+        daily=150,
     ),
     Plot(
         "unseen-drains",
@@ -158,7 +159,7 @@ PLOTS = (
         {other_run: 6, crash: 1, end_torchrun: 1, cut_one: 1, tear: 1},
         (2, 3, 4),
         prologue=failed_run,
-        daily=150,
+        daily=125,
     ),
     Plot(
         "aliens",
@@ -166,9 +167,15 @@ PLOTS = (
         FEW,
         daily=75,
     ),
-    Plot("restores", RESTORES, FEW, daily=0),
-    Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=0),
-    Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=0),
+    Plot("restores", RESTORES, FEW, daily=50),
+    Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=50),
+    Plot(
+        "earlier-lives-restored",
+        EARLIER_LIVES,
+        FEW,
+        prologue=backup_of_former_lives,
+        daily=50,
+    ),
     Plot("lags", LAGS, (3, 4), any_shape, daily=75),
     Plot(
         "early-progress",

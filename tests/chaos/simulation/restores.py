@@ -31,7 +31,8 @@ def restore(story: Story) -> None:
     if story.backup is not None and story.random.random() < 0.5:
         backup = story.backup
     story.say(None, f"a backup is at revision {backup.revision}")
-    story.later(story.random.uniform(0.0, 15.0), lambda: _lose(story, backup))
+    life = story.job.engine.life
+    story.later(story.random.uniform(0.0, 15.0), lambda: _lose(story, backup, life))
 
 
 def _back_up(story: Story) -> None:
@@ -39,11 +40,15 @@ def _back_up(story: Story) -> None:
     story.say(None, f"the store is backed up at {story.backup.revision}")
 
 
-def _lose(story: Story, backup: Backup) -> None:
+def _lose(story: Story, backup: Backup, life: int) -> None:
     if not story.job.whole:
         return
+    if story.job.engine.life != life and backup is not story.backup:
+        # Nobody restores, within seconds of a restore, what was backed up before it.
+        story.say(None, f"the backup of revision {backup.revision} is out of date")
+        return
     if story.job.loop.time() - story.invariants.rounds.formed_s < FORMED_S or _forms(story):
-        story.later(0.5, lambda: _lose(story, backup))
+        story.later(0.5, lambda: _lose(story, backup, life))
         return
     story.say(None, f"the store is lost at revision {story.job.engine.revision}")
     story.job.cut_all(refuses=True)
