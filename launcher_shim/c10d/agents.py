@@ -136,7 +136,13 @@ class Agent:
         To be awaited before an ADD on ``.../terminal_state/...`` is answered.
         """
         node = self._rendezvous.live_node(self.claim)
-        if node is None or self.finished_round == node.round:
+        if node is None:
+            own = self.node
+            if own is not None and own.state == "in" and self._rendezvous.closed == "success":
+                # Its pod was let go; the others have ended well in a later round, and so does it.
+                self.finished_round = own.round
+            return
+        if self.finished_round == node.round:
             return
         self.finished_round = node.round
         await self._rendezvous.edit_round(node, _finishing)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.kv import Kv
@@ -44,8 +45,11 @@ log = logging.getLogger(__name__)
 CLEAN_UP_S = 10.0
 """Longest wait for the store to drop what closed connections left on record."""
 
+IDLE_S = 10.0
+"""How long a pod that drains is kept waiting before it is told to ask again."""
+
 FAREWELLS_S = 2.0
-"""Within so long a relay has told a new sidecar which of its clients are gone."""
+"""Within so long a relay has told a new sidecar which of its clients live on, or are gone."""
 
 COALESCE_S = 0.02
 """Pause between two looks at what the mirror and the rendezvous tell of."""
@@ -122,6 +126,7 @@ class Endpoint:
             terms=terms,
         )
         self._seat = PodSeat(self.launchers)
+        self._restarted = unix_path is not None and registrar.held is not None
         self._stages = KeptStages(kept)
         self._run_memberships: dict[
             str, tuple[Snapshot, int, str | None, frozenset[str], RunMembership]
@@ -223,6 +228,11 @@ class Endpoint:
 
     async def _meant_for(self, container: str, run_id: str) -> str:
         """Name the stage that the next torchrun of this pod is of, once there is no other."""
+        if self._restarted:
+            # A torchrun that has outlived the sidecar before this one may not be back yet: its
+            # relay comes within moments, and it has its place once the member is registered.
+            await self.ready()
+            await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())
         await self._seat.vacant()
         name = self._stages.known.next(container, run_id)
         if container and self._ended_well(name):
@@ -234,30 +244,52 @@ class Endpoint:
 
     async def begin_stage(
         self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
-    ) -> tuple[Kv, bool]:
-        """Say whether a torchrun need not start, for its stage has ended well; and where that is.
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start, and say where that is.
 
+        ``PASSED``: it need not start, for its stage has ended well. ``AGAIN``: not now, for its
+        pod drains, and would have no place. Empty: it starts.
         ``line`` is a digest of its launch line: whoever starts something else is no restart of
         what has ended well. ``may_pass``: no torchrun of its container has taken part yet.
         """
         await self._registrar.registered.wait()
         if nonce is not None and nonce == self._stages.known.passed_by:
-            return self._run(run_id).kv, True  # it asks again, as its answer was lost
+            return self._run(run_id).kv, wire.PASSED  # it asks again, as its answer was lost
         name = await self._meant_for(container_of(nonce), run_id)
+        if await self._idles(name):
+            return self._run(name).kv, wire.AGAIN
         kv = self._run(name).kv
         if not self._ended_well(name):
             value = recorded(container_of(nonce), line)
             await kv.put([(line_key(self._registrar.identity.member), value)], stamp)
-            return kv, False
+            return kv, b""
         passed = (
-            may_pass
-            and nonce is not None
+            nonce is not None
+            # Whatever a pod that drains starts, it would train nothing: no work is left out.
+            and (may_pass or self._drains(name))
             and await self._was_run(name, line)
             and await self._stages.pass_over(nonce, name)
         )
         if passed:
             log.info("a torchrun passes over %s, which has ended well already", name)
-        return kv, passed
+        return kv, wire.PASSED if passed else b""
+
+    async def _idles(self, name: str) -> bool:
+        """Whether this pod drains and ``name`` goes on; waits for a while for that to change.
+
+        Its torchrun would be shown no place, and end with 1 when the others have ended well.
+        """
+        try:
+            async with asyncio.timeout(IDLE_S):
+                while self._drains(name) and not self._ended_well(name):
+                    await self._run(name).rendezvous.news()
+        except TimeoutError:
+            return True
+        return False
+
+    def _drains(self, name: str) -> bool:
+        members = self._members(name, self._run(name).rendezvous.round.number)
+        return self._registrar.identity.member in members.leaving
 
     async def _was_run(self, name: str, line: bytes) -> bool:
         """Whether the stage ``name``, which has ended well, was run by that launch line."""

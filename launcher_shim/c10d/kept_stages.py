@@ -49,15 +49,26 @@ class KeptStages:
         """Note that a client's container is through with ``name``; return whether that is kept.
 
         Forgotten by the next sidecar, the container's next torchrun would be passed over instead.
+        Taken back where the client goes before it is told: its torchrun starts then, in ``name``.
         """
         before = self.known
-        self.known = replace(before, finished=dict(before.finished))
-        self.known.finish(container_of(nonce), name)
-        self.known.passed_by = nonce
-        kept = await self.keep()
+        after = self.known = replace(before, finished=dict(before.finished))
+        after.finish(container_of(nonce), name)
+        after.passed_by = nonce
+        try:
+            # Not cancelled with us: what is written next has to wait for it.
+            kept = await asyncio.shield(asyncio.ensure_future(self.keep()))
+        except asyncio.CancelledError:
+            self._take_back(after, before)
+            await self.keep()
+            raise
         if not kept:
-            self.known = before
+            self._take_back(after, before)
         return kept
+
+    def _take_back(self, after: Stages, before: Stages) -> None:
+        if self.known is after:
+            self.known = before
 
     async def keep(self) -> bool:
         """Write down what is known; return whether that could be."""

@@ -65,8 +65,8 @@ class Runs(Protocol):
 
     async def begin_stage(
         self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
-    ) -> tuple[Kv, bool]:
-        """Say whether a torchrun need not start, for its stage has ended well; and where that is.
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start, and say where that is.
 
         ``line`` is a digest of its launch line. ``may_pass``: no torchrun of its container has
         taken part yet.
@@ -263,10 +263,10 @@ class LauncherSession:
         run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self.whole = {}
-        self._kv, passed = await self._runs.begin_stage(
+        self._kv, answer = await self._runs.begin_stage(
             run_id, self._nonce, request.desired, stamp, may_pass=may_pass
         )
-        return wire.vec(wire.PASSED if passed else b"")
+        return wire.vec(answer)
 
     async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
         if again and agent.named:

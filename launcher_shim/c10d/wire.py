@@ -54,6 +54,8 @@ MAY_PASS = b"may pass"
 """What a relay expects there while no torchrun of its container has taken part."""
 PASSED = b"passed"
 """The answer where the torchrun need not start: its stage has ended well already."""
+AGAIN = b"ask again"
+"""The answer where it need not start now: its pod drains, and the stage has not ended yet."""
 
 U32 = Struct("<I")
 U64 = Struct("<Q")

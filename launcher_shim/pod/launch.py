@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import os
-from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from launcher_shim.pod.container import descendants
 
@@ -35,7 +35,9 @@ _VARIABLES = {
     "rdzv-backend": "PET_RDZV_BACKEND",
     "standalone": "PET_STANDALONE",
 }
-_SWITCHES = frozenset({"standalone", "no-python", "run-path", "virtual-local-rank", "module", "m"})
+_SWITCHES = frozenset(
+    {"standalone", "no-python", "run-path", "virtual-local-rank", "module", "m", "help", "h"}
+)
 """Options of torchrun that take no value."""
 
 
@@ -92,17 +94,26 @@ def told(
     ``variables``: by option, the variable that tells it where the option does not.
     """
     found = {name: environ[told] for name, told in variables.items() if told in environ}
+    found.update((name, value) for name, value in split(words)[0] if name in variables)
+    return found
+
+
+def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
+    """Split torchrun's arguments into options, each with its value, and the script with its own."""
+    options: List[Tuple[str, str]] = []
     rest: List[str] = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        name, equals, value = rest.pop(0).lstrip("-").partition("=")
+    while rest and len(rest[0]) > 1 and rest[0].startswith("-") and rest[0] != "--":
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if name in _SWITCHES:
             value = "1"
+        elif not word.startswith("--") and len(word) > 2:  # as in -t3
+            name, value = word[1], word[2:]
         elif not equals:
             value = rest.pop(0) if rest else ""
-        if name in variables:
-            found[name] = value
-    return found
+        options.append((name, value))
+    return options, rest[1:] if rest[:1] == ["--"] else rest
 
 
 def look(pids: Iterable[int]) -> Launch:

@@ -3,7 +3,9 @@
 
 A container that is started again runs its command from the start, while the job may be stages
 ahead. torch has no way to be told so: it would end with 1. So the sidecar is asked first; unless
-it says so the image's own torchrun takes the place of this process, with the same arguments.
+it says so the image's own torchrun takes the place of this process, with the same arguments. That
+is also the choice where no answer comes: a torchrun that need not have started ends with an error,
+but work that was left out by mistake would end well.
 """
 
 from __future__ import annotations
@@ -11,21 +13,30 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import signal
 import socket
 import struct
 import sys
-from typing import Mapping, Optional, Sequence, Tuple
+from typing import BinaryIO, Mapping, Optional, Sequence, Tuple
 
 import launcher_shim.c10d.wire as wire
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
-from launcher_shim.pod.launch import told
+from launcher_shim.pod.launch import split, told
 from launcher_shim.pod.log_lines import configure
 
 log = logging.getLogger(__name__)
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """As a shell has it."""
+ANSWER_TIMEOUT_S = 600.0
+"""As long as torch itself takes to join, if it is not told otherwise: a sidecar answers once it is
+registered, so that the store may be away, or it may be being replaced."""
+ANSWER_MAX = 64
+"""No answer is longer, in bytes; what is comes from somebody else."""
+
+_TELLS_ONLY = frozenset({"h", "he", "hel", "help", "version", "print-completion"})
+"""Options, as torchrun may be given them, with which it tells something and starts nothing."""
 
 _VARIABLES = {
     "rdzv-endpoint": "PET_RDZV_ENDPOINT",
@@ -37,11 +48,13 @@ _VARIABLES = {
 
 def main() -> int:
     """Pass over, or become the image's torchrun; return the exit status."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while it waits
     unblock()
     configure("muster-run")
     arguments = sys.argv[1:]
     meets = meets_at(arguments, os.environ)
-    if meets is not None and _passes_over(*meets, digest(arguments)):
+    if meets is not None and passes_over(*meets, digest(arguments)):
         log.info("this stage of %s has ended well already: it is passed over", meets[1])
         return 0
     own = images_own(sys.argv[0], os.environ)
@@ -56,7 +69,13 @@ def main() -> int:
 
 
 def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple[int, str]]:
-    """Tell the loopback port and the run id of a torchrun that comes to the sidecar; else None."""
+    """Tell the loopback port and the run id of a torchrun that comes to the sidecar; else None.
+
+    One that is given no script, or is asked for help, starts nothing and so comes to nobody.
+    """
+    given, script = split(words)
+    if not script or any(name in _TELLS_ONLY for name, _ in given):
+        return None
     options = told(words, environ, _VARIABLES)
     host, _, port = options.get("rdzv-endpoint", "").rpartition(":")
     run_id = options.get("rdzv-id", "")
@@ -80,14 +99,40 @@ def images_own(program: str, environ: Mapping[str, str]) -> Optional[str]:
     return None
 
 
-def _passes_over(port: int, run_id: str, line: bytes) -> bool:
-    """Ask, and wait as torch would; no sidecar, or one of an older version, is no reason to."""
-    request = wire.CompareSet(wire.STAGE + run_id.encode(errors="surrogateescape"), b"", line)
+def passes_over(port: int, run_id: str, line: bytes) -> bool:
+    """Ask, and wait for the answer; no sidecar, or one of an older version, is no reason to."""
+    key = wire.STAGE + run_id.encode(errors="surrogateescape")
+    request = wire.encode(wire.CompareSet(key, b"", line))
+    idles = False
     try:
         with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(wire.HANDSHAKE + wire.encode(request))
-            answer = connection.makefile("rb")
-            (length,) = wire.U64.unpack(answer.read(wire.U64.size))
-            return answer.read(length) == wire.PASSED
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            connection.sendall(wire.HANDSHAKE)
+            answers = connection.makefile("rb")
+            while True:
+                connection.sendall(request)
+                answer = _answer(answers)
+                if answer != wire.AGAIN:
+                    return answer == wire.PASSED
+                if not idles:
+                    idles = True
+                    log.info(
+                        "this pod is drained and has no place in %s: torchrun waits for the others"
+                        " to end well, or for the drain to be taken back",
+                        run_id,
+                    )
+    except socket.timeout:  # no TimeoutError before Python 3.10
+        log.warning(
+            "the sidecar has not said for %g s whether this stage of %s has ended well already:"
+            " torchrun starts, as if it had not",
+            ANSWER_TIMEOUT_S,
+            run_id,
+        )
     except (OSError, struct.error):  # the latter where the connection was closed instead
         return False
+    return False
+
+
+def _answer(answers: BinaryIO) -> bytes:
+    (length,) = wire.U64.unpack(answers.read(wire.U64.size))
+    return answers.read(min(length, ANSWER_MAX))

@@ -24,6 +24,7 @@ from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.job import JobClient
 from rdzv.registrar import Registrar
+from rdzv.registration import Held
 from rdzv.store import Put
 from rdzv.store.faults import Cut, Faults
 from rdzv.store.memory import MemoryEngine
@@ -64,6 +65,7 @@ async def pod(
     unix_path: str | None = None,
     kept: Kept | None = None,
     least: int = 1,
+    held: Held | None = None,
 ) -> AsyncIterator[Pod]:
     async with client(engine, faults) as one:
         around = surroundings(one.store, name)
@@ -73,7 +75,7 @@ async def pod(
             lease_ttl_s=LEASE_TTL_S,
             last_call_s=last_call_s,
         )
-        member = member_parts(around, settings, one)
+        member = member_parts(around, settings, one, held=held)
         sockets = Sockets(c10d_port=0, c10d_path=unix_path)
         registrar = member.registrar
         endpoint = endpoint_of(around, settings, member, sockets, kept=kept)

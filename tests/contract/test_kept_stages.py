@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 from threading import Event
 
+import pytest
+
 from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.stages import Stages
 
 WAIT_S = 20.0
 
@@ -41,3 +44,18 @@ async def test_the_newest_stages_are_written_last_however_slow_the_disk_is() -> 
     assert await first
     assert await second
     assert files.on_disk[-1] == stages.known.to_json()
+
+
+async def test_what_a_client_was_not_told_is_taken_back() -> None:
+    """It has given up, and starts its torchrun in the stage that it asked for."""
+    files = SlowFiles()
+    stages = KeptStages(files)
+    passing = asyncio.create_task(stages.pass_over("c" * 32, "digits"))
+    assert await asyncio.to_thread(files.first_begun.wait, WAIT_S)
+    passing.cancel()
+    await asyncio.sleep(0)
+    files.released.set()
+    with pytest.raises(asyncio.CancelledError):
+        await passing
+    assert stages.known.next("c" * 16, "digits") == "digits"
+    assert [Stages.from_json(kept).finished for kept in files.on_disk] == [{"digits": 1}, {}]

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.contract.agent_harness import until
 from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S, RUN_ID, handler_at
+from tests.contract.test_stages import container
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at whether somebody waits."""
@@ -158,3 +160,41 @@ async def test_one_beside_another_that_hangs_takes_over_once_that_is_given_up(
         assert world == (0, 1)
         assert seat(one) != before
         first.end()
+
+
+async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung_after(monkeypatch, 10 * PATIENCE_S)
+    monkeypatch.setattr(launcher_shim.c10d.endpoint, "FAREWELLS_S", 6.0)
+    path, way_back, engine = tmp_path / "c10d.sock", tmp_path / "way.sock", MemoryEngine()
+    await asyncio.to_thread(way_back.symlink_to, path)
+    async with container(way_back) as port, container(path) as newcomer_port:
+        async with pod(engine, "w-0", unix_path=str(path)) as one:
+            first, _ = await asyncio.to_thread(started, port)
+            before, held = seat(one), one.registrar.held
+            await asyncio.to_thread(way_back.unlink)
+        async with pod(engine, "w-0", unix_path=str(path), held=held) as one, monitored(first):
+            newcomer = asyncio.create_task(asyncio.to_thread(started, newcomer_port))
+
+            async def asks() -> bool:
+                return one.endpoint.connections > 0
+
+            await until(asks)
+            await asyncio.wait([newcomer], timeout=1.0)
+            await asyncio.to_thread(way_back.symlink_to, path)
+            async with asyncio.timeout(PATIENCE_S):
+                with pytest.raises(RendezvousConnectionError):
+                    await newcomer
+            assert seat(one) == before
+
+
+async def test_the_first_torchrun_of_a_pod_waits_for_nobody_that_might_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_shim.c10d.endpoint, "FAREWELLS_S", 10 * PATIENCE_S)
+    path = tmp_path / "c10d.sock"
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path)), container(path) as port:
+        async with asyncio.timeout(PATIENCE_S):
+            _, world = await asyncio.to_thread(started, port)
+    assert world == (0, 1)

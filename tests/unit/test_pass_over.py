@@ -26,6 +26,16 @@ HERE = {
         ("--rdzv-endpoint=10.0.0.1:29400 train.py", None),
         ("--rdzv-backend=static train.py", None),
         ("--rdzv-endpoint=127.0.0.1:29500 train.py", (29500, "digits")),
+        ("train.py --help", (29400, "digits")),
+        ("-r3 -t 3 --role=x -- train.py", (29400, "digits")),
+        ("-t3 --no-python ./train", (29400, "digits")),
+        ("", None),
+        ("--nproc-per-node 8", None),
+        ("-h", None),
+        ("--nproc-per-node=8 --help train.py", None),
+        ("--hel train.py", None),
+        ("--version", None),
+        ("--print-completion bash", None),
     ],
 )
 def test_it_asks_for_one_that_comes_to_the_sidecar(

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The delivered ``torchrun`` beside a sidecar that does not answer, or says to ask again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import launcher_shim.pod.pass_over
+from agent.pod_programs import program
+from launcher_shim.c10d import wire
+from launcher_shim.pod.pass_over import passes_over
+
+PATIENCE_S = 60.0
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+QUESTION = wire.encode(wire.CompareSet(wire.STAGE + b"digits", b"", b"line"))
+
+
+@asynccontextmanager
+async def served(serve: Serve) -> AsyncIterator[int]:
+    """Serve a loopback port, which is given."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Read what comes, and answer nothing."""
+    await reader.read()
+    writer.close()
+
+
+async def test_a_sidecar_that_does_not_answer_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(launcher_shim.pod.pass_over, "ANSWER_TIMEOUT_S", 0.2)
+    async with served(silent) as port, asyncio.timeout(PATIENCE_S):
+        assert not await asyncio.to_thread(passes_over, port, "digits", b"line")
+    (record,) = caplog.records
+    assert "torchrun starts" in record.getMessage()
+
+
+@pytest.mark.parametrize(("last", "passes"), [(wire.PASSED, True), (b"", False)])
+async def test_it_asks_again_for_as_long_as_it_is_told_to(
+    last: bytes, passes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readexactly(len(wire.HANDSHAKE)) == wire.HANDSHAKE
+        for answer in (wire.AGAIN, wire.AGAIN, last):
+            assert await reader.readexactly(len(QUESTION)) == QUESTION
+            writer.write(wire.vec(answer))
+        await silent(reader, writer)
+
+    async with served(serve) as port, asyncio.timeout(PATIENCE_S):
+        assert await asyncio.to_thread(passes_over, port, "digits", b"line") == passes
+    assert len([r for r in caplog.records if "drained" in r.getMessage()]) == 1
+
+
+async def test_what_starts_no_job_asks_nobody(tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readexactly(1))
+        await silent(reader, writer)
+
+    ours, own = tmp_path / "run" / "torchrun", tmp_path / "image" / "torchrun"
+
+    def deliver() -> None:
+        for path, content in ((ours, program("torchrun")), (own, b'#!/bin/sh\necho "$@"\n')):
+            path.parent.mkdir()
+            path.write_bytes(content)
+            path.chmod(0o755)
+
+    await asyncio.to_thread(deliver)
+    async with served(serve) as port, asyncio.timeout(PATIENCE_S):
+        process = await asyncio.create_subprocess_exec(
+            ours,
+            "--help",
+            env={
+                "PATH": os.pathsep.join([str(ours.parent), str(own.parent), os.environ["PATH"]]),
+                "PET_RDZV_BACKEND": "c10d",
+                "PET_RDZV_ENDPOINT": f"localhost:{port}",
+                "PET_RDZV_ID": "digits",
+            },
+            stdout=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert (process.returncode, out, asked) == (0, b"--help\n", [])
