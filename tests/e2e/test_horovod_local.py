@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.horovod_rig import horovod_folder
-from tests.e2e.test_local_job import ROOT, LocalJob, moments, sizes
+from tests.e2e.test_local_job import PACED, ROOT, LocalJob, moments, sizes
 
 DIGITS = str(ROOT / "examples" / "horovod_digits.py")
 
@@ -64,12 +64,13 @@ def test_a_join_and_a_drain_of_rank_0_lose_no_step_and_show_no_secret(
     job = start(
         *("--nodes", "2", "--max", "3", "--event", "add@world2+3s"),
         *("--event", "drain:rank0@world3+5s"),
-        script=(DIGITS, "--epochs", "50", "--step-ms", "150"),
+        script=(PACED, DIGITS, "--epochs", "50", "--step-ms", "150"),
     )
     job.told("first step")
     workers = job.processes("HOROVOD_LOCAL_RANK=0", "TRACKING_TOKEN=not-for-command-lines")
     assert len(workers) >= 2
     assert b"not-for-command-lines" not in command_lines()
+    job.hurry_after([2, 3, 2])
     assert job.status(450) == 0, "".join(job.lines)
     timeline = job.timeline()
     assert sizes(timeline) == [2, 3, 2], "".join(job.lines)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,13 @@ import console
 
 ROOT = Path(console.__file__).parent.parent
 STEPS = str(ROOT / "examples" / "torch_steps.py")
+WAITING = """
+import os, time
+import muster
+muster.report_step(1, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+time.sleep(3600)
+"""
+PACED = str(ROOT / "tests" / "e2e" / "paced_script.py")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
@@ -38,11 +46,14 @@ class LocalJob:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
         self.report = directory / "report"
+        self.checkpoint = directory / "checkpoints" / "torch_steps.json"
+        self._hurry = directory / "hurry"
         self.lines: list[str] = []
         environ = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CHECKPOINT_DIR": str(directory / "checkpoints"),
+            "CHECKPOINT_DIR": str(self.checkpoint.parent),
+            "PACED_SCRIPT_HURRY": str(self._hurry),
         }
         self.process = subprocess.Popen(
             [
@@ -73,6 +84,23 @@ class LocalJob:
 
         wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
         assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
+
+    def worlds(self, since: str = "") -> list[int]:
+        """Sizes of the worlds that it has told of, after a line that holds ``since``."""
+        lines = tuple(self.lines)
+        first = next((at for at, line in enumerate(lines) if since in line), len(lines))
+        found = (re.search(r"in a world of (\d+)", line) for line in lines[first:])
+        return [int(match[1]) for match in found if match is not None]
+
+    def hurry_after(self, worlds: Sequence[int], since: str = "") -> None:
+        """Let ``paced_script.py`` run to its end once the last worlds told of are these."""
+
+        def trains() -> bool:
+            return self.worlds(since)[-len(worlds) :] == list(worlds)
+
+        wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
+        assert trains(), f"it ended before worlds {worlds}:\n{''.join(self.lines)}"
+        self._hurry.touch()
 
     def status(self, timeout_s: float = 450.0) -> int:
         """Wait for the end."""
@@ -126,8 +154,8 @@ def sizes(timeline: dict[str, Any]) -> list[int]:
     return [world["size"] for world in timeline["worlds"]]
 
 
-def last_step(timeline: dict[str, Any]) -> int:
-    return int(timeline["worlds"][-1]["points"][-1][1])
+def last_step(job: LocalJob) -> int:
+    return int(json.loads(job.checkpoint.read_text())["step"])
 
 
 def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
@@ -140,12 +168,14 @@ def test_grows_loses_rank_0_and_gets_it_back(start: Callable[..., LocalJob], slo
         *("--nodes", "2", "--min", "2", "--max", "3"),
         *("--event", f"add@world{2 * slots}+3s", "--event", f"kill:rank0@world{3 * slots}+5s"),
         *("--event", f"add@world{2 * slots}+3s", "--"),
-        *("torchrun", f"--nproc-per-node={slots}", STEPS, "--steps", "2500"),
+        *("torchrun", f"--nproc-per-node={slots}", PACED, STEPS, "--steps", "2500"),
     )
+    worlds = [size * slots for size in (2, 3, 2, 3)]
+    job.hurry_after(worlds)
     assert job.status() == 0, "".join(job.lines)
     timeline = job.timeline()
-    assert sizes(timeline) == [size * slots for size in (2, 3, 2, 3)], "".join(job.lines)
-    assert last_step(timeline) == 2500
+    assert sizes(timeline) == worlds, "".join(job.lines)
+    assert last_step(job) == 2500
     assert moments(timeline, "restart") == []
     (killed,) = moments(timeline, "kill")
     assert killed["detail"].startswith("it hosts rank 0")
@@ -160,7 +190,7 @@ def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
     job = start(
         *("--nodes", "2", "--min", "2", "--event", "kill-launcher:node-1@world4+5s"),
         *("--event", "kill-container:node-0@world4+25s", "--"),
-        *("torchrun", "--nproc-per-node=2", STEPS, "--steps", "1000"),
+        *("torchrun", "--nproc-per-node=2", PACED, STEPS, "--steps", "1000"),
     )
     job.told("first step")
     workers = job.processes("MUSTER_MEMBER=node-1", "LOCAL_WORLD_SIZE=2")
@@ -171,8 +201,9 @@ def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(
         60,
         "the orphans end",
     )
+    job.hurry_after([4], since="kill-container")
     assert job.status() == 0, "".join(job.lines)
-    assert last_step(job.timeline()) == 1000
+    assert last_step(job) == 1000
     assert len(moments(job.timeline(), "restart")) == 2
     assert sizes(job.timeline())[-1] == 4
 
@@ -181,22 +212,25 @@ def test_a_frozen_node_is_left_out_and_comes_back(start: Callable[..., LocalJob]
     job = start(
         *("--nodes", "3", "--event", "stop:node-1@world3+3s"),
         *("--event", "cont:node-1@world2+5s", "--"),
-        *("torchrun", STEPS, "--steps", "1200"),
+        *("torchrun", PACED, STEPS, "--steps", "1200"),
     )
+    job.hurry_after([2, 3])
     assert job.status() == 0, "".join(job.lines)
     timeline = job.timeline()
     assert 2 in sizes(timeline)
     assert sizes(timeline)[-1] == 3
-    assert last_step(timeline) == 1200
+    assert last_step(job) == 1200
 
 
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
 )
 def test_ended_from_outside_it_leaves_no_process_behind(
-    start: Callable[..., LocalJob], number: signal.Signals, status: int
+    start: Callable[..., LocalJob], tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
-    job = start("--nodes", "2", "--", "torchrun", "--nproc-per-node=2", STEPS, "--steps", "100000")
+    script = tmp_path / "waits.py"
+    script.write_text(WAITING)
+    job = start("--nodes", "2", "--", "torchrun", "--nproc-per-node=2", str(script))
     job.told("first step")
     assert len(job.processes()) >= 8
     job.process.send_signal(number)
