@@ -38,6 +38,11 @@ class Defect:
         return version < line[0] if line else version[:2] < min(self.fixed_in)[:2]
 
 
+EARLY_PROGRESS = Defect(
+    "it tells a watch that all events have been sent while some are on their way",
+    ((3, 4, 25), (3, 5, 8)),
+)
+
 DEFECTS = (
     Defect("it can lose writes when it is killed", ((3, 5, 3),), since=(3, 5, 0)),
     Defect(
@@ -45,10 +50,7 @@ DEFECTS = (
         " nothing",
         ((3, 4, 31), (3, 5, 13)),
     ),
-    Defect(
-        "it tells a watch that all events have been sent while some are on their way",
-        ((3, 4, 25), (3, 5, 8)),
-    ),
+    EARLY_PROGRESS,
     Defect("a watch can miss events after a compaction", ((3, 4, 36), (3, 5, 18))),
     Defect(
         "it says that a lease was renewed which is gone: a member does not learn that it is lost",
@@ -69,6 +71,12 @@ def parse(text: str) -> Version | None:
     """Read a version as etcd tells it; None for what is none."""
     match = _VERSION.match(text)
     return None if match is None else (int(match[1]), int(match[2]), int(match[3]))
+
+
+def progress_is_certain(text: str) -> bool:
+    """Whether a server of this version tells a watch of progress only after the events."""
+    version = parse(text)
+    return version is not None and not EARLY_PROGRESS.has(version)
 
 
 def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 
 from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
+from rdzv.server_versions import progress_is_certain
 from rdzv.store.access import Access
 from rdzv.store.certificate_files import CertificateFiles
 from rdzv.store.endpoints import (
@@ -29,7 +30,7 @@ from rdzv.store.endpoints import (
     Endpoint,
 )
 from rdzv.store.etcd_calls import AttemptError, Calls, Effect
-from rdzv.store.etcd_watch import StreamLostError, WatchStream
+from rdzv.store.etcd_watch import StreamLostError, WatchCursor, WatchStream
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
     Compare,
@@ -115,7 +116,7 @@ class EtcdStore:
         if start_revision < 1:
             raise ValueError(f"a watch starts at revision 1 or later, got {start_revision}")
         interval = Interval.of(prefix, prefix=True)
-        next_revision = start_revision
+        cursor = WatchCursor(start_revision - 1, start_revision - 1)
         life: _Life | None = None
         tried: tuple[Endpoint, ...] = ()
         failures = 0
@@ -124,13 +125,19 @@ class EtcdStore:
             endpoint = self._calls.rotation.current
             metadata = self._calls.metadata
             try:
-                life = await self._same_life(endpoint, interval, next_revision, life, tried)
+                life = await self._same_life(endpoint, interval, cursor.told, life, tried)
                 metadata = self._calls.metadata
-                stream = WatchStream(endpoint, interval, next_revision, life.revision, metadata)
+                stream = WatchStream(
+                    endpoint,
+                    interval,
+                    cursor,
+                    life.revision,
+                    metadata,
+                    progress_is_certain=life.progress_is_certain,
+                )
                 async with stream:
                     while not self._calls.closed:
                         batch = await stream.next_batch()
-                        next_revision = batch.revision + 1
                         tried, failures, refusals = (), 0, 0
                         yield batch
             except StoreRefused:
@@ -216,7 +223,7 @@ class EtcdStore:
         self,
         endpoint: Endpoint,
         interval: Interval,
-        next_revision: int,
+        told: int,
         life: _Life | None,
         tried: tuple[Endpoint, ...],
     ) -> _Life:
@@ -225,31 +232,50 @@ class EtcdStore:
         A store that was emptied or restored counts its revisions anew: a watch on it would stay
         silent until it gets there, or skip what lies between. One linearizable read tells, by
         the cluster's id, its raft term (which never falls) and the revision. It also keeps the
-        watch off a member that is frozen or lags behind.
+        watch off a member that is frozen or lags behind. ``told``: the newest revision that the
+        watch was told of.
         """
         request = pb.RangeRequest(key=interval.start, count_only=True)
         try:
             attempt_s = endpoint.patience.attempt_s
             response = await self._calls.attempt(endpoint, RANGE, request, attempt_s, tried)
+            certain = await self._progress_is_certain(endpoint, attempt_s, tried)
         except AttemptError as failed:
             raise failed.verdict() from None
         header = response.header
-        if header.revision < next_revision - 1 or (
+        if header.revision < told or (
             life is not None
             and (header.cluster_id != life.cluster_id or header.raft_term < life.raft_term)
         ):
             raise Compacted(
-                f"the store is not the one that had revision {next_revision - 1}: it was emptied "
+                f"the store is not the one that had revision {told}: it was emptied "
                 f"or restored, and is at revision {header.revision} now",
                 header.revision,
             )
-        return _Life(header.cluster_id, header.raft_term, header.revision)
+        return _Life(header.cluster_id, header.raft_term, header.revision, certain)
+
+    async def _progress_is_certain(
+        self, endpoint: Endpoint, attempt_s: float, tried: tuple[Endpoint, ...]
+    ) -> bool:
+        """Whether ``endpoint`` tells a watch of progress only after the events.
+
+        Asked of it at each stream, for members are replaced by others. Raises ``AttemptError``.
+        """
+        try:
+            answer = self._calls.attempt(endpoint, STATUS, pb.StatusRequest(), attempt_s, tried)
+            return progress_is_certain((await answer).version)
+        except AttemptError as failed:
+            if failed.outcome is not Outcome.REFUSED:
+                raise
+            # A server that does not tell us is none that we rely on.
+            return False
 
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """Which store it is, and how far it has come."""
+    """Which store it is, how far it has come, and whether what it says of progress is so."""
 
     cluster_id: int
     raft_term: int
     revision: int
+    progress_is_certain: bool

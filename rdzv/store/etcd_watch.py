@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,19 +39,38 @@ class StreamLostError(Exception):
     """The stream ended; the watch goes on elsewhere."""
 
 
+@dataclass(slots=True)
+class WatchCursor:
+    """How far a watch has come, over all its streams, in revisions.
+
+    ``told``: the caller was told that everything up to here has been delivered. ``certain``: it
+    has been; a stream that is opened anew goes on after it (docs/decisions/0035-false-progress.md).
+    """
+
+    told: int
+    certain: int
+
+
 class WatchStream:
-    """A watch on one endpoint, used as an async context manager around ``next_batch``."""
+    """A watch on one endpoint, used as an async context manager around ``next_batch``.
+
+    It goes on where ``cursor`` is, and moves it. ``store_revision``: that of the store, before.
+    ``progress_is_certain``: the server tells of progress only after the events.
+    """
 
     def __init__(
         self,
         endpoint: Endpoint,
         interval: Interval,
-        start_revision: int,
+        cursor: WatchCursor,
         store_revision: int,
         metadata: Metadata,
+        *,
+        progress_is_certain: bool,
     ) -> None:
-        self.next_revision = start_revision
-        self._start_revision = start_revision
+        self._cursor = cursor
+        self._start_revision = cursor.certain + 1
+        self._progress_is_certain = progress_is_certain
         self._endpoint = endpoint
         self._metadata = metadata
         self._create = pb.WatchCreateRequest(
@@ -58,7 +78,7 @@ class WatchStream:
             range_end=interval.end,
             # etcd answers no progress request of a watch that starts in the future, so on an idle
             # store the last revision is watched again, and dropped.
-            start_revision=max(min(start_revision, store_revision), 1),
+            start_revision=max(min(self._start_revision, store_revision), 1),
             fragment=True,
         )
         self._lost = ""
@@ -105,32 +125,38 @@ class WatchStream:
                 if not message.fragment:
                     return self._batch()
             elif not self._pieces:
-                # By which etcd says that all before it has been sent.
-                revision = max(message.header.revision, self.next_revision - 1)
-                self.next_revision = revision + 1
-                return WatchBatch(revision, ())
+                return self._progress(message.header.revision)
+
+    def _progress(self, revision: int) -> WatchBatch:
+        """Take the server's word that all up to ``revision`` has been sent."""
+        cursor = self._cursor
+        cursor.told = max(cursor.told, revision)
+        if self._progress_is_certain:
+            cursor.certain = max(cursor.certain, revision)
+        return WatchBatch(cursor.told, ())
 
     def _batch(self) -> WatchBatch:
+        cursor = self._cursor
         pieces, self._pieces = self._pieces, []
         # Those before it were delivered by an earlier stream.
         events = tuple(event for event in pieces if event.kv.mod_revision >= self._start_revision)
-        if events and events[0].kv.mod_revision < self.next_revision:
+        if events and (late := events[0].kv.mod_revision) <= cursor.told:
             # etcd up to 3.4.24 and 3.5.7 answers a request for progress ahead of its events.
-            late = events[0].kv.mod_revision
             raise Compacted(
-                f"events of revision {late} came after those up to {self.next_revision - 1} had all"
+                f"events of revision {late} came after those up to {cursor.told} had all"
                 " been sent by the server's own word (etcd#15220)",
                 late,
             )
         if events:
             # Not the header's revision: while it catches up, etcd sends its present one there.
-            self.next_revision = events[-1].kv.mod_revision + 1
-        return WatchBatch(self.next_revision - 1, events)
+            # Those of an interval come in order, so that all before them has come as well.
+            cursor.told = cursor.certain = events[-1].kv.mod_revision
+        return WatchBatch(cursor.told, events)
 
     def _end_of(self, message: Any) -> Exception:
         if message.compact_revision:
             return Compacted(
-                f"the history from revision {self.next_revision} on was compacted at "
+                f"the history from revision {self._cursor.certain + 1} on was compacted at "
                 f"{message.compact_revision}",
                 message.compact_revision,
             )

@@ -197,10 +197,10 @@ class Store(Protocol):
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
         """Follow every key under ``prefix`` from ``start_revision`` on (inclusive).
 
-        Survives the loss of an endpoint by resuming at the last revision + 1, for as long as it
-        takes. Raises ``Compacted`` if that revision is gone, if the store is no longer the one
-        that had it (emptied, or restored from a copy), or if it shows events that it said to have
-        shown before; ``StoreRefused`` without rights.
+        Survives the loss of an endpoint by resuming after what has certainly been delivered, for
+        as long as it takes. Raises ``Compacted`` if that revision is gone, if the store is no
+        longer the one that had it (emptied, or restored from a copy), or if it shows events that
+        it said to have shown before; ``StoreRefused`` without rights.
         Close it with ``aclose()``; cancelling the wait for a batch closes it too.
         """
         ...

@@ -44,6 +44,7 @@ FOUND_IN = {
     "drains-not-fenced": ("evicted-drains", 20),
     "failure-is-final": ("failures", 20),
     "fillers-forgotten": ("returns", 40),
+    "false-progress-resumed": ("early-progress", 15),
     "former-uids-forgotten": ("strays", 4),
     "late-events-dropped": ("early-progress", 4),
     "launchers-not-fenced": ("evicted-rounds", 30),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from time import monotonic
 
 import pytest
 
 from rdzv.errors import Compacted
-from rdzv.store import Put, WatchBatch, WatchEvent
+from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.embedded import EmbeddedServer
 from rdzv.store.embedded_watch import _Stream
@@ -23,13 +23,20 @@ from rdzv.store.pb import etcd_pb2 as pb
 from rdzv.watching import Mirror, Watching
 from tests.contract.store_backend import DRIVERS
 
+FALSE, TRUE = "3.5.7", "3.5.8"
+"""Versions of etcd whose word about progress is not to be relied on, and is."""
+
 
 class Hasty:
-    """Keeps events of one server back until it has told of progress past them, once."""
+    """One server's watch streams. Once, it keeps events back until it has told of progress past
+    them, and then may end the stream before it sends them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.keeping_back = False
-        responses = _Stream.responses
+        self.ending = False
+        self._began = asyncio.Event()
+        self._streams: list[_Stream] = []
+        responses, create = _Stream.responses, _Stream._create
 
         def hasty(stream: _Stream) -> Iterator[pb.WatchResponse]:
             if self.keeping_back and stream._watchers:
@@ -37,14 +44,38 @@ class Hasty:
                     return
                 self.keeping_back = stream._progress_wanted = False
                 yield pb.WatchResponse(header=stream._header(), watch_id=-1)
+                if self.ending:
+                    stream.end()
+                    return
             yield from responses(stream)
 
+        def begin(stream: _Stream, request: pb.WatchCreateRequest) -> None:
+            create(stream, request)
+            self._began.set()
+            self._streams.append(stream)
+
         monkeypatch.setattr(_Stream, "responses", hasty)
+        monkeypatch.setattr(_Stream, "_create", begin)
+        monkeypatch.setattr("rdzv.store.etcd_watch.ASK_S", 0.05)
+        self._monkeypatch = monkeypatch
+
+    def be(self, version: str) -> None:
+        """Give this for the server's version."""
+        self._monkeypatch.setattr("rdzv.store.embedded_calls.VERSION", version)
+
+    async def end_stream(self) -> None:
+        """End the streams there are, and wait until the client has opened another one."""
+        self._began.clear()
+        while self._streams:
+            self._streams.pop().end()
+        await self._began.wait()
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Hasty:
-    return Hasty(monkeypatch)
+    hasty = Hasty(monkeypatch)
+    hasty.be(FALSE)
+    return hasty
 
 
 @pytest.fixture
@@ -53,51 +84,96 @@ async def server(hasty: Hasty) -> AsyncIterator[EmbeddedServer]:
         yield server
 
 
-async def collect(batches: AsyncIterator[WatchBatch], told: list[WatchEvent]) -> None:
-    async for batch in batches:
-        told += batch.events
+@pytest.fixture(params=DRIVERS)
+async def store(request: pytest.FixtureRequest, server: EmbeddedServer) -> AsyncIterator[Store]:
+    store = DRIVERS[request.param](Access((server.endpoint,)))
+    yield store
+    await store.close()
 
 
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_events_that_were_told_to_have_been_sent_are_not_dropped(
-    hasty: Hasty, server: EmbeddedServer, driver: str
-) -> None:
-    direct = MemoryStore(server.engine)
-    store = DRIVERS[driver](Access((server.endpoint,)))
-    told: list[WatchEvent] = []
-    try:
-        start = (await direct.txn([], [Put("/team/a", b"")])).revision
-        async with asyncio.timeout(60), aclosing(store.watch("/team/", start + 1)) as batches:
-            await anext(batches)
-            hasty.keeping_back = True
-            late = (await direct.txn([], [Put("/team/late", b"")])).revision
-            with pytest.raises(Compacted, match="had all been sent") as gone:
-                await collect(batches, told)
-        assert gone.value.compact_revision == late
-        assert told == []
-    finally:
-        await store.close()
-
-
-@pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_mirror_is_read_anew_after_such_a_word(
-    hasty: Hasty, server: EmbeddedServer, driver: str
-) -> None:
-    direct = MemoryStore(server.engine)
-    store = DRIVERS[driver](Access((server.endpoint,)))
-    await direct.txn([], [Put("/team/a", b"")])
+@asynccontextmanager
+async def mirrored(store: Store) -> AsyncIterator[Mirror]:
     mirror = Mirror("/team/", monotonic)
     following = asyncio.create_task(Watching(store, mirror).run())
     try:
         async with asyncio.timeout(60):
             await mirror.changed_after(0)
-            await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
-            hasty.keeping_back = True
-            late = (await direct.txn([], [Put("/team/late", b"1")])).revision
-            await mirror.reached(late)
-            while "/team/late" not in mirror.kvs:
-                await mirror.changed_after(mirror.sequence)
+            yield mirror
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await store.close()
+
+
+async def collect(batches: AsyncIterator[WatchBatch], told: list[WatchEvent]) -> None:
+    async for batch in batches:
+        told += batch.events
+
+
+async def shown(mirror: Mirror, key: str) -> None:
+    while key not in mirror.kvs:
+        await mirror.changed_after(mirror.sequence)
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["late", "after another stream"])
+async def test_events_that_were_told_to_have_been_sent_are_not_dropped(
+    hasty: Hasty, server: EmbeddedServer, store: Store, ending: bool
+) -> None:
+    direct = MemoryStore(server.engine)
+    told: list[WatchEvent] = []
+    start = (await direct.txn([], [Put("/team/a", b"")])).revision
+    async with asyncio.timeout(60), aclosing(store.watch("/team/", start + 1)) as batches:
+        await anext(batches)
+        await direct.txn([], [Put("/team/b", b"")])
+        while not told:
+            told += (await anext(batches)).events
+        hasty.keeping_back, hasty.ending = True, ending
+        late = (await direct.txn([], [Put("/team/late", b"")])).revision
+        with pytest.raises(Compacted, match="had all been sent") as gone:
+            await collect(batches, told)
+    assert gone.value.compact_revision == late
+    assert [event.kv.key for event in told] == ["/team/b"]
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["late", "after another stream"])
+async def test_a_mirror_is_read_anew_after_such_a_word(
+    hasty: Hasty, server: EmbeddedServer, store: Store, ending: bool
+) -> None:
+    direct = MemoryStore(server.engine)
+    await direct.txn([], [Put("/team/a", b"")])
+    async with mirrored(store) as mirror:
+        await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
+        hasty.keeping_back, hasty.ending = True, ending
+        late = (await direct.txn([], [Put("/team/late", b"1")])).revision
+        await mirror.reached(late)
+        await shown(mirror, "/team/late")
+
+
+async def quiet_for_long(server: EmbeddedServer, mirror: Mirror) -> None:
+    """Only others write, the watch is told of it, and all of that is compacted."""
+    direct = MemoryStore(server.engine)
+    for _ in range(3):
+        elsewhere = (await direct.txn([], [Put("/others/a", b"")])).revision
+    await mirror.reached(elsewhere)
+    await direct.compact(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("version", "relists"), [(TRUE, 1), (FALSE, 2)], ids=["true word", "false word"]
+)
+async def test_a_quiet_job_is_read_anew_at_most_once_after_a_compaction(
+    hasty: Hasty, server: EmbeddedServer, store: Store, version: str, relists: int
+) -> None:
+    """Where the word can be relied on it is resumed behind the compaction, and never read anew."""
+    hasty.be(version)
+    direct = MemoryStore(server.engine)
+    await direct.txn([], [Put("/team/a", b"")])
+    async with mirrored(store) as mirror:
+        await quiet_for_long(server, mirror)
+        await hasty.end_stream()
+        await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
+        assert mirror.relists == relists
+        for turn in range(3):
+            await hasty.end_stream()
+            await direct.txn([], [Put(f"/team/{turn}", b"")])
+            await shown(mirror, f"/team/{turn}")
+        assert mirror.relists == relists

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.server_versions import judge
+from rdzv.server_versions import judge, progress_is_certain
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,22 @@ def test_what_was_mended_is_not_told_of() -> None:
 def test_what_is_not_fatal_is_left_out_where_something_is() -> None:
     assert "no right to" not in judge("3.5.1")[1]
     assert "lose writes" not in judge("3.4.23")[1]
+
+
+@pytest.mark.parametrize(
+    ("version", "certain"),
+    [
+        ("3.7.1", True),
+        ("3.6.0+memory", True),
+        ("3.6.0-rc.2", True),
+        ("3.5.8", True),
+        ("3.5.7", False),
+        ("3.4.25", True),
+        ("3.4.24", False),
+        ("3.3.27", False),
+        ("nightly", False),
+        ("", False),
+    ],
+)
+def test_progress_is_relied_on_by_version(version: str, certain: bool) -> None:
+    assert progress_is_certain(version) is certain

@@ -41,6 +41,9 @@ LATE_S = (0.1, 6.0)
 EARLY_SHARE = 0.3
 """Of the batches of a watch that tells early, so many come after a notice of progress."""
 
+BROKEN_SHARE = 0.3
+"""Of those notices, so many are the last that their connection brings."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sender:
@@ -268,11 +271,15 @@ class Link:
         """Nothing to give back."""
 
     async def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Follow every key under ``prefix``; a torn connection is resumed without a gap."""
+        """Follow every key under ``prefix``; a torn connection is resumed without a gap.
+
+        Where the store may tell early, that is after the last event.
+        """
         engine = self._engine
         if start_revision > engine.revision + 1:
             raise Compacted("that revision was never reached here", engine.compact_revision)
-        interval, following = Interval.of(prefix, prefix=True), start_revision
+        interval = Interval.of(prefix, prefix=True)
+        certain = told = start_revision - 1
         life = engine.life
         while True:
             while not self.whole:
@@ -280,7 +287,7 @@ class Link:
             if engine.life != life:
                 raise Compacted("the store was restored", engine.compact_revision)
             wire = self._wires
-            watcher = engine.watch(interval, following, self._wake)
+            watcher = engine.watch(interval, self._resumed_after(certain, told) + 1, self._wake)
             try:
                 while wire == self._wires:
                     revision, events = watcher.take()
@@ -289,9 +296,18 @@ class Link:
                     early = bool(events) and self._tells_early()
                     if not await self._arrives(wire):
                         continue
-                    yield WatchBatch(revision, () if early else events)
-                    following = revision + 1
-                    if early and await self._arrives(wire):
+                    if events and events[0].kv.mod_revision <= told:
+                        self._find_out(events[0].kv.mod_revision)
+                    else:
+                        yield WatchBatch(revision, () if early else events)
+                    told = revision
+                    if not early:
+                        if events or not self._tells_early_until_s:
+                            certain = revision
+                    elif self._random.random() < BROKEN_SHARE:
+                        self._note("watch", f"was told of {revision}, and breaks before its events")
+                        self.tear()
+                    elif await self._arrives(wire):
                         self._note("watch", f"was told of {revision} before its events")
                         self._find_out(revision)
             finally:
@@ -318,6 +334,11 @@ class Link:
     def _tells_early(self) -> bool:
         early_s = self._tells_early_until_s - self._loop.time()
         return early_s > 0 and self._random.random() < EARLY_SHARE
+
+    @staticmethod
+    def _resumed_after(certain: int, told: int) -> int:
+        """After which revision the driver opens a stream again."""
+        return certain
 
     def _find_out(self, revision: int) -> None:
         """Do as the driver does whose server has shown events that it said to have shown."""

@@ -122,6 +122,11 @@ def late_events_dropped() -> list[Patch]:
     return [patch.object(Link, "_find_out", lambda self, revision: None)]
 
 
+def false_progress_resumed() -> list[Patch]:
+    """A watch whose connection breaks goes on after what it was told, and not what was shown."""
+    return [patch.object(Link, "_resumed_after", staticmethod(lambda certain, told: told))]
+
+
 def crash_loops_let_in() -> list[Patch]:
     """Nobody is quarantined."""
     return [patch.object(Snapshot, "quarantine_of", lambda self, member: None)]
@@ -342,6 +347,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         former_uids_forgotten,
         restored_name_fences,
         late_events_dropped,
+        false_progress_resumed,
         crash_loops_let_in,
         drained_member_listed,
         leavers_excused,
