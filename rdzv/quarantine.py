@@ -127,7 +127,8 @@ def after_time(
 ) -> Decision:
     """Decide what time makes of the record.
 
-    ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is.
+    ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is,
+    and earlier by the time that those before it lived which only gave up waiting for a place.
     """
     if not known.out:
         forgotten_s = seen_s + terms.forget_s

@@ -283,6 +283,11 @@ class Agent:
         rendezvous = self._rendezvous
         node = rendezvous.live_node(self.claim)
         if node is None:
+            own = rendezvous.own_node(self.claim)
+            # torch takes itself off the lists first where it still has the time to.
+            self.claim.gave_up = own is not None and (
+                own.state == "asking" or own.left_reason == "exit"
+            )
             return False
         closed: ClosedWhy = "success" if self._is_done() else "failure"
         if rendezvous.vetoes_close(node, closed):

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from launcher_shim.c10d.nodes import Node
+
+Ending = Literal["died", "gave up", "other"]
+"""How a torchrun has ended: by itself while it had a place; by itself while it waited for one, as
+when its time to join was over; or because it was told to, or its work was done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +35,8 @@ class Claim:
     """Whether its version of torch knows a redundancy list, and its maximum is the job's."""
     filled_round: int = -1
     """The round that it was given fillers for: there it never meets the others."""
+    gave_up: bool = False
+    """Whether its torchrun has ended its wait for a place by itself."""
     addr: str = ""
     pid: int = -1
     """Its torchrun's process number, in its own container; -1 while it has not named itself."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
+from launcher_shim.c10d.claim import Ending
 from launcher_shim.c10d.registered import Registered
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.history import Happening, HistoryEntry, entry_operations
@@ -58,20 +59,27 @@ class Quarantining:
         self._terms = terms
         self._died: deque[str] = deque(maxlen=REMEMBERED)
         self._alive: tuple[str, float] | None = None
+        self._waited_s = 0.0
         self._seen: tuple[Quarantine | None, float] = (None, 0.0)
         self._stirred = asyncio.Event()
 
     def came(self, nonce: str) -> None:
         """Take note of a torchrun that asks for a place."""
         if self._alive is None or self._alive[0] != nonce:
-            self._alive = (nonce, self._clock())
+            self._alive = (nonce, self._clock() - self._waited_s)
             self._stirred.set()
 
-    def ended(self, nonce: str, died: bool) -> None:
-        """Take note that a torchrun has ended; ``died``: by itself, before its work was done."""
+    def ended(self, nonce: str, how: Ending) -> None:
+        """Take note that a torchrun has ended.
+
+        One that is kept out longer than its time to join gives up waiting, where torch (before 2.3)
+        knows no redundancy list. That is no death: the next one goes on with the time it lived.
+        """
         if self._alive is not None and self._alive[0] == nonce:
+            lived_s = self._clock() - self._alive[1]
+            self._waited_s = lived_s if how == "gave up" else 0.0
             self._alive = None
-        if died:
+        if how == "died":
             self._died.append(nonce)
             self._stirred.set()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from launcher_shim.c10d.claim import Claim
+from launcher_shim.c10d.claim import Claim, Ending
 from launcher_shim.c10d.diary import Diary
 from launcher_shim.c10d.hanging import Signs
 from launcher_shim.c10d.hanging import decide as look_after
@@ -67,7 +67,7 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
     is the prefix of the drains. ``life_since_s``: since when the member has been in
     this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
-    asks, ``ended`` that of one that is gone, and whether nothing but itself has ended it.
+    asks, ``ended`` that of one that is gone, and how it has ended.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Rendezvous:
         random: Random,
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
-        ended: Callable[[str, bool], None] = lambda nonce, died: None,
+        ended: Callable[[str, Ending], None] = lambda nonce, how: None,
     ) -> None:
         self.member = member
         self.run_id = run_id
@@ -250,8 +250,11 @@ class Rendezvous:
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
             told_to = self.member in self._members().leaving or self._run.round.closed
-            self._ended_by(node.nonce, reason in ("closed", "hung") and not told_to)
+            died = reason in ("closed", "hung") and not told_to
+            self._ended_by(node.nonce, "gave up" if claim.gave_up else "died" if died else "other")
             self._moved()
+        elif node is not None and claim.gave_up:
+            self._ended_by(node.nonce, "gave up")
         elif self._next is not None and self._next[0] is claim:
             self._next = None
 

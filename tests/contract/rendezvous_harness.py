@@ -308,6 +308,9 @@ class Torchrun:
             self._live(self._handler)
         except BaseException as failure:
             self.failure = failure
+            if self._handler is not None:
+                # As torch's launcher does after any exception, wherever it stands.
+                self._handler.shutdown()
         finally:
             self.wire.close()
 

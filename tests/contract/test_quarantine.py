@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
+
+from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.runs import Policy
 from rdzv.history import HistoryEntry
@@ -41,6 +44,11 @@ def told_of(one: Job, member: str) -> list[str]:
 async def parked(one: Job, torchrun: Torchrun) -> None:
     """Wait until it is kept out of the world."""
     await one.until(lambda: torchrun.wire.agent.claim.parked)
+
+
+def is_through(torchrun: Torchrun) -> bool:
+    """Whether its wait is over, either way."""
+    return torchrun.ended or bool(torchrun.worlds)
 
 
 async def dies(one: Job, member: str, deaths: int) -> None:
@@ -106,6 +114,26 @@ async def test_who_is_quarantined_is_let_in_where_too_few_others_train() -> None
         await parked(one, kept_out)
         one.torchruns["b"].kill()
         await one.world("a", "c")
+
+
+async def test_who_gives_up_waiting_because_it_is_kept_out_has_not_died_and_is_let_in() -> None:
+    async with job(QUICK, terms=Terms(deaths=1, first_s=6.0)) as one:
+        for name in "abc":
+            await one.node(name)
+        await dies(one, "c", 1)
+        for _ in range(20):
+            # Its own maximum is another one, so it waits where torch's time-out counts, as all do
+            # that know no redundancy list.
+            kept_out = one.torchrun("c", max_nodes=4, join_s=1)
+            await one.until(partial(is_through, kept_out))
+            if kept_out.worlds:
+                break
+            assert isinstance(kept_out.failure, RendezvousTimeoutError)
+        await one.world("a", "b", "c")
+        known = record(one, "c")
+        assert known is not None
+        assert known.deaths == 1
+        assert told_of(one, "c") == ["quarantine", "admit"]
 
 
 async def test_a_torchrun_that_ends_in_a_drain_has_not_died() -> None:

@@ -97,7 +97,7 @@ async def test_a_death_is_counted_once_the_member_is_registered_although_nothing
     async with pod() as one:
         one.follow.set()
         one.lease = None
-        one.keeping.ended("nonce", died=True)
+        one.keeping.ended("nonce", "died")
         await one.refused.wait()
         # The store has long shown the registration: that it is in force is no change there.
         one.lease = LEASE
@@ -111,7 +111,7 @@ async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
     monkeypatch.setattr(quarantining, "SEE_OWN_WRITE_S", 0.2)
     async with pod() as one:
         written = one.store.watch(HERE.quarantines, one.store.engine.revision + 1)
-        one.keeping.ended("nonce", died=True)
+        one.keeping.ended("nonce", "died")
         async with asyncio.timeout(END_S), aclosing(written):
             while not (await anext(written)).events:
                 continue

@@ -50,6 +50,8 @@ class Pod:
     jumped_s: float = 0.0
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     looks: int = 0
+    endings: list[str] = field(default_factory=list)
+    """How torchruns here have ended."""
 
     def __post_init__(self) -> None:
         self.registered.set()
@@ -69,6 +71,7 @@ class Pod:
             membership=self._membership,
             clock=lambda: monotonic() + self.jumped_s,
             random=Random(self.name),
+            ended=lambda nonce, how: self.endings.append(how),
         )
 
     def _membership(self, number: int) -> Membership:
@@ -344,6 +347,32 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
         async with asyncio.timeout(5):
             await client.agent.exit_barrier()
         await until(lambda: a.rendezvous.round.finishing)
+
+
+@pytest.mark.parametrize("steps", [("closes",), ("leaves", "closes"), (), ("leaves",)])
+async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None:
+    async with pod(MemoryEngine(), "a") as a:
+        client = Client(connect(a.rendezvous))
+        assert not (await client.join()).complete  # one more is needed
+        if "leaves" in steps:
+            await client.leave()
+        if "closes" in steps:
+            await client.close()
+        client.agent.closed()
+        died = [] if "leaves" in steps else ["died"]
+        assert a.endings == (["gave up"] if "closes" in steps else died)
+        assert a.rendezvous.closed == ""
+
+
+async def test_who_fails_in_a_world_has_died() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b, pod(engine, "c") as c:
+        clients = [Client(connect(one.rendezvous)) for one in (a, b, c)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        await clients[0].close()
+        clients[0].agent.closed()
+        assert a.endings == ["died"]
 
 
 async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
