@@ -107,7 +107,7 @@ class Lookout:
             return
         self.found = found
         if not found.kind:
-            log.info("the launcher gives no more cause for complaint", extra={"event": "launcher"})
+            log.info("the launcher uses its sidecar correctly again", extra={"event": "launcher"})
             return
         level = logging.INFO if found.kind == "unseen" else logging.WARNING
         sentence = f"{self._registrar.identity.member}: {found.sentence}"
@@ -133,7 +133,7 @@ class Lookout:
         try:
             await self._store.txn([Compare(keys.member(member), "lease", "=", lease_id)], [change])
         except StoreError as error:
-            log.debug("what is wrong with the launcher is not in the store yet: %s", error)
+            log.debug("retrying to report the launcher to the store: %s", error)
 
     def _keys(self) -> GenerationKeys | None:
         generation = self._registrar.generation

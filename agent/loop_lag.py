@@ -39,8 +39,8 @@ class LoopLag:
             self._lags.append(lag_s)
             if lag_s > SAID_S:
                 log.warning(
-                    "this process was held up for %.1f s: its lease may run out, and others may"
-                    " take it for lost",
+                    "the event loop was blocked for %.1f s: the lease may expire, and others may"
+                    " count this member as lost",
                     lag_s,
                     extra={"event": "loop_lag", "lag_s": round(lag_s, 3)},
                 )

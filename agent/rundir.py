@@ -195,7 +195,7 @@ class RunDir:
         if path.stat().st_uid == os.geteuid():
             path.chmod(mode)
         elif not os.access(path, os.R_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, f"{path.name} is closed to this user")
+            raise PermissionError(errno.EACCES, f"{path.name} may not be read by this user")
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         """Write a file that nobody ever sees half of."""

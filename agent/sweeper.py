@@ -79,4 +79,4 @@ class Sweeper:
         try:
             await self._store.txn(unchanged, [Delete(kv.key) for kv in kvs])
         except StoreError as error:
-            log.info("what gone pods left in the store stays a while longer: %s", error)
+            log.info("the records of pods that are gone stay until the next sweep: %s", error)

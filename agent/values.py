@@ -160,7 +160,7 @@ def _endpoint(text: str) -> str:
             "an endpoint holds no user and no password: give --etcd-user and --etcd-password-file"
         )
     if parts.scheme not in ("http", "https"):
-        raise ValueError(f"{text!r}: only http:// and https:// are spoken")
+        raise ValueError(f"{text!r}: use http:// or https://")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"{text!r}: expected host:port and nothing else")
     try:

@@ -55,7 +55,7 @@ Examples:
   muster drain trainer-3 --job digits --wait
   muster drain trainer-3 --job digits --cancel
 
-With --wait, the status is 0 where it was released after a save, 3 out of time, 4 cancelled, 5 lost
+With --wait, the status is 0 where it was released after a save, 3 expired, 4 cancelled, 5 lost
 before that, 6 released without a save (there was nothing to save, or a script takes no part).
 """,
 )
@@ -182,12 +182,12 @@ class _ByHand:
         record = snapshot.drains.get(pod_uid)
         if record is None:
             if snapshot.job is None or snapshot.job.generation != generation:
-                return "lost", "the job has begun another life", "lost"
+                return "lost", "the job is in a new generation", "lost"
             return "cancelled", f"the drain of {self._member} was cancelled", "cancelled"
         phase = phase_of(snapshot, record)
         present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
         if not phase.outcome and not present:
-            return "lost", f"{self._member} is gone before it was released", "lost"
+            return "lost", f"{self._member} was lost before it was released", "lost"
         return phase.name, phase.sentence, phase.outcome
 
 

@@ -35,14 +35,14 @@ def status(config: JobConfig, as_json: bool, watch: bool) -> None:
 
 
 class Authentication:
-    """Whether the store asks who we are; None where that is not told."""
+    """Whether the store requires authentication; None if it does not tell."""
 
     def __init__(self) -> None:
         self.enabled: bool | None = None
         self._trouble = ""
 
     async def ask(self, access: Access) -> None:
-        """Find it out."""
+        """Ask the store."""
         try:
             self.enabled = await auth_enabled(access, timeout_s=AUTH_TIMEOUT_S)
         except StoreRefused:
@@ -52,11 +52,11 @@ class Authentication:
             self._trouble = str(error)
 
     def warnings(self) -> list[Grid]:
-        """What there is to say of it."""
+        """Give the warning about it, if any."""
         if self._trouble:
-            sentence = f"whether the store has authentication is not known: {self._trouble}"
+            sentence = f"whether authentication is on is unknown: {self._trouble}"
         elif self.enabled is False:
-            sentence = "the store has no authentication: whoever reaches it can change the job"
+            sentence = "authentication is off: any client that reaches the store can change the job"
         else:
             return []
         return [Grid(sentence, (), ())]

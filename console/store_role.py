@@ -52,7 +52,7 @@ def store_role(
     no_password: bool,
     apply: bool,
 ) -> None:
-    """Say what JOB needs in a store that asks who its clients are.
+    """Give JOB a user and its rights, for a store with authentication.
 
     One user and one role, which may read and write what is under the job's own prefix, and
     nothing else: no other job's records. Everything that a sidecar does is within it.
@@ -82,8 +82,8 @@ def store_role(
     click.echo(f"{role.user_name} may read and write what is under {role.keys.prefix}")
     if not asks:
         click.echo(
-            "The store does not ask who its clients are: until etcdctl auth enable is run, any who"
-            " reach it may do everything."
+            "Authentication is off: until etcdctl auth enable is run, any client that reaches this"
+            " etcd can do everything."
         )
 
 
@@ -106,7 +106,7 @@ def _password(path: str) -> str:
 
 
 async def _apply(access: Access, role: JobRole, password: str | None) -> bool:
-    """Make the role; return whether the store asks who its clients are."""
+    """Make the role; return whether authentication is on."""
     rights = Rights(access)
     try:
         await rights.make(role, password)

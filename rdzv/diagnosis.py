@@ -141,7 +141,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         )
         return
     if one.status is None:
-        what = "does not let us in" if one.refused else "does not answer"
+        what = "refuses this client" if one.refused else "does not answer"
         remedy = (
             "give --etcd-user with --etcd-password-file, or a client certificate, that the store"
             " knows"
@@ -274,7 +274,9 @@ def _compaction(compacted: bool | None, statuses: Sequence[StoreStatus]) -> Iter
         return
     revision = max(status.revision for status in statuses)
     if compacted:
-        yield Finding("compaction", "ok", f"the history was compacted; now is revision {revision}")
+        yield Finding(
+            "compaction", "ok", f"the history was compacted; the revision is {revision} now"
+        )
     elif revision > UNCOMPACTED_MAX:
         yield Finding(
             "compaction",
@@ -323,11 +325,11 @@ def _access(report: Report) -> Iterator[Finding]:
         yield Finding(
             "access",
             "warning",
-            "the store has no authentication: whoever reaches it can change every job",
+            "authentication is off: any client that reaches the store can change every job",
             "make a user for the job (muster store-role) and run etcdctl auth enable",
         )
     elif report.authenticated:
-        yield Finding("access", "ok", "the store asks who we are")
+        yield Finding("access", "ok", "authentication is on")
     if not report.encrypted and not report.local:
         yield Finding(
             "access",

@@ -275,7 +275,7 @@ def _idle(scene: _Scene, round: LiveRound) -> Decision:
         pause_s = scene.policy.pause_s * 2 ** min(commit.failures - 1, 30)
         next_s = scene.observations.since_s + min(pause_s, scene.policy.pause_max_s)
         if scene.now < next_s:
-            return Decision(reason="the last attempt failed: pausing", wake_at_s=next_s)
+            return Decision(reason="the last attempt failed: backing off", wake_at_s=next_s)
     last = scene.snapshot.membership.last_commit
     epoch = max(commit.epoch, last.epoch if last else 0, scene.snapshot.sent) + 1
     return scene.becomes(
@@ -582,7 +582,7 @@ def cancel(
     if snapshot.job is None or drain is None:
         return f"pod {pod_uid} does not drain"
     if granted(commit, drain):
-        return f"{drain.member} was let go already ({drain.outcome or 'granted'})"
+        return f"{drain.member} is released already ({drain.outcome or 'granted'})"
     if drain.ends:
         return (
             f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"

@@ -172,7 +172,7 @@ def local(
     if commit is None or round is None or not _speaks_of(commit, round):
         return Move(reason=f"the gate stays {wanted.phase}")
     if here.cut_for_s or here.member not in round.members:
-        return Move(reason="this pod has no say in it now")
+        return Move(reason="this pod takes no part in it")
     if wanted.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
         return _vote(here, commit, round)
     if wanted.phase == "commit" and vote is not None and vote.epoch == commit.epoch:
@@ -210,7 +210,7 @@ def _wanted(
             wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
     # A request that was sent may land at any time, so after that only the store opens the gate.
     if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
-        wanted = replace(wanted, phase="void", reason="the store is out of reach before the vote")
+        wanted = replace(wanted, phase="void", reason="the store was unreachable before the vote")
     return wanted
 
 

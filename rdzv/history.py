@@ -117,4 +117,6 @@ async def write_entry(
     try:
         await store.txn([Compare(key, "create", "=", 0)], operations)
     except StoreError as error:
-        log.warning("history misses %r of %s: %s", entry.what, entry.member, error)
+        log.warning(
+            "the history entry %r of %s was not written: %s", entry.what, entry.member, error
+        )

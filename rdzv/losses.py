@@ -73,7 +73,7 @@ class Losses:
         entry = HistoryEntry(
             what="lost",
             member=member.name,
-            why="its lease ended without a goodbye",
+            why="its lease expired",
             at_unix_s=time(),
             details={"incarnation": member.incarnation, "pod_uid": member.pod_uid},
         )

@@ -118,7 +118,7 @@ class Membership:
                 try:
                     records[name] = kind.from_kv(event.kv)
                 except RecordError as error:
-                    log.warning("a record is left out: %s", error)
+                    log.warning("ignoring an unreadable record: %s", error)
                     self._corrupt[key] = str(error)
                     self._unreadable.setdefault(kind, {})[name] = event.kv.mod_revision
             elif not records:

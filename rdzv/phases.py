@@ -50,5 +50,5 @@ def _ending(drain: Drain) -> str:
             return f"{drain.member} may go: its launcher has let it go, and no work is lost"
         return f"{drain.member} may go: all ranks saved step {drain.step}"
     if drain.outcome == "expired":
-        return f"{drain.member} is out of time: it goes without a save that all ranks made"
+        return f"the drain of {drain.member} has expired: it goes before all ranks have saved"
     return f"{drain.member} may go: there was nothing to save, or a rank takes no part in saving"

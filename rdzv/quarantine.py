@@ -111,7 +111,7 @@ def after_death(
     if known is None or known.pod_uid != pod_uid:
         known = Quarantine(member, pod_uid, 0, "")
     elif known.died == died:
-        return Decision(reason="that death is counted")
+        return Decision(reason="that death is counted already")
     deaths = known.deaths + 1
     record = replace(
         known, deaths=deaths, died=died, out=deaths >= terms.deaths, mod_revision=revision

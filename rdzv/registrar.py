@@ -165,10 +165,12 @@ class Registrar:
                         await self._delete_record(held)
                 except (StoreError, TimeoutError) as error:
                     # The end of the lease takes the record along, and needs no room in the store.
-                    log.warning("the record was not deleted, ending its lease instead: %s", error)
+                    why = str(error) or f"no answer within {timeout_s / 2:g} s"
+                    log.warning("cannot delete the member record, revoking its lease: %s", why)
                 await self._store.lease_revoke(lease_id)
         except (StoreError, TimeoutError) as error:
-            log.warning("could not say goodbye, the lease will run out by itself: %s", error)
+            why = str(error) or f"no answer within {timeout_s:g} s"
+            log.warning("could not leave, the lease will expire by itself: %s", why)
 
     # -- registering
 
@@ -195,7 +197,7 @@ class Registrar:
             try:
                 written, revision = await self._apply(decision, series)
             except StoreError as error:
-                self._say(f"cannot register yet: {error}")
+                self._say(f"cannot register yet, retrying: {error}")
                 series.not_before_s = self._clock() + self._next_pause_s()
                 continue
             if written is not None:
@@ -331,7 +333,7 @@ class Registrar:
                 return _Loss("the lease was lost: registering again")
             except StoreError as error:
                 # Refused ones too: rights and passwords come back, and the lease says the rest.
-                self._say(f"the lease could not be renewed: {error}")
+                self._say(f"the lease could not be renewed, retrying: {error}")
                 pause_s = RETRY_PAUSE_S
             else:
                 self._renewed_s = sent_at_s
@@ -432,7 +434,7 @@ class Registrar:
                 if (await self._store.txn(compares, operations)).succeeded:
                     return
             except StoreAmbiguous as error:
-                log.info("whether the record was deleted is not known, looking: %s", error)
+                log.info("whether the record was deleted is unknown, reading it: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
             snapshot, fresh = await self._read(), True
 

@@ -190,7 +190,9 @@ def _choose_job(
     if held is not None or identity.job_uid or snapshot.members:
         return present, f"joins generation {stored.generation}"
     if stored.vacated:
-        return _next_life(stored, identity), "the last member of the former life left on purpose"
+        return _next_life(
+            stored, identity
+        ), "the last member of the former generation left on purpose"
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     if empty_for_s >= patience_s:
         return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"

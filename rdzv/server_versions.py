@@ -85,13 +85,16 @@ def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
     if version is None:
         return "warning", f"{text!r} is no version of etcd that is known here"
     if text.endswith("+memory"):
-        return "warning", "the embedded store keeps nothing across a restart: use etcd in earnest"
+        return (
+            "warning",
+            "the embedded store keeps nothing across a restart: use etcd in production",
+        )
     known = [defect for defect in DEFECTS if defect.has(version)]
     fatal = [defect.what for defect in known if defect.fatal]
     if fatal:
         return "fault", f"etcd {text}: {'; '.join(fatal)}"
     if version[:2] < END_OF_LIFE:
-        return "fault", f"etcd {text} is of a line that is mended no more"
+        return "fault", f"etcd {text} is of a release line that gets no more fixes"
     if known:
         return "warning", f"etcd {text}: {'; '.join(defect.what for defect in known)}"
     return "ok", f"etcd {text}"

@@ -217,7 +217,7 @@ class Mirror:
             last = len(self._foreign_keys) == FOREIGN_KEYS_NAMED_MAX
             more = "; others like it are not named" if last else ""
             log.warning(
-                "a key that Muster has not written is left out: %s%s",
+                "ignoring a key that Muster has not written: %s%s",
                 shown_key(key),
                 more,
                 extra={"event": "alien_key"},
@@ -270,7 +270,7 @@ class Watching:
                 listed, failures = True, 0
                 await self._follow()
             except Compacted as gone:
-                log.info("the store is read anew: %s", gone)
+                log.info("reading the whole store again: %s", gone)
                 if listed:
                     continue
             except StoreError as error:
@@ -333,7 +333,7 @@ class Watching:
             async with asyncio.timeout(HEALTHY_S):
                 await self._mirror.reached(result.revision)
         except (StoreError, TimeoutError) as error:
-            log.debug("what the store holds now is not known: %s", error)
+            log.debug("a linearizable read failed, retrying: %s", error)
             return False
         return True
 

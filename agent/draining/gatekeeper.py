@@ -72,7 +72,11 @@ class Gatekeeper:
             content = self._run_dir.content(GATE_NAME)
             self.shown = None if content is None else Gate.from_json(GATE_NAME, content)
         except (OSError, RecordError) as error:
-            log.warning("the gate is made anew: %s", error, extra={"event": "gate_unreadable"})
+            log.warning(
+                "writing a new gate, the old one is unreadable: %s",
+                error,
+                extra={"event": "gate_unreadable"},
+            )
         try:
             note = self._run_dir.content(NOTE_NAME)
             self._sight.sent = 0 if note is None else _sent_in(note)
@@ -80,7 +84,9 @@ class Gatekeeper:
             # It may well have voted: only the store opens the gate then.
             self._sight.sent = self.shown.epoch if self.shown else 0
             log.warning(
-                "what was voted is not known: %s", error, extra={"event": "note_unreadable"}
+                "assuming that this pod has voted, its own note is unreadable: %s",
+                error,
+                extra={"event": "note_unreadable"},
             )
 
     async def run(self) -> None:
@@ -155,7 +161,7 @@ class Gatekeeper:
         try:
             await asyncio.to_thread(self._run_dir.put, name, content)
         except OSError as error:
-            self._diary.say(f"{name} cannot be written: {error.strerror}")
+            self._diary.say(f"{name} cannot be written, retrying: {error.strerror}")
             self._refused = True
             return False
         self._refused = False

@@ -69,7 +69,7 @@ class OwnDrain:
             content = self._run_dir.content(NAME)
             kept = None if content is None else Notes.from_json(content)
         except (OSError, RecordError) as error:
-            log.warning("a drain that was going on is looked up in the store alone: %s", error)
+            log.warning("resuming a drain from the store alone, %s is unreadable: %s", NAME, error)
             return
         # A directory may outlive its pod, and what drained then does not drain now.
         if kept is not None and kept.pod_uid == self._identity.pod_uid:
@@ -94,7 +94,7 @@ class OwnDrain:
             assert self.notes.deadline_boot_s is not None
             left_s = round(self.notes.deadline_boot_s - now_s, 1)
             log.info(
-                "this pod is to go away within %.1f s (%s): %s",
+                "draining, this pod has to go within %.1f s (%s): %s",
                 left_s,
                 notice.source,
                 notice.reason,
@@ -137,7 +137,7 @@ class OwnDrain:
             if notes is None:
                 notes = Notes.of_drain(drain, now_s)
                 log.info(
-                    "this pod is drained by %s: %s",
+                    "draining, as asked for by %s: %s",
                     drain.requested_by or drain.source,
                     drain.reason,
                     extra={
@@ -170,7 +170,7 @@ class OwnDrain:
             else:
                 await asyncio.to_thread(self._run_dir.put, NAME, notes.to_json())
         except OSError as error:
-            self._writing.say(f"{NAME} cannot be written: {error.strerror}")
+            self._writing.say(f"{NAME} cannot be written, retrying: {error.strerror}")
             return False
         self._kept = notes
         return True
@@ -242,10 +242,12 @@ class OwnDrain:
             return Phase("released", stand.sentence, stand.outcome)
         if notes.due_boot_s is not None and self._boot_s() >= notes.due_boot_s:
             if stand is not None and stand.name == "saved":
-                return Phase("released", f"the time is over: {stand.sentence}", "committed")
-            return Phase("released", "the time is over before all had saved", "expired")
+                return Phase("released", f"the deadline has passed: {stand.sentence}", "committed")
+            return Phase(
+                "released", "the deadline has passed before all ranks had saved", "expired"
+            )
         if stand is None:
-            return Phase("noted", "the notice is not on record yet")
+            return Phase("noted", "the notice is not in the store yet")
         return Phase(stand.name, stand.sentence)
 
     # -- waiting

@@ -53,14 +53,14 @@ class Writing:
         try:
             result = await self._store.txn([*compares, *registered], list(operations))
         except StoreError as error:
-            self.say(f"a drain waits for the store: {error}")
+            self.say(f"retrying a write about a drain: {error}")
             await self._pause()
             return False
         try:
             async with asyncio.timeout(SEE_S):
                 await self._mirror.reached(result.revision)
         except TimeoutError:
-            log.info("the watch is more than %.0f s behind the store", SEE_S)
+            log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
         # Who loses once has seen the winner by now; who loses again may do so for ever.
         if not result.succeeded and self._lost_before:
             await self._pause()

@@ -115,7 +115,7 @@ class Agent:
             after, flavour = decode(desired)
             before = self._known(expected)
         except StateError as error:
-            log.warning("a compare-and-set is no rendezvous state and is ignored: %s", error)
+            log.warning("ignoring a compare-and-set whose value is no rendezvous state: %s", error)
             return await self._answer(fruitless=True)
         if self._me is None or expected in (SENTINEL, b""):
             self._introduce(after, flavour)
@@ -229,7 +229,7 @@ class Agent:
         me = first_name(first)
         if me is None or flavour.aware is None:
             log.warning(
-                "a first state names no node that could be, or no time: its sender is ignored"
+                "ignoring a client: its first state has no valid node descriptor or timestamp"
             )
             return
         self._me, self._flavour = me, flavour

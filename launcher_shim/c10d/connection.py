@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
 
     def _give_up_last_writes(self) -> None:
         _logger.warning(
-            "What %s set before it went was not stored within %g s and is given up",
+            "Giving up what %s set before it disconnected: not stored within %g s",
             self._peer,
             self._host.last_writes_timeout_s,
         )

@@ -43,7 +43,9 @@ class KeptStages:
             if content is not None:
                 self.known = Stages.from_json(content)
         except (OSError, RecordError) as error:
-            log.warning("which stage the container is at is not known any more: %s", error)
+            log.warning(
+                "counting stages from the first again, %s is unreadable: %s", FILE_NAME, error
+            )
 
     async def pass_over(self, nonce: str, name: str) -> bool:
         """Note that a client's container is through with ``name``; return whether that is kept.

@@ -96,7 +96,7 @@ class MirroredRun:
         try:
             node = Node.from_kv(event.kv) if event.kind == "put" else None
         except RecordError as error:
-            log.warning("a node's record is ignored: %s", error)
+            log.warning("ignoring an unreadable node record: %s", error)
             node = None
         if node is not None:
             self._nodes[node.member] = node
@@ -111,7 +111,7 @@ class MirroredRun:
         try:
             self.stored_round = Round.from_kv(event.kv)
         except RecordError as error:
-            log.warning("the round's record is ignored: %s", error)
+            log.warning("ignoring an unreadable round record: %s", error)
             self._keep(self.stored_round)
             self.stored_round = replace(
                 first_round(self.keys.generation), mod_revision=event.kv.mod_revision

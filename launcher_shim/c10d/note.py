@@ -66,5 +66,5 @@ class Note:
                 take(name, fields, "filled_round", int) if "filled_round" in fields else -1,
             )
         except RecordError as error:
-            log.warning("a client goes on as a new one: %s", error)
+            log.warning("taking a client that reconnects for a new one: %s", error)
             return None

@@ -121,9 +121,11 @@ class OwnNode:
                 await self._reread()
                 continue
             except LeaseLost:
-                self._diary.say("the lease is gone: the node waits until its member is registered")
+                self._diary.say(
+                    "the lease is lost: the node is written once its member is registered again"
+                )
             except StoreError as error:
-                self._diary.say(f"the node's record waits for the store: {error}")
+                self._diary.say(f"retrying to write the node record: {error}")
                 await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
                 continue
             try:
@@ -186,7 +188,7 @@ class OwnNode:
         try:
             result = await self._store.range(self._key)
         except StoreError as error:
-            self._diary.say(f"whether the node's record was written is not known yet: {error}")
+            self._diary.say(f"whether the node record was written is unknown, reading it: {error}")
             await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
             return
         self._know(result.kvs[0] if result.kvs else None, result.revision)

@@ -58,7 +58,9 @@ class PastRounds:
         entry = HistoryEntry(
             what="closed" if current.closed else "round",
             member=self._rendezvous.member,
-            why=f"closed by {current.closed}" if current.closed else "everybody coming had come",
+            why=f"closed by {current.closed}"
+            if current.closed
+            else "all expected nodes have joined",
             at_unix_s=time(),
             details={
                 "run_id": self._rendezvous.run_id,
@@ -89,4 +91,4 @@ class PastRounds:
                 run_id = torch_run_id(self._rendezvous.run_id)
                 await self._kv.forget(round_prefix(run_id, number))
         except StoreError as error:
-            log.info("keys of old rounds stay until the next one: %s", error)
+            log.info("the keys of old rounds stay until the next round: %s", error)

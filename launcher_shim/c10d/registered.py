@@ -30,7 +30,7 @@ class Registered:
         """
         lease = self.lease()
         if lease is None:
-            raise LeaseLost("the member is not registered now")
+            raise LeaseLost("the member is not registered")
         return Compare(self.member_key, "lease", "=", lease)
 
     def look(self) -> Range:
@@ -40,4 +40,4 @@ class Registered:
     def check(self, found: Iterable[KeyValue]) -> None:
         """Raise ``LeaseLost`` where it was the registration that did not hold."""
         if self.lease() not in [kv.lease for kv in found]:
-            raise LeaseLost("the member's record in the store is gone, or another's")
+            raise LeaseLost("the member record is gone, or on another lease")

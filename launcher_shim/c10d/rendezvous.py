@@ -326,7 +326,7 @@ class Rendezvous:
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         """Take in one batch; what is no news to agents is looked at when its turn comes."""
         if self._run.went_back(self._mirror.revision, events):
-            log.warning("the store was restored or emptied: what this sidecar knows is put back")
+            log.warning("the store was restored or emptied: writing what this sidecar knows again")
             self._restored = True
             self._own.forget()
         # Without events: what the mirror was asked for is answered.
@@ -490,4 +490,4 @@ class Rendezvous:
             async with asyncio.timeout(SEE_OWN_WRITE_S):
                 await self._mirror.reached(revision)
         except TimeoutError:
-            log.info("the watch is more than %.0f s behind the store", SEE_OWN_WRITE_S)
+            log.info("the watch is stale, more than %.0f s behind the store", SEE_OWN_WRITE_S)

@@ -128,5 +128,5 @@ def _parse(kvs: tuple[KeyValue, ...] | int | None) -> Round | None:
     try:
         return Round.from_kv(kvs[0])
     except RecordError as error:
-        log.warning("the round's record is ignored: %s", error)
+        log.warning("ignoring an unreadable round record: %s", error)
         return None

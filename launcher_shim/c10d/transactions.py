@@ -208,7 +208,7 @@ class Transactions:
                     raise
                 if str(error) != said:
                     said = str(error)
-                    log.warning("a launcher's request waits for the store: %s", said)
+                    log.warning("retrying a launcher's request: %s", said)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
 

@@ -63,7 +63,7 @@ class Waiters:
             for key in waiter.missing:
                 self._remove(waiter, key)
         if self._over and waiter.missing:
-            raise LeaseLost("the life of the job that these keys are of is over")
+            raise LeaseLost("the generation of these keys is over")
 
     def present(self, key: bytes) -> None:
         """Note that ``key`` was created or updated."""

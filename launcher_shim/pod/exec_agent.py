@@ -177,7 +177,7 @@ class ExecAgent:
                 note.touch()
             except OSError as error:
                 # Unnoted, it would not keep its pod from going away amid a drain.
-                await refuse(writer, "the command cannot be noted: %s" % error)
+                await refuse(writer, "the command cannot be recorded: %s" % error)
                 return
             try:
                 worker = Worker(start(command, self._environ))
@@ -299,7 +299,7 @@ async def first_frame(reader: asyncio.StreamReader, decoder: Decoder) -> tuple[i
     while True:
         data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - time.monotonic())
         if not data:
-            raise ConnectionError("gone before its first frame")
+            raise ConnectionError("disconnected before its first frame")
         frames = decoder.feed(data)
         if frames:
             return frames[0]

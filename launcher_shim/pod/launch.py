@@ -175,7 +175,7 @@ class Reporter:
             os.replace(nascent, self._path)
         except OSError as error:
             # A sidecar of another version does not look for it; training does not depend on it.
-            log.debug("the sidecar is not told which launcher runs here: %s", error.strerror)
+            log.debug("the launcher cannot be reported to the sidecar: %s", error.strerror)
             return False
         return True
 
@@ -188,7 +188,7 @@ class Reporter:
                 os.unlink(self._path)
         except (OSError, ValueError) as error:
             # Nothing was told, or it is not this one's to remove.
-            log.debug("no report of a launcher is taken back: %s", error)
+            log.debug("no report of a launcher was removed: %s", error)
 
 
 def _open(path: str, flags: int) -> int:

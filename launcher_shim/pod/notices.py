@@ -88,7 +88,7 @@ async def give_notice(path: str, notice: Notice) -> Release:
             except asyncio.TimeoutError:
                 continue
             except (OSError, ValueError) as error:
-                log.info("the sidecar is asked again: %s", error)
+                log.info("reconnecting to the sidecar: %s", error)
             finally:
                 writer.close()
         await asyncio.sleep(RETRY_S)
@@ -101,9 +101,9 @@ def _read(line: bytes, said: str) -> Tuple[str, str]:
     try:
         fields = json.loads(line.decode())
     except RecursionError as error:
-        raise ValueError("the sidecar's word is nested too deep") from error
+        raise ValueError("the sidecar's answer is nested too deeply") from error
     if not isinstance(fields, dict):
-        raise ValueError("the sidecar's word is no JSON object")
+        raise ValueError("the sidecar's answer is no JSON object")
     phase, sentence = str(fields.get("phase", "")), str(fields.get("sentence", ""))
     if sentence != said:
         log.info("%s: %s", phase, sentence)

@@ -297,7 +297,7 @@ class Link(asyncio.Protocol):
         try:
             answers = self._answers.feed(data)
         except wire.FrameError as error:
-            log.warning("the sidecar is left and connected to again: %s", error)
+            log.warning("reconnecting to the sidecar: %s", error)
             self._transport.abort()
             return
         for number, answer in answers:

@@ -240,6 +240,6 @@ def _on_reporting_ended(reporting: asyncio.Task[None]) -> None:
     if not reporting.cancelled() and reporting.exception() is not None:
         # Training does not depend on it.
         log.error(
-            "the sidecar is not told any more which launcher runs here",
+            "the launcher is not reported to the sidecar any more",
             exc_info=reporting.exception(),
         )

@@ -94,12 +94,12 @@ _EXPLANATIONS = (
     ("Handshake read failed", _NO_TLS),
     (
         "etcdserver: user name is empty",
-        "the store asks who we are: give --etcd-user (MUSTER_ETCD_USER) with"
+        "the store requires authentication: give --etcd-user (MUSTER_ETCD_USER) with"
         " --etcd-password-file, or a client certificate in --etcd-cert (MUSTER_ETCD_CERT)",
     ),
     (
         "etcdserver: permission denied",
-        "the user has no right to this: muster store-role shows what a job needs",
+        "permission denied: muster store-role shows what a job needs",
     ),
 )
 

@@ -208,7 +208,7 @@ def test_three_members_one_of_them_frozen_or_not_named() -> None:
         ended, state = await doctor(*cluster.endpoints)
         assert ended.status == 0
         assert levels(state, "ok")["cluster"] == "all 3 members were reached"
-        assert "no authentication" in levels(state, "warning")["access"]
+        assert "authentication is off" in levels(state, "warning")["access"]
         assert len({one["member_id"] for one in state["endpoints"]}) == 3
         assert {one["db_quota_bytes"] for one in state["endpoints"]} == {2 * 1024**3}
 
@@ -325,7 +325,7 @@ def test_a_store_that_does_not_let_us_in_or_lets_us_only_read(tmp_path: Path) ->
     async def with_a_wrong_password() -> None:
         ended, state = await doctor(*cluster.endpoints, **login)
         assert ended.status == 1
-        assert "does not let us in" in levels(state, "fault")["endpoint"]
+        assert "refuses this client" in levels(state, "fault")["endpoint"]
 
     with EtcdCluster(1) as cluster:
         cluster.etcdctl("user", "add", "reader", "--interactive=false", stdin="reader-pw")
@@ -356,7 +356,7 @@ def test_a_user_with_the_jobs_own_role_has_all_that_is_needed(tmp_path: Path) ->
         told.append(ended.out + ended.err)
         assert ended.status == 0
         assert levels(state, "warning") == {}
-        assert levels(state, "ok")["access"] == "the store asks who we are"
+        assert levels(state, "ok")["access"] == "authentication is on"
 
     with EtcdCluster(1) as cluster:
         cluster.enable_auth(secrets["root"])

@@ -174,7 +174,7 @@ async def test_out_of_time_it_ends_with_3() -> None:
         await at.one.training()
         ended = await at.drain("b", "--wait", "--deadline", "2s")
         assert (ended.status, phases(ended)[-1]) == (3, "released")
-        assert "out of time" in ended.out
+        assert "has expired" in ended.out
 
 
 async def test_cancelled_it_ends_with_4() -> None:
@@ -242,7 +242,7 @@ async def test_without_a_save_it_ends_with_6_and_cannot_be_cancelled_then() -> N
         assert "None" not in history
         cancelled = await at.drain("b", "--cancel")
         assert cancelled.status == 2
-        assert "b was let go already (uncommitted)" in cancelled.err
+        assert "b is released already (uncommitted)" in cancelled.err
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SLOW_SAVE = Loop(save_s=0.4)
 
 WAITED_FOR = re.compile(
     r"\d+ (votes are missing|members have not saved yet)"
-    r"|a drain waits for the store: .*"
+    r"|retrying a write about a drain: .*"
     r"|the watch is more than \d+ s behind the store"
 )
 """What a sidecar also says where the machine is too busy for a step or an answer."""
@@ -272,7 +272,7 @@ async def test_cancelled_too_late_it_stays() -> None:
         await one.form("ab")
         await one.training()
         await one.pods["b"].notice("sigterm", 120).release()
-        assert "was let go already (committed)" in str(cancel(KEYS, one.snapshot, "uid-b"))
+        assert "is released already (committed)" in str(cancel(KEYS, one.snapshot, "uid-b"))
 
 
 async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:
@@ -329,7 +329,7 @@ async def test_a_sidecar_says_what_an_operator_wants_to_know(
             step = await committed_step(one)
     told_by_agent = [r.getMessage() for r in caplog.records if r.name.startswith("agent.")]
     said = [sentence for sentence in told_by_agent if not WAITED_FOR.fullmatch(sentence)]
-    told = r"this pod is to go away within (1[5-9]|20)\.\d s \(sigterm\): the node is drained"
+    told = r"draining, this pod has to go within (1[5-9]|20)\.\d s \(sigterm\): the node is drained"
     assert re.fullmatch(told, said[0])
     assert said[1:5] == [
         "the gate is hold: holding the ranks: a leaves",

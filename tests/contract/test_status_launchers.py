@@ -55,7 +55,9 @@ async def test_the_sentence_stands_beside_the_member() -> None:
     assert "\x1b" not in plain.out
     assert [m["launcher"] for m in state["members"]] == ["", "elsewhere", "nnodes"]
     assert state["store_authenticated"] is False
-    assert "the store has no authentication: whoever reaches it can change the job" in plain.out
+    assert (
+        "authentication is off: any client that reaches the store can change the job" in plain.out
+    )
 
 
 async def test_a_dead_first_endpoint_hides_no_warning() -> None:
@@ -80,4 +82,4 @@ async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.Monkey
     await store.ask(Access(("a:1",)))
     assert store.enabled is None
     (warning,) = store.warnings()
-    assert warning.title == "whether the store has authentication is not known: no answer"
+    assert warning.title == "whether authentication is on is unknown: no answer"

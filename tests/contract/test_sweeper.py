@@ -161,7 +161,7 @@ async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
 
 async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:
     async def said() -> bool:
-        return "stays a while longer" in caplog.text
+        return "stay until the next sweep" in caplog.text
 
     engine, cut = MemoryEngine(), Cut()
     async with client(engine) as one:

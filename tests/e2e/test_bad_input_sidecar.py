@@ -244,7 +244,9 @@ def test_i8_a_pickle_that_names_another_type(job: Job, node: Node, tmp_path: Pat
         for expected in (b"", NO_STATE, bomb):
             client.send(request(COMPARE_SET, key, expected, bomb))
             assert client.value() == NO_STATE
-    job.until(lambda: logs_one_line_that_says(vacant, "is ignored"), 20, "the log says so")
+    job.until(
+        lambda: logs_one_line_that_says(vacant, "ignoring a compare-and-set"), 20, "the log says so"
+    )
     assert not target.exists()
     job.kill_node(vacant)
 

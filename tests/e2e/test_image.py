@@ -261,7 +261,7 @@ def test_a_sigterm_is_a_leave(engine: ContainerEngine, store: EtcdCluster, run_d
             lines = started.lines()
         assert lines[-1]["event"] == "stopped"
         # It gives up after three seconds, as it should, and then it has not left: once more.
-        if not any(line["message"].startswith("could not say goodbye") for line in lines):
+        if not any(line["message"].startswith("could not leave") for line in lines):
             break
     assert "members/pod-0" not in store.etcdctl("get", "--prefix", "--keys-only", members)
 

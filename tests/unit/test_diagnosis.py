@@ -79,7 +79,7 @@ def test_an_alarm_is_a_fault(error: str, part: str, remedy: str) -> None:
     ("one", "part"),
     [
         (EndpointReport("a:1", error="connection refused"), "does not answer"),
-        (EndpointReport("a:1", error="no such user", refused=True), "does not let us in"),
+        (EndpointReport("a:1", error="no such user", refused=True), "refuses this client"),
         (EndpointReport("a:1", error="etcdserver: no leader"), "has no leader"),
         (EndpointReport("a:1", replace(STATUS, learner=True)), "learner"),
     ],

@@ -502,8 +502,8 @@ def test_a_cancel_takes_the_drain_and_the_commit_together_and_comes_too_late_aft
     assert isinstance(operations[1], Put)
     assert b'"leaving":[]' in operations[1].value
     late = replace(DONE, granted=("uid-a",))
-    assert "let go" in str(cancel(KEYS, scene(late, A).membership, "uid-a"))
-    assert "let go" in str(
+    assert "released already" in str(cancel(KEYS, scene(late, A).membership, "uid-a"))
+    assert "released already" in str(
         cancel(KEYS, scene(None, replace(A, outcome="expired")).membership, "uid-a")
     )
     assert "does not drain" in str(cancel(KEYS, scene(None).membership, "uid-a"))

@@ -95,7 +95,7 @@ def test_i3_only_the_store_opens_the_gate_once_a_vote_was_sent() -> None:
     assert opened is not None
     assert opened.phase == "void"
     assert move(HOLD, rank(8), shown=HELD, sent=4, cut_for_s=9.0) == Move(
-        reason="this pod has no say in it now"
+        reason="this pod takes no part in it"
     )
     assert move(HOLD, rank(8), shown=opened, sent=4, cut_for_s=10.0).gate is None
     again = move(HOLD, rank(8), shown=opened, sent=4).gate

@@ -200,5 +200,5 @@ async def test_a_report_that_cannot_go_on_is_said_and_no_more(
     with caplog.at_level(logging.ERROR):
         await asyncio.wait([reporting])
     assert [record.message for record in caplog.records] == [
-        "the sidecar is not told any more which launcher runs here"
+        "the launcher is not reported to the sidecar any more"
     ]

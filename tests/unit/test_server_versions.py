@@ -26,7 +26,7 @@ from rdzv.server_versions import judge, progress_is_certain
         ("3.5.12", "fault", "frozen"),
         ("3.5.7", "fault", "on their way"),
         ("3.5.1", "fault", "lose writes"),
-        ("3.4.45", "fault", "mended no more"),
+        ("3.4.45", "fault", "gets no more fixes"),
         ("3.4.24", "fault", "on their way"),
         ("3.4.23", "fault", "frozen"),
         ("3.3.27", "fault", "frozen"),
