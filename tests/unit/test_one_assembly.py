@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sidecar is put together in one place, and only there: tests prove no copy of the wiring."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("agent", "benchmarks", "console", "launcher_shim", "muster", "rdzv", "tests")
+
+ASSEMBLY = "agent/parts.py"
+DRAINS = "agent/draining/drains.py"
+CLIENT = "rdzv/job.py"
+
+MADE_IN = {
+    ("rdzv.watching", "Mirror"): {
+        CLIENT,
+        "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
+        "tests/contract/test_slow_relist.py",
+        "tests/contract/test_store_false_progress.py",
+        "tests/contract/test_watching.py",
+        "tests/unit/test_commit_records.py",
+        "tests/unit/test_commit_writes.py",
+    },
+    ("rdzv.watching", "Watching"): {
+        CLIENT,
+        "tests/contract/test_slow_relist.py",
+        "tests/contract/test_store_false_progress.py",
+        "tests/contract/test_watching.py",
+    },
+    ("rdzv.registrar", "Registrar"): {ASSEMBLY},
+    ("rdzv.losses", "Losses"): {ASSEMBLY},
+    ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
+    ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
+    ("agent.host_delivery", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
+    ("agent.lookout", "Lookout"): {ASSEMBLY, "tests/contract/test_lookout.py"},
+    ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
+    ("agent.draining.drains", "Drains"): {ASSEMBLY},
+    ("agent.draining.sight", "Sight"): {DRAINS, "tests/contract/test_known_runs.py"},
+    ("agent.draining.own_drain", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
+    ("agent.draining.gatekeeper", "Gatekeeper"): {DRAINS},
+    ("agent.draining.steward", "Steward"): {DRAINS},
+    ("agent.draining.writing", "Writing"): {DRAINS, "tests/contract/test_late_drain.py"},
+    ("agent.notices.socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
+    ("agent.running", "RunningParts"): {
+        "agent/sidecar.py",
+        "tests/chaos/simulation/nodes.py",
+    },
+}
+"""By class of a part, where it is made: where it is put together with others, and in its own tests.
+
+A test of several parts takes them from ``agent.parts``.
+"""
+
+CLOCKS = {
+    ("time", "monotonic"),
+    ("time", "time"),
+    ("time", "clock_gettime"),
+    ("agent.boot_clock", "boot_s"),
+}
+
+
+def sources() -> Iterator[Path]:
+    for folder in FOLDERS:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> dict[str, tuple[str, str]]:
+    """By the name that a file calls it, what it imports from which module."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def made(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each thing from another module that a file calls, by that module and its name there."""
+    names = imported(tree)
+    modules = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        if isinstance(called, ast.Name) and called.id in names:
+            yield names[called.id]
+        elif isinstance(called, ast.Attribute):
+            whose = ast.unparse(called.value)
+            module = modules.get(whose) or ".".join(names.get(whose, ("", "")))
+            yield (module, called.attr)
+
+
+@pytest.fixture(scope="module")
+def makers() -> dict[tuple[str, str], set[str]]:
+    """Where each part is made."""
+    found: dict[tuple[str, str], set[str]] = {part: set() for part in MADE_IN}
+    for path in sources():
+        for called in made(ast.parse(path.read_text(encoding="utf-8"))):
+            if called in found:
+                found[called].add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+@pytest.mark.parametrize("part", MADE_IN, ids=lambda part: part[1])
+def test_a_part_is_made_where_the_sidecar_is_put_together(
+    part: tuple[str, str], makers: dict[tuple[str, str], set[str]]
+) -> None:
+    assert makers[part] == MADE_IN[part]
+
+
+@pytest.mark.parametrize("path", [ASSEMBLY, DRAINS, CLIENT, "agent/running.py"])
+def test_the_assembly_is_given_its_clocks(path: str) -> None:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert not CLOCKS & {*imported(tree).values()}
+    assert not [
+        n for n in ast.walk(tree) if isinstance(n, ast.Import) and n.names[0].name == "time"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("from rdzv.watching import Mirror\nMirror('/')", ("rdzv.watching", "Mirror")),
+        ("from rdzv.watching import Mirror as M\nM('/')", ("rdzv.watching", "Mirror")),
+        ("from rdzv import watching\nwatching.Mirror('/')", ("rdzv.watching", "Mirror")),
+        ("import rdzv.watching\nrdzv.watching.Mirror('/')", ("rdzv.watching", "Mirror")),
+    ],
+)
+def test_no_way_of_importing_hides_a_part(text: str, called: tuple[str, str]) -> None:
+    assert called in list(made(ast.parse(text)))
