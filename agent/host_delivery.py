@@ -50,15 +50,41 @@ class HostDelivery:
         self._keys: JobKeys = membership.keys
         self._clock = clock
         self._list = hosts.HostList(generation=generation)
+        self._delivered: str | None = None
         self._generation = generation
         self._held = held
         self._nudges = nudges
 
+    async def follow_departures(self, registered: asyncio.Event) -> None:
+        """Until ``registered``, take only those off the former list who left on purpose or drain.
+
+        Where the store answers reads and lets nobody register, everybody's record is gone, and
+        all train on: nobody is off the list for being lost, and nobody comes onto it.
+        """
+        await self._read_former()
+        while not registered.is_set():
+            snapshot = self._membership.snapshot()
+            if snapshot.job is not None and snapshot.job.generation == self._generation:
+                self._list = self._list.without(self._left(snapshot), self._clock())
+            text = self._list.render()
+            retry = False
+            if self._list.hosts and text != self._delivered:
+                retry = not await self._deliver(text)
+            async with asyncio.TaskGroup() as tasks:
+                news = [
+                    tasks.create_task(registered.wait()),
+                    tasks.create_task(
+                        self._change_from(snapshot, RETRY_PAUSE_S if retry else None)
+                    ),
+                ]
+                await asyncio.wait(news, return_when=asyncio.FIRST_COMPLETED)
+                for task in news:
+                    task.cancel()
+
     async def run(self) -> None:
         """Deliver for ever; begins with what the run directory had before."""
-        former = await asyncio.to_thread(self._run_dir.hosts)
-        self._list = hosts.parse(former, self._generation, self._clock())
-        delivered = former
+        if self._delivered is None:
+            await self._read_former()
         while True:
             snapshot = self._membership.snapshot()
             foreign = snapshot.job is not None and self._held() not in (
@@ -68,12 +94,14 @@ class HostDelivery:
             if not foreign:
                 self._decide(snapshot)
             text = self._list.render()
-            if text != delivered and await self._deliver(text):
-                delivered = text
-            if text == delivered:
+            if text == self._delivered or await self._deliver(text):
                 self.delivered.set()
-            retry = foreign or text != delivered
+            retry = foreign or text != self._delivered
             await self._change_from(snapshot, RETRY_PAUSE_S if retry else self._pause_s())
+
+    async def _read_former(self) -> None:
+        former = self._delivered = await asyncio.to_thread(self._run_dir.hosts)
+        self._list = hosts.parse(former, self._generation, self._clock())
 
     async def _deliver(self, text: str) -> bool:
         """Rename a list into place; False if the disk does not take it: the former one stays."""
@@ -87,6 +115,7 @@ class HostDelivery:
                 extra={"event": "hosts_not_delivered"},
             )
             return False
+        self._delivered = text
         return True
 
     def _decide(self, snapshot: Snapshot) -> None:
@@ -125,8 +154,7 @@ class HostDelivery:
             self._list = self._list.nudged(now)
 
     def _left(self, snapshot: Snapshot) -> Callable[[hosts.Host], bool]:
-        """Tell whether a lost host drains, or the history says that it left after its record was
-        made.
+        """Tell whether a host drains, or the history says that it left after it registered last.
 
         Either is read when first asked, once for all hosts: hundreds may go together.
         """
@@ -134,7 +162,8 @@ class HostDelivery:
         drained = cache(lambda: {hosts.token_of(one.member, one.pod_uid) for one in drains})
         departed = cache(lambda: departures(self._mirror.under(self._keys.history)))
         return lambda host: (
-            host.token in drained() or departed().get(host.member, 0) > host.revision
+            host.token in drained()
+            or departed().get(host.member, 0) > _registered_revision(snapshot, host)
         )
 
     def _pause_s(self) -> float | None:
@@ -150,6 +179,14 @@ class HostDelivery:
                 await self._membership.changed_from(snapshot)
         except TimeoutError:
             return
+
+
+def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:
+    """When a host registered last, as far as known: a list that is read back does not say."""
+    holder = snapshot.incarnations.get(host.member)
+    if holder is None or hosts.token_of(holder.member, holder.pod_uid) != host.token:
+        return host.revision
+    return max(host.revision, holder.mod_revision)
 
 
 def _outdated(snapshot: Snapshot, host: hosts.Host) -> bool:

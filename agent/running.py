@@ -168,7 +168,7 @@ class RunningParts:
     # -- the host list
 
     async def _deliver_hosts(self) -> None:
-        await self.member.registrar.registered.wait()
+        await self.launcher.hosts.follow_departures(self.member.registrar.registered)
         self._registered_once = True
         await self.launcher.hosts.run()
 

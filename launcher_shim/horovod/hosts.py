@@ -107,6 +107,24 @@ class HostList:
             checks.append(min(since_s, default=math.inf) + SETTLE_S)
         return min((check_s for check_s in checks if check_s < math.inf), default=None)
 
+    def without(self, left: Callable[[Host], bool], now: float) -> HostList:
+        """The same list without the hosts that ``left``; one stays where all have.
+
+        Who has come in their place is for ``follow`` to say.
+        """
+        staying = tuple(host for host in self.hosts if not left(host)) or self.hosts[:1]
+        if staying == self.hosts:
+            return self
+        since_s = {host.token: self.listed_since_s[host.token] for host in staying}
+        return replace(
+            self,
+            hosts=staying,
+            listed_since_s=since_s,
+            revision=self.revision + 1,
+            changed_s=now,
+            renamed_s=now,
+        )
+
     def overdue(self, now: float) -> bool:
         """Whether one was missed for long enough, and only the store's present word is lacking.
 

@@ -39,6 +39,7 @@ LIVE = (
 FOUND_IN = {
     "crash-loops-let-in": ("crash-loops", 8),
     "cut-taken-for-death": ("outages", 60),
+    "departures-unseen": ("unregistered", 10),
     "done-before-all-have-saved": ("drains", 30),
     "drained-member-listed": ("drains", 60),
     "drains-not-fenced": ("evicted-drains", 20),

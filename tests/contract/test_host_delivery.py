@@ -17,7 +17,7 @@ from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.history import HistoryEntry
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.model import Drain, Job, Member
+from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory import MemoryEngine, MemoryStore
 
@@ -40,6 +40,13 @@ class Scene:
     def put(self, *members: Member) -> None:
         events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]
         self.mirror.apply(events, self.mirror.revision + 1)
+
+    def register(self, member: Member) -> None:
+        """Let a member come, with the record of who holds its name."""
+        holder = Incarnation(member.name, member.incarnation, member.pod_uid)
+        held = WatchEvent("put", self._kv(KEYS.incarnation(member.name), holder.to_json()))
+        came = WatchEvent("put", self._kv(HERE.member(member.name), member.to_json()))
+        self.mirror.apply([held, came], self.mirror.revision + 1)
 
     def lose(self, member: Member) -> None:
         event = WatchEvent("delete", self._kv(HERE.member(member.name), b""))
@@ -238,3 +245,66 @@ async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_o
         scene.put(B)
         await scene.until(lambda: scene.hosts() == ["a", "b"])
         assert token in scene.tokens()
+
+
+@asynccontextmanager
+async def unregistered(path: Path) -> AsyncIterator[tuple[Scene, asyncio.Event]]:
+    """A sidecar that is started again beside a, b and c, and cannot register yet."""
+    async with delivering(path, A, B, C):
+        pass
+    scene, registered = Scene(path), asyncio.Event()
+
+    async def deliver() -> None:
+        await scene.delivery.follow_departures(registered)
+        await scene.delivery.run()
+
+    task = asyncio.create_task(deliver())
+    try:
+        scene.begin(A, B, C)
+        yield scene, registered
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
+    tmp_path: Path,
+) -> None:
+    async with unregistered(tmp_path) as (scene, registered):
+        scene.lose(A)
+        scene.put(D)
+        scene.drain_and_lose(B)
+        await scene.until(lambda: scene.hosts() == ["a", "c"])
+        scene.leave(C)
+        await scene.until(lambda: scene.hosts() == ["a"])
+        assert not scene.delivery.delivered.is_set()
+        registered.set()
+        await scene.until(scene.delivery.delivered.is_set)
+        assert scene.hosts() == ["a", "d"]
+
+
+async def test_i4_a_sidecar_that_cannot_register_leaves_one_host_whoever_leaves(
+    tmp_path: Path,
+) -> None:
+    async with unregistered(tmp_path) as (scene, _):
+        scene.leave(A, B, C)
+        await scene.until(lambda: scene.hosts() == ["a"])
+
+
+async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, A, B, C) as scene:
+        scene.leave(B)
+        await scene.until(lambda: scene.hosts() == ["a", "c"])
+        scene.register(B)
+        await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
+        kvs, revision = list(scene.mirror.kvs.values()), scene.mirror.revision
+    again = Scene(tmp_path)
+    task = asyncio.create_task(again.delivery.follow_departures(asyncio.Event()))
+    again.mirror.replace(kvs, revision)
+    again.lose(B)
+    again.leave(C)
+    await again.until(lambda: again.hosts() == ["a", "b"])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

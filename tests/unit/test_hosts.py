@@ -247,6 +247,19 @@ def test_i4_the_last_ones_go_only_if_they_leave() -> None:
     assert scene.list.render() == f"rev-{scene.list.revision}:0\n"
 
 
+def test_of_a_list_that_only_shrinks_one_host_stays_whoever_leaves() -> None:
+    scene = Scene()
+    scene.see([A, B, C])
+    before = scene.list
+    assert before.without(lambda host: False, scene.now) is before
+    fewer = before.without(lambda host: host.member == "b", scene.now)
+    assert [host.member for host in fewer.hosts] == ["a", "c"]
+    assert fewer.revision == before.revision + 1
+    last = fewer.without(lambda host: True, scene.now)
+    assert [host.member for host in last.hosts] == ["a"]
+    assert last.without(lambda host: True, scene.now) is last
+
+
 def test_a_new_life_of_the_job_begins_with_its_own_hosts() -> None:
     scene = Scene()
     scene.see([A, B])

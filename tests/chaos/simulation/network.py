@@ -151,6 +151,7 @@ class Link:
         self._waiting: asyncio.Future[bool] | None = None
         self._stalled_until_s = 0.0
         self._dawdles_until_s = 0.0
+        self._no_leases_until_s = 0.0
         self._tells_early_until_s = 0.0
 
     # -- what goes wrong
@@ -181,6 +182,10 @@ class Link:
     def dawdle(self, seconds: float) -> None:
         """Let transactions that are sent from now on land late."""
         self._dawdles_until_s = self._loop.time() + seconds
+
+    def refuse_leases(self, seconds: float) -> None:
+        """Let the store answer everything but grant no lease, so that nobody new registers."""
+        self._no_leases_until_s = self._loop.time() + seconds
 
     # -- the Store
 
@@ -234,6 +239,8 @@ class Link:
         self, lease_id: int, ttl_s: int, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """Grant a lease."""
+        if self._loop.time() < self._no_leases_until_s:
+            raise StoreUnavailable("grant: the store grants no lease now")
         await self._ask("grant", lambda: self._engine.grant(lease_id, ttl_s), timeout_s, write=True)
 
     async def lease_keep_alive(

@@ -104,6 +104,16 @@ def crash_briefly(story: Story) -> None:
         story.later(story.random.uniform(0.1, 1.0), lambda: story.restart(pod))
 
 
+def crash_unregistered(story: Story) -> None:
+    """Kill one sidecar; the next one reads the store and cannot register for a while."""
+    pod = story.any()
+    if pod is not None and pod.sidecar is not None and pod.link is not None:
+        seconds = story.random.uniform(3.0, 20.0)
+        pod.crash()
+        story.say(pod, f"is granted no lease for {seconds:.3f} s")
+        story.later(story.random.uniform(0.1, 1.0), lambda: _restart_refused(story, pod, seconds))
+
+
 def bad_weather(story: Story) -> None:
     """Let calls be lost, refused, late, for everybody."""
     weather = story.random.choice(BAD)
@@ -152,3 +162,9 @@ def _catch_up(story: Story, pod: Pod) -> None:
     if pod.link is not None and pod.link.lag_s:
         story.say(pod, "its watch is late no more")
         pod.link.lag_s = 0.0
+
+
+def _restart_refused(story: Story, pod: Pod, seconds: float) -> None:
+    story.restart(pod)
+    if pod.link is not None:
+        pod.link.refuse_leases(seconds)

@@ -157,6 +157,15 @@ def lost_leaver_listed() -> list[Patch]:
     return [patch.object(HostDelivery, "_left", left)]
 
 
+def departures_unseen() -> list[Patch]:
+    """A sidecar that is started again follows nobody's departure until it has registered."""
+
+    async def follow(self: HostDelivery, registered: asyncio.Event) -> None:
+        await registered.wait()
+
+    return [patch.object(HostDelivery, "follow_departures", follow)]
+
+
 # --- rounds ---
 
 
@@ -353,6 +362,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         leavers_excused,
         lost_hosts_dropped_at_once,
         lost_leaver_listed,
+        departures_unseen,
         round_completed_twice,
         launchers_not_fenced,
         cut_taken_for_death,

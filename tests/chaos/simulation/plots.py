@@ -19,6 +19,7 @@ from tests.chaos.simulation.outages import (
     compact,
     crash,
     crash_briefly,
+    crash_unregistered,
     cut_all,
     cut_one,
     cut_one_for_long,
@@ -107,7 +108,7 @@ ANYTHING: Mapping[Event, int] = {
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
-    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=300),
+    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=225),
     Plot("cuts-of-all", {cut_all: 1}, MANY, trains=False, daily=25),
     Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=75),
     Plot("outages", BRIEF, TRIOS, healthy=True, daily=150),
@@ -176,6 +177,7 @@ PLOTS = (
         prologue=backup_of_former_lives,
         daily=50,
     ),
+    Plot("unregistered", {crash_unregistered: 4, notice: 4, cut_one: 1}, MANY, any_shape, daily=50),
     Plot("lags", LAGS, (3, 4), any_shape, daily=75),
     Plot(
         "early-progress",
@@ -184,7 +186,7 @@ PLOTS = (
         any_shape,
         daily=75,
     ),
-    Plot("long", ANYTHING, MANY, any_shape, (12, 25), daily=0),
+    Plot("long", ANYTHING, MANY, any_shape, (12, 25), daily=25),
 )
 """``daily``: how many seeds of each CI tells; 0: told only where asked for by name."""
 
