@@ -277,7 +277,7 @@ def _idle(scene: _Scene, round: LiveRound) -> Decision:
         if scene.now < next_s:
             return Decision(reason="the last attempt failed: backing off", wake_at_s=next_s)
     last = scene.snapshot.membership.last_commit
-    epoch = max(commit.epoch, last.epoch if last else 0, scene.snapshot.sent) + 1
+    epoch = max(commit.epoch, last.epoch if last else 0, scene.snapshot.used_epoch) + 1
     return scene.becomes(
         f"holding the ranks: {_purpose(scene)}",
         epoch=epoch,

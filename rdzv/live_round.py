@@ -62,9 +62,9 @@ class DrainingSnapshot:
 
     ``round`` is None where no launcher has a rendezvous. ``votes`` are those of the present epoch,
     by member. ``pod_uid`` is the pod of the sidecar that decides, ``commands`` how many commands of
-    a Horovod launcher run in it; None where no such launcher uses it. ``sent`` is the newest epoch
-    that this sidecar voted in: a store that was emptied would count from 1 again, and what ranks
-    said before would count for the wrong attempt.
+    a Horovod launcher run in it; None where no such launcher uses it. ``used_epoch`` is the
+    newest epoch that this sidecar has seen or voted in: a store that was emptied or restored would
+    count from an earlier one again, and what ranks said before would count for the wrong attempt.
     """
 
     membership: Snapshot
@@ -73,7 +73,7 @@ class DrainingSnapshot:
     votes: Mapping[str, Vote]
     pod_uid: str
     commands: int | None = None
-    sent: int = 0
+    used_epoch: int = 0
 
     @property
     def commit(self) -> Commit:

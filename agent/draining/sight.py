@@ -28,7 +28,9 @@ class Rounds(Protocol):
 class Sight:
     """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
 
-    ``sent`` is the newest epoch that the gatekeeper has noted as voted in.
+    ``sent`` is the newest epoch that the gatekeeper has noted as voted in. One that was seen counts
+    as used too: the ranks of others may have acknowledged in it, though a restored store has lost
+    it, and what they said then must not count for another attempt.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Sight:
     ) -> None:
         self.membership = membership
         self.sent = 0
+        self._seen = 0
         self._rounds = rounds
         self._pod_uid = pod_uid
         self._run_dir = run_dir
@@ -46,6 +49,8 @@ class Sight:
         # Else a member that has just registered would be told of no round, whatever has trained.
         await self._rounds.caught_up()
         membership, round = self.membership.snapshot(), self._rounds.live_round()
+        if membership.commit is not None:
+            self._seen = max(self._seen, membership.commit.epoch)
         return DrainingSnapshot(
             membership=membership,
             listing=decide(membership, places_of(round)),
@@ -53,7 +58,7 @@ class Sight:
             votes=self.membership.votes(),
             pod_uid=self._pod_uid,
             commands=commands,
-            sent=self.sent,
+            used_epoch=max(self.sent, self._seen),
         )
 
     async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:

@@ -12,6 +12,7 @@ from agent.draining.sight import Sight
 from agent.rundir import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.nodes import Round, Seat
+from rdzv.commit import Commit
 from rdzv.store import Put
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS
@@ -50,3 +51,22 @@ async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_
         seen = await looking
         assert seen.round is not None
         assert seen.round.live
+
+
+async def test_i3_an_epoch_that_was_seen_stays_used_when_the_store_has_lost_it(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+    store = MemoryStore(engine)
+    await put_round(engine, "digits", WORLD)
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        sight = sight_of(one, tmp_path)
+        assert (await sight.snapshot()).used_epoch == 0
+        for epoch in (7, 3):
+            before = one.client.membership.snapshot()
+            await store.txn([], [Put(HERE.commit, Commit(epoch=epoch).to_json())])
+            await one.client.membership.changed_from(before)
+            seen = await sight.snapshot()
+            assert (seen.commit.epoch, seen.used_epoch) == (epoch, 7)
+        sight.sent = 9
+        assert (await sight.snapshot()).used_epoch == 9

@@ -98,6 +98,10 @@ def test_an_epoch_is_later_than_the_last_commit_of_a_former_generation() -> None
     assert becomes(scene(None, A, last=LastCommit(7, 0, 20))).epoch == 21
 
 
+def test_i3_an_epoch_is_later_than_one_that_a_restored_store_has_lost() -> None:
+    assert becomes(replace(scene(IDLE, A), used_epoch=20)).epoch == 21
+
+
 def test_a_join_with_room_starts_a_hold() -> None:
     commit = becomes(scene(IDLE, live=replace(ROUND, newcomers=True)))
     assert commit.phase == "hold"
