@@ -94,8 +94,7 @@ LATE: Mapping[Event, int] = {
     freeze: 1,
     end_torchrun: 1,
 }
-RESTORES: Mapping[Event, int] = {restore: 6, crash: 1, die: 1, end_torchrun: 1}
-EARLIER_LIVES: Mapping[Event, int] = {restore: 6, crash: 3, die: 1, end_torchrun: 2}
+RESTORES: Mapping[Event, int] = {restore: 6, crash: 3, die: 1, end_torchrun: 2}
 ANYTHING: Mapping[Event, int] = {
     **DRAINS,
     **ROUNDS,
@@ -108,9 +107,9 @@ ANYTHING: Mapping[Event, int] = {
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
-    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=225),
+    Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=200),
     Plot("cuts-of-all", {cut_all: 1}, MANY, trains=False, daily=25),
-    Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=75),
+    Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=50),
     Plot("outages", BRIEF, TRIOS, healthy=True, daily=150),
     Plot("rounds", ROUNDS, TRIOS, daily=150),
     Plot("drains", DRAINS, TRIOS, daily=200),
@@ -170,13 +169,7 @@ PLOTS = (
     ),
     Plot("restores", RESTORES, FEW, daily=50),
     Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=50),
-    Plot(
-        "earlier-lives-restored",
-        EARLIER_LIVES,
-        FEW,
-        prologue=backup_of_former_lives,
-        daily=50,
-    ),
+    Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=50),
     Plot("unregistered", {crash_unregistered: 4, notice: 4, cut_one: 1}, MANY, any_shape, daily=50),
     Plot("lags", LAGS, (3, 4), any_shape, daily=75),
     Plot(
