@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the launcher beside this sidecar comes to it, and as the job would have it.
+"""Checks that the launcher beside this sidecar connects to it, with the job's options.
 
 A torchrun that is pointed elsewhere trains past Muster: its pod counts as a member, and no drain
 and no round knows of it. So it is named. What cannot be known is not claimed: without
@@ -20,17 +20,18 @@ FINE = Bypass()
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the launcher should say. ``port`` is that of its rendezvous on the loopback.
-
-    ``relayed``: it is ``muster-run`` that serves the port, so there has to be one.
-    """
+    """The options that the launcher should have."""
 
     run_id: str
     min_nodes: int
     max_nodes: int
     port: int
+    """Of its rendezvous, on the loopback."""
     relayed: bool = False
+    """Whether ``muster-run`` has to serve that port."""
     patience_s: float = 60.0
+    """Report a launcher that has not connected after this time, in seconds. A shorter
+    one reports launchers that are still starting."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from rdzv.watching import Mirror
 log = logging.getLogger(__name__)
 
 LOOK_S = 2.0
-"""How often the run directory is looked into: files tell of no change."""
+"""Poll interval of the run directory; the standard library has no file notification."""
 
 
 class Lookout:

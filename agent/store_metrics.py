@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the calls of one sidecar to the store are like: how long, how they fail, what they tell."""
+"""Metrics of store calls: latency, errors, and the lag of the watch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sidecar says of the launcher beside it that does not come to it as it should.
+"""Record of a launcher that bypasses its sidecar, or uses another run id, min or max.
 
 One small key on the member's lease, and only while something is wrong: a job in order has none.
 No snapshot holds it, so no decision rests on it, and it wakes nobody.

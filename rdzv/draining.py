@@ -24,10 +24,11 @@ from rdzv.model import Drain, Outcome, Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 COUNTED_MAX = 64
-"""Of the members that ``min`` counts, so many are looked at in one transaction: etcd takes 128."""
+"""How many of the members that ``min`` counts one transaction compares: etcd takes 128 at most."""
 
 LEAST_COMMIT_S = 1.0
-"""No commit is reckoned to take less; one that was timed from its middle may seem to."""
+"""Lower bound on the expected duration of a commit. A measurement that began part-way through would
+be too short."""
 
 
 @dataclass(frozen=True, slots=True)

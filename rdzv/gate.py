@@ -159,11 +159,11 @@ def local(
     hold_s: float,
     of_former_life: bool = False,
 ) -> Move:
-    """Give the next thing this sidecar is to do for its ranks.
+    """Return the next step: write the gate file, note the vote, or send it.
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, on record) and
-    ``last_commit`` (``of_former_life``: as in ``Gate``) are the store's word as far as it is known;
-    without a ``round`` the gate is left as it lies. ``hold_s``: how long a sidecar that is cut off
+    ``last_commit`` (``of_former_life``: as in ``Gate``) are as last read from the store;
+    without a ``round`` the gate file is not changed. ``hold_s``: how long a sidecar that is cut off
     holds ranks it has not voted for.
     """
     wanted = _wanted(here, commit, round, drain, last_commit, hold_s, of_former_life)

@@ -89,24 +89,24 @@ class DrainingSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Times in seconds, and what may happen below ``min``.
-
-    ``below_min``: ``hold`` keeps a leaver until enough others are listed, or to its deadline;
-    ``commit`` lets it go once all have saved. ``hold_s``: how long ranks may be held for a vote.
-    ``pause_s``: before another hold after one that failed; it doubles, up to ``pause_max_s``.
-    ``done_s``: how long the world stands still after a save for somebody to be let go or in.
-    ``save_s``: how long a save may take that no deadline ends: one for a join alone, or, from the
-    deadline on, that of the others where the leaver has saved. ``launch_s``: how long after a pod
-    was delisted a Horovod launcher may still start a first command in it.
-    """
+    """The timeouts of a drain, in seconds, and what may happen below ``min``."""
 
     below_min: Literal["hold", "commit"] = "hold"
+    """``hold`` keeps a leaver until enough others are listed, or until its deadline; ``commit``
+    lets it go once all have saved."""
     hold_s: float = 10.0
+    """Timeout of a vote. While one rank is held, others may wait for it in a collective."""
     pause_s: float = 5.0
+    """Backoff before another hold after one that failed; it doubles with each failure."""
     pause_max_s: float = 300.0
+    """The longest backoff."""
     done_s: float = 30.0
+    """How long the world stands still after a save, for a leave or a join to be granted."""
     save_s: float = 600.0
+    """Timeout of a save that no deadline ends: one for a join alone, or, from the deadline on, that
+    of the others where the leaver has saved."""
     launch_s: float = 5.0
+    """How long after a pod was delisted a Horovod launcher may still start a command in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,15 @@ _CHOOSE_VOTES = (Vote, Commit, Job)
 """Which votes count is a matter of the generation and of the epoch, and of no member."""
 
 REST_PER_MEMBER_S = 0.0005
-"""Between two wake-ups of one reader, for each member. Whoever is woken looks at every member; when
-a thousand come at once, looking at each of a thousand snapshots would be a million looks."""
+"""Minimum interval between two wake-ups of one reader, for each member. A wake-up costs O(members),
+so N members that join at once would cost O(N²) without it."""
 
 REST_PER_DELAY = 4.0
 MOST_RESTS = 20
 MAX_DELAY_S = 0.5
-"""Where a wake-up came late, this process has too little of the processor: the next rest is so many
-times the delay, but no more than so many usual rests, for a few members are looked at in no time.
-One delay counts up to the bound, for it may come from standing still."""
+"""If a wake-up is late, the event loop is overloaded: lengthen the next interval to REST_PER_DELAY
+times the delay, but to at most MOST_RESTS normal intervals. One delay counts up to MAX_DELAY_S,
+because a process that was suspended looks the same."""
 
 
 class Membership:

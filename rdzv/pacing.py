@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a member waits before it registers once more: pure.
+"""Backoff, with jitter, between two attempts to register: pure.
 
-A thousand sidecars meet the same slow store. Each that tries again at once makes it slower for all,
-and those that wait for the same time come again together.
+A thousand sidecars may meet the same slow store. Retries without a backoff make it slower for all;
+retries without jitter arrive together.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rdzv.store.doubling import Doubling
 FIRST_PAUSE_S = 0.3
 
 BRIEF_IS_STRANGE = 2
-"""So many registrations in a row that did not last are worth a warning. One may be chance."""
+"""Warn from this number of registrations in a row that were lost early. One may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """What came to nothing in a row.
+    """Failures in a row.
 
     ``failures`` counts attempts that wrote nothing since the last one that did. ``brief`` counts
     registrations that were not kept for a lease time, and ``since_s`` is when the first of them
@@ -43,13 +43,13 @@ class Pacing:
     def after_loss(self, kept_s: float) -> Pacing:
         """A registration is gone, ``kept_s`` after which its lease was renewed last.
 
-        Not counted from there to its end: a lease that is never renewed lives for its time too,
-        and that is what a storm is made of.
+        Counted up to that renewal, not up to the end of the lease: a lease that is never renewed
+        also lasts for its TTL, and an overloaded store has many of them.
         """
         return replace(self, brief=0 if kept_s >= self.lease_ttl_s else self.brief + 1)
 
     def pause_s(self, random: Random) -> float:
-        """Seconds to wait before the next attempt: more each time, up to a lease time."""
+        """Backoff before the next attempt, in seconds: it doubles, up to one lease TTL."""
         pause = Doubling(FIRST_PAUSE_S, self.lease_ttl_s)
         return pause.drawn_after(max(self.failures, self.brief), random)
 

@@ -24,17 +24,17 @@ DOUBLINGS_MAX = 30
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """When a member is quarantined, and for how long (seconds).
-
-    ``deaths``: of its torchruns, none more than ``forget_s`` after the one before. ``first_s``: how
-    long the next one has to live; twice as long after each further death, up to ``longest_s``.
-    ``forget_s``: how long nothing has to die for all of it to be forgotten.
-    """
+    """When a member is quarantined, and for how long; times in seconds."""
 
     deaths: int = 3
+    """Deaths of its torchrun, none more than ``forget_s`` after the one before, that are too many.
+    Fewer: one bad moment keeps a healthy pod out. More: the others re-form more often."""
     first_s: float = 60.0
+    """How long the next torchrun has to live; it doubles with each further death."""
     longest_s: float = 3600.0
+    """Upper bound of that."""
     forget_s: float = 600.0
+    """After this long without a death, all deaths are forgotten."""
 
     def hold_s(self, deaths: int) -> float:
         """How long a torchrun has to live to be let in after so many deaths."""

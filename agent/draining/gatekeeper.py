@@ -29,14 +29,15 @@ GATE_NAME = "gate.json"
 NOTE_NAME = "commit.json"
 
 POLL_S = (0.015, 0.25)
-"""How often the ranks' progress is read while they save: files tell of no change that another
-container makes. The longer it takes, the less often."""
+"""Poll interval of the ranks' progress during a save (shortest, longest): the standard library has
+no file notification. The longer the save takes, the longer the interval."""
 
 POLL_SHARE = 0.02
-"""Of the time that a save takes already, how much it may seem longer for being looked at late."""
+"""The interval is this fraction of the save's time so far, which bounds the error of its measured
+duration to 2 %."""
 
 LOOK_S = 0.5
-"""How often a sidecar looks whether the store is cut off, or the disk takes a file again."""
+"""Poll interval for an outage of the store, and retry interval of a failed write to the disk."""
 
 
 class Gatekeeper:

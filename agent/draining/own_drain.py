@@ -27,7 +27,7 @@ from rdzv.store import Compare, Delete, Operation, Put
 log = logging.getLogger(__name__)
 
 AGAIN_S = 0.2
-"""What could not be written to the store or to the disk is tried again after so long."""
+"""Retry interval after a failed write to the store or to the disk."""
 
 Writes = tuple[Sequence[Compare], Sequence[Operation]]
 

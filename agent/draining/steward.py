@@ -22,16 +22,18 @@ from rdzv.store import Operation
 log = logging.getLogger(__name__)
 
 STAGGER_S = (0.1, 0.4)
-"""The first of the round writes what is due at once; the others after so long, if still due."""
+"""Jitter: the first member of the round writes a decision at once, the others after this long, if
+it is still due."""
 
 COMMANDS_LOOK_S = 0.1
-"""How often the commands of a pod that drains are counted: files tell of no change."""
+"""Poll interval of the commands of a pod that drains; the standard library has no file
+notification."""
 
 LOOK_S = (0.05, 0.5)
 """Shortest pause between two looks, and that of a sidecar which is not registered just now."""
 
 STANDS_S = 2.0
-"""A reason why nothing moves is said once it has stood for so long."""
+"""Log a blocking reason after it has persisted for this long."""
 
 ENDS_AT_ONCE = 25
 """Drains that end in one transaction, each with its record, its vote and history: etcd takes 128

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What nobody chose means the same as before, also where it is written as part of what was chosen.
+"""Checks that an edit changes the meaning only of the nodes it targets.
 
-An anchor or a merge key makes one place of a text two places of its meaning.
+Other nodes may share a YAML anchor or a merge key with them: one place in the text, two meanings.
 """
 
 from __future__ import annotations

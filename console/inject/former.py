@@ -64,18 +64,18 @@ class Former:
 
     @property
     def says_below_min(self) -> bool:
-        """Whether hands have said what a drain does that would leave too few."""
+        """Whether a user has set what a drain does that would leave fewer than min members."""
         found = [v for v in self.container.get("env") or [] if v.get("name") == sidecar.BELOW_MIN]
         ours = [{"name": sidecar.BELOW_MIN, "value": "commit"}] if self.let_go else []
         return found not in ([], ours)
 
     def resources(self) -> Mapping[str, Any] | None:
-        """What hands have given the sidecar to ask for, or None where it is as inject chose."""
+        """The sidecar's resources if a user has changed them, None if they are the defaults."""
         found = self.container.get("resources")
         return None if not found or found in _OURS else found
 
     def told(self, name: str) -> Any:
-        """A setting of the sidecar as hands have written it there, else its default.
+        """A setting of the sidecar as the user has written it there, else its default.
 
         Raises ``ConfigError`` where the sidecar would not take it.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decision about a run is made of: the store's word, the membership, and the policy."""
+"""The inputs of a decision about a run: its records, the membership, and the policy."""
 
 from __future__ import annotations
 
@@ -11,67 +11,69 @@ from launcher_shim.c10d.nodes import Node, Round
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The job's size and the times that rounds are formed by (seconds).
-
-    ``desired``: complete no smaller world while somebody may still be coming.
-    ``last_call_s``: how long a world of ``min_nodes`` waits for a torchrun that was there before
-    (from when it left, or from when it may ask again), or for ``desired``. ``first_call_s``: how
-    long a world of fewer than ``max_nodes`` waits for a member whose torchrun has never connected;
-    generous, because a small world at job start only has to be formed again. ``confirm_s``: how
-    long a key must stay away before its node counts as dead (a reconnect and a renewal fit in).
-    ``return_s``: the same after this sidecar itself, or the whole world, was cut off: the others
-    may be on their way back as well. ``orphan_hold_s``: how long a world whose keys all vanished at
-    once is kept for its return. ``hung_s``: how long an agent may be silent (its keep-alive thread
-    asks every 5 s). ``leave_s``: how long one that is told to leave a world that trains no more may
-    take, though it goes on asking; torch gives workers 30 s before it kills them, and waits for
-    those that the kernel cannot end. Too short, and the others form a round without one that is
-    merely slow, and another one to let it in; too long, and they wait for one that hangs.
-    ``hold_s``: how long an answer may be held back for news, where torch would
-    sleep for a second and ask again. It covers the last call; a signal to the agent is handled when
-    the answer has come.
-    ``life_s``: how long the first world of a later life of the job waits for those who have lived
-    in it before, and have seen only now that a store restored to an earlier one is in it again.
-    ``park_s``: how long an agent asks in a round that does not form, until it is parked, where its
-    join has no time-out.
-    """
+    """The bounds of the job's size, in nodes, and the timeouts of its rounds, in seconds."""
 
     min_nodes: int
+    """No world is smaller."""
     max_nodes: int
+    """No world is larger; further nodes wait on standby."""
     desired: int | None = None
+    """Wait up to ``last_call_s`` for this many nodes, while more may come; None: do not."""
     last_call_s: float = 2.0
+    """How long a world of ``min_nodes`` waits for a torchrun that was in the world before, counted
+    from when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time
+    without training after a loss."""
     first_call_s: float = 30.0
+    """How long a world of fewer than ``max_nodes`` waits for a member whose torchrun has never
+    connected. Generous: a world that starts too small has to be formed again."""
     confirm_s: float = 4.0
+    """How long a node's key must be away before the node counts as dead. A reconnect and a renewal
+    of its lease must fit in; every recovery from a lost node takes this much longer."""
     return_s: float = 15.0
+    """The same, after this sidecar or the whole world was cut off: others may be reconnecting."""
     orphan_hold_s: float = 60.0
+    """How long a world whose keys all vanished at once is kept for its return. Longer than the
+    outages it is to survive; while it lasts, no other world can form."""
     hung_s: float = 30.0
+    """How long an agent may send no request before it counts as hung. Its keep-alive thread sends
+    one every 5 s."""
     leave_s: float = 120.0
+    """How long an agent may take to leave a world that trains no more, if it goes on sending
+    requests. torch gives workers 30 s before it kills them, and waits for those that the kernel
+    cannot end. Too short: the others form a round without a slow node, and then another one with
+    it. Too long: they wait for one that hangs."""
     hold_s: float = 2.0
+    """How long an answer may be held back for news, where torch would sleep for 1 s and ask again.
+    It covers the last call; an agent handles a signal only after the answer."""
     life_s: float = 2.0
+    """How long the first world of a later generation waits for nodes that have been in it before,
+    and have only now seen that a store restored to an earlier one is in it again."""
     park_s: float = 2.0
+    """How long an agent asks in a round that does not form until it is parked, where its join has
+    no timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The part of the membership that rounds depend on; names of members.
-
-    ``listed``: fit for a place, also those that are on standby only because there are no more
-    places: who has one is for each round to say. ``ages``: what orders them, the oldest first.
-    ``leaving``: drained, terminating or fenced; ``granted``: of these, those whose leave was
-    granted. ``joins_wait``: the present world saves before it lets anybody in, so a newcomer must
-    not cut it short. ``ends_round``: it has saved and stands still for somebody to go or come, so
-    it must form again, whatever became of them. ``saved``: of those that leave, who has saved while
-    others still do; whose loss is no reason to cut these short. ``quarantined``: of those listed,
-    whose torchrun dies again and again.
-    """
+    """The part of the membership that rounds depend on; members go by name."""
 
     listed: frozenset[str] = frozenset()
+    """Members that may have a place, those on standby included: each round chooses among them."""
     leaving: frozenset[str] = frozenset()
+    """Members that are drained, terminating or fenced."""
     granted: frozenset[str] = frozenset()
+    """Of those that leave, the ones whose leave was granted."""
     joins_wait: bool = False
+    """Whether the present world saves before it lets anybody in: a newcomer must not end it."""
     ends_round: bool = False
+    """Whether the present world has saved and waits for a leave or a join: it must form again."""
     saved: frozenset[str] = frozenset()
+    """Of those that leave, the ones that have saved while others still do: if they are lost, the
+    others still finish their save."""
     ages: Mapping[str, int] = field(default_factory=dict)
+    """The order of members by age: the smallest number is the oldest."""
     quarantined: frozenset[str] = frozenset()
+    """Of those listed, the ones whose torchrun keeps dying."""
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""

@@ -25,8 +25,8 @@ CONNECTIONS_MAX: Final = 256
 """torch opens one connection for each agent, and in 2.5 one for each worker."""
 HANDSHAKE_TIMEOUT_S: Final = 30.0
 LAST_WRITES_TIMEOUT_S: Final = 300.0
-"""How long that is tried which a client set before it went: through outages of the store, the
-longest in the fault matrix being 90 s, but not for ever where the sidecar is fenced."""
+"""How long to retry writes that a client sent before it disconnected. Longer than the longest store
+outage of the fault matrix (90 s); bounded, because a fenced sidecar can never write them."""
 HELD_MAX: Final = 64 * 1024 * 1024
 """Bytes that all clients together may hold in requests that are not complete yet."""
 

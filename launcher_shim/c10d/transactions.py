@@ -31,7 +31,7 @@ T = TypeVar("T")
 RETRY_PAUSE_S = 0.2
 
 NOTHING = b"nothing"
-"""The note of an operation that was recorded so that no earlier attempt of it comes in late."""
+"""Ledger entry that cancels an operation: a delayed earlier attempt then fails its compare."""
 
 
 @dataclass(frozen=True, slots=True)

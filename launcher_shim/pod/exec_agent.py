@@ -46,7 +46,7 @@ WORKERS_NAME = "workers"
 """Directory in which each command that runs has a file: by it the sidecar knows whether a drained
 pod still has work in it."""
 TERM_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a worker that nobody waits for any longer."""
+"""Between SIGTERM and SIGKILL of a worker whose client is gone."""
 OUTPUT_GRACE_S = 2.0
 """For output that comes after the end, from whoever else holds the pipe."""
 READ_SIZE = 32 * 1024
@@ -58,8 +58,8 @@ _CREDENTIALS = struct.Struct("3i")
 class Worker:
     """One running command. ``exited`` is set once its first process has ended.
 
-    ``forsaken``: nobody waits for it any longer, so that what ends it is no word of its own.
-    ``told_to_end``: it ran when it was, so that a status of 0 does not say that its work is done.
+    ``forsaken``: its client is gone, and its exit status is not reported. ``told_to_end``: SIGTERM
+    was sent while it ran; an exit status of 0 does not mean that its work is done.
     """
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:

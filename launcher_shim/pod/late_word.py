@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When horovodrun may hear that a worker has ended whose host is not on the list any more.
+"""Delays a worker's exit status until horovodrun has read a host list without that worker's host.
 
 While fewer hosts than min are listed, horovodrun keeps all workers waiting. One that ends then
 would count as the first of those that gather for the next change, once there are enough again: that
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Callable
 
 SEEN_S = 5.0
-"""horovodrun has certainly seen a list that has stood for so long: it looks each 1.4 s or so."""
+"""horovodrun has read a list that has stood for this long: it polls every 1.4 s or so."""
 LIMIT_S = 600.0
-"""As long as horovodrun waits for enough hosts, if it is not told otherwise."""
+"""How long horovodrun waits for enough hosts by default."""
 LOOK_S = 0.2
 REMOVED = 134
 """The status of a worker that horovodrun itself has removed."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times that double with each failure, up to a bound: pure."""
+"""Exponential backoff with jitter: pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Doubling:
     longest_s: float
 
     def after(self, failures: int) -> float:
-        """The whole time."""
+        """The backoff without jitter, in seconds."""
         return float(min(self.first_s * 2 ** min(failures, MAX_DOUBLINGS), self.longest_s))
 
     def drawn_after(self, failures: int, random: Random) -> float:
-        """Between half and all of it, so that many clients do not come back at one moment."""
+        """The backoff with jitter: a random time between half of it and all of it."""
         return self.after(failures) * random.uniform(0.5, 1)

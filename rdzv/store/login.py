@@ -24,7 +24,7 @@ UNANSWERED_PAUSE = Doubling(1.0, 30.0)
 """Before a request that got no answer is repeated."""
 
 REFUSED_PAUSE = Doubling(5.0, 60.0)
-"""Before a refused password is tried again; one that has changed is tried at once."""
+"""Backoff after a refused password, in seconds; a changed one is tried at once."""
 
 Authenticate = Callable[[str, str, float], Awaitable[str]]
 
@@ -34,7 +34,7 @@ class LoginRefusedError(Exception):
 
 
 class LoginUnansweredError(Exception):
-    """The password was sent, and no answer came: the store may be at it still."""
+    """The password was sent but not answered; the store may still be processing it."""
 
 
 class Login:

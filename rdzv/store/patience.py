@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long to wait for one endpoint's answer, judged by those it has given so far: pure."""
+"""Adaptive timeout of one attempt at one endpoint, from its latest answers: pure."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class Patience:
 
     @property
     def attempt_s(self) -> float:
-        """For how long an attempt may wait."""
+        """Timeout of an attempt, in seconds."""
         answers_s = self._answers_s
         if not answers_s or min(answers_s) * ROUND_TRIPS <= ATTEMPT_S:
             return ATTEMPT_S
         return min(min(answers_s) * ROUND_TRIPS, MAX_ATTEMPT_S)
 
     def answered(self, took_s: float) -> None:
-        """Take note of an answer."""
+        """Record the time that an answer took."""
         self._answers_s.append(took_s)
 
     def missed(self, waited_s: float) -> None:
-        """Take note that a whole attempt was in vain: what was known of the line is no more."""
+        """Record that an attempt timed out, in place of the answers before."""
         self._answers_s.clear()
         self._answers_s.append(waited_s)
 
     def expect(self, other: Patience) -> None:
-        """Expect no faster line than the one that is left for this one has just been.
+        """Seed the estimate with the newest answer of the previous connection, if that was slower.
 
         A network that has become slow is slow to everybody, and this line begins with a new
         connection; its own first answer tells better.
