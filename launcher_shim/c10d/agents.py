@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from launcher_shim.c10d.claim import Claim
 from launcher_shim.c10d.fillers import filler
@@ -89,12 +91,19 @@ class Agent:
         """Take note that a key has come that it waited for, or was given up."""
         self.waits -= 1
 
-    async def stirs(self) -> None:
-        """Wait until it asks for something, or its connection is gone."""
+    def stirs(self) -> Coroutine[Any, Any, None]:
+        """Wait until it has asked for something since this was called, or its connection is gone.
+
+        Since then, and not since it was awaited: a task for it begins some turns later.
+        """
+        return self._stirs_after(self.asked)
+
+    async def _stirs_after(self, asked: int) -> None:
         watcher = asyncio.Event()
         self._watchers.add(watcher)
         try:
-            await watcher.wait()
+            if self.asked == asked:
+                await watcher.wait()
         finally:
             self._watchers.discard(watcher)
 
@@ -161,9 +170,9 @@ class Agent:
             self.claim.filled_round = number
         return made
 
-    async def news(self) -> None:
-        """Wait until ``filler`` or ``get_state`` may answer something else."""
-        await self._rendezvous.news()
+    def news(self) -> Coroutine[Any, Any, object]:
+        """Wait until ``filler`` or ``get_state`` may answer something else than at this call."""
+        return self._rendezvous.news()
 
     def closed(self) -> None:
         """The connection is gone: so is what the agent wished."""

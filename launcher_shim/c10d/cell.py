@@ -135,6 +135,10 @@ class Cell:
         """The newest modification known of the value, its absence included."""
         return max(part.mod_revision for part in (self.base, *self.addends.values()))
 
+    def newest_of_queue(self) -> int:
+        """The newest modification known of the queue, an element's absence included."""
+        return max((part.mod_revision for part in self.elements.values()), default=0)
+
     def value_revision(self) -> int:
         """Since when the value has been what it is."""
         base = self.base.mod_revision if self.base.value is not None else 0

@@ -46,6 +46,7 @@ class Floor:
 
     def tell_read(self, cell: Cell, revision: int) -> None:
         """Take note that a client is told what ``cell`` was in the store at ``revision``."""
+        self.tell(cell.newest_of_queue())
         if cell.value() is not None:
             self.tell(cell.value_revision())
             return

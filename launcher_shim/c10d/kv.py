@@ -146,12 +146,21 @@ class Kv:
                     self._waiters.shown(waiter, key)
             await waiter.done
         for key in keys:
-            self._floor.tell(self.cells.cell(key).newest_revision())
+            cell = self.cells.cell(key)
+            self._floor.tell(max(cell.newest_revision(), cell.newest_of_queue()))
 
     async def count_reached(self, key: bytes, count: int) -> None:
-        """Wait until the counter at ``key`` has reached ``count``; raises ``LeaseLost``."""
-        while read_number(self.cells.value(key) or b"0") < count:
-            with self._waiters.waiting({key}) as waiter:
+        """Wait until the counter at ``key`` has reached ``count``.
+
+        Raises ``LeaseLost``, and ``NotANumber``.
+        """
+
+        def reached() -> bool:
+            return read_number(self.cells.value(key) or b"0") >= count
+
+        if not reached():
+            # Judged as each arrival is shown: all may be deleted before this task has its turn.
+            with self._waiters.waiting({key}, suits=reached) as waiter:
                 await waiter.done
         self._floor.tell(self.cells.value_revision(key))
 
@@ -258,6 +267,7 @@ class Kv:
             result = await self._store.txn([], then)
         except Compacted:
             result = await self._store.txn([], parts)
+            revision = result.revision
         self._floor.tell(revision)
         return wrap_int64(sum(read_number(kv.value) for kv in kvs_of(result.responses)))
 

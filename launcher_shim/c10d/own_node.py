@@ -194,9 +194,11 @@ class OwnNode:
         self._know(result.kvs[0] if result.kvs else None, result.revision)
 
     def _know(self, kv: KeyValue | None, revision: int) -> None:
-        self._stored = kv
-        self._was_lost |= self._was_written and kv is None
-        self._known_at = max(self._known_at, revision)
+        # The watch may have shown what happened after that before the store's answer came.
+        if revision >= self._known_at:
+            self._stored = kv
+            self._known_at = revision
+        self._was_lost |= self._was_written and self._stored is None
         self._settle()
 
     def _become(self, node: Node) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from launcher_shim.c10d.claim import Claim, Ending
 from launcher_shim.c10d.diary import Diary
@@ -317,9 +318,12 @@ class Rendezvous:
         if revision is not None:
             await self._reach(revision)
 
-    async def news(self) -> None:
-        """Wait until the round, the own node or who is gone has changed."""
-        await self._news.wait()
+    def news(self) -> Coroutine[Any, Any, object]:
+        """Wait until the round, the own node or who is gone has changed since this was called.
+
+        Since then, and not since it was awaited: a task for it begins some turns later.
+        """
+        return self._news.wait()
 
     # --- the mirror ---
 

@@ -4,19 +4,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rdzv.errors import LeaseLost
+from rdzv.errors import LeaseLost, WireError
+
+
+def _always() -> bool:
+    return True
 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """``done`` when every key in ``missing`` has been created or updated."""
+    """``done`` when every key in ``missing`` has been created or updated, to what ``suits``.
+
+    Where ``suits`` cannot tell, ``done`` ends with what it raises.
+    """
 
     missing: set[bytes]
     done: asyncio.Future[None]
+    suits: Callable[[], bool] = _always
+
+    def suited(self) -> bool:
+        """Whether what has just come counts."""
+        try:
+            return self.suits()
+        except WireError as error:
+            if not self.done.done():
+                self.done.set_exception(error)
+            return False
 
     def see(self, key: bytes) -> bool:
         """Note that ``key`` has come; return whether that ends the wait."""
@@ -46,13 +63,14 @@ class Waiters:
                     waiter.done.set_result(None)
 
     @contextmanager
-    def waiting(self, keys: set[bytes]) -> Iterator[Waiter]:
+    def waiting(self, keys: set[bytes], *, suits: Callable[[], bool] = _always) -> Iterator[Waiter]:
         """Wait for all of ``keys``; leaving the block gives up.
 
+        ``suits`` is asked as each value comes, and one that does not suit does not count.
         ``keys`` shrinks to those that are still missing. Raises ``LeaseLost`` at the end of the
         block if ``end`` was called before they were there.
         """
-        waiter = Waiter(keys, asyncio.get_running_loop().create_future())
+        waiter = Waiter(keys, asyncio.get_running_loop().create_future(), suits)
         if self._over:
             waiter.done.set_result(None)
         for key in keys:
@@ -67,8 +85,10 @@ class Waiters:
 
     def present(self, key: bytes) -> None:
         """Note that ``key`` was created or updated."""
-        for waiter in self._by_key.pop(key, ()):
-            waiter.see(key)
+        for waiter in tuple(self._by_key.get(key, ())):
+            if waiter.suited():
+                self._remove(waiter, key)
+                waiter.see(key)
 
     def pushed(self, key: bytes) -> None:
         """Note that the queue at ``key`` has one element more: that is for one waiter.

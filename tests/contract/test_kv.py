@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from itertools import count
 from random import Random
 from typing import Any
@@ -228,6 +228,86 @@ class Held(Counted):
         await super().before(call)
         self.held.set()
         await self.passing.wait()
+
+
+@contextmanager
+def behind(kv: Kv, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hold the watch of a sidecar back; in the end all of it comes in one batch."""
+    events: list[WatchEvent] = []
+    revision = kv._mirror.revision
+
+    def hold(news: Sequence[WatchEvent], reached: int) -> None:
+        nonlocal revision
+        events.extend(news)
+        revision = reached
+
+    with monkeypatch.context() as held:
+        held.setattr(kv._mirror, "apply", hold)
+        yield
+    kv._mirror.apply(events, revision)
+
+
+async def present(kv: Kv) -> None:
+    """Wait until a sidecar shows all that has happened."""
+    await kv._mirror.reached((await kv._store.status()).revision)
+
+
+async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+        arriving = stamps("others")
+        await two.add(b"/barrier", 1, next(arriving))
+        waiting = asyncio.create_task(one.count_reached(b"/barrier", 2))
+        await present(one)
+        with behind(one, monkeypatch):
+            await two.add(b"/barrier", 1, next(arriving))
+            await two.delete(b"/barrier", next(arriving))
+            await present(two)
+        await waiting
+        assert len(one._waiters) == 0
+
+
+@pytest.mark.parametrize(
+    "see",
+    [
+        lambda kv: kv.check([b"/queue"]),
+        lambda kv: kv.wait([b"/queue"]),
+        lambda kv: kv.queue_length(b"/queue"),
+        lambda kv: kv.queue_length(b"/emptied"),
+    ],
+    ids=["check", "wait", "length", "emptied"],
+)
+async def test_who_has_seen_a_queue_is_told_nothing_from_before(
+    see: Callable[[Kv], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+        await put(two, [(b"/a", b"old")])
+        await two.push(b"/emptied", b"1", Stamp("first", 1))
+        await present(one)
+        with behind(one, monkeypatch):
+            await put(two, [(b"/a", b"new")])
+            await two.push(b"/queue", b"1", Stamp("second", 1))
+            await two.pop(b"/emptied", Stamp("third", 1))
+            await see(one)
+            assert await one.get_all([b"/a"]) == [b"new"]
+
+
+async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the history of an addition is compacted its sum is that of later."""
+    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+        await put(two, [(b"/a", b"old")])
+        await two.add(b"/n", 1, Stamp("adder", 1))
+        await present(one)
+        revision = one._mirror.revision
+        with behind(one, monkeypatch):
+            await put(two, [(b"/a", b"new")])
+            await two.add(b"/n", 1, Stamp("adder", 2))
+            await two._store.compact((await two._store.status()).revision)
+            assert await one._sum_at(b"/n", revision) == 2
+            assert await one.get_all([b"/a"]) == [b"new"]
 
 
 async def test_many_missing_keys_are_looked_for_in_one_read() -> None:

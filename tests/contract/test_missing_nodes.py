@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from random import Random
 from time import monotonic
@@ -12,9 +14,9 @@ from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Node
 from launcher_shim.c10d.own_node import OwnNode
 from launcher_shim.c10d.registered import Registered
-from rdzv.store import KeyValue, Put, WatchEvent
+from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.faults import Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory import MemoryEngine, MemoryStore, transact
 from tests.contract.calm import calmly
 from tests.contract.test_rendezvous_writes import (
     GENERATION,
@@ -135,4 +137,58 @@ async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None
     )
     assert own.take_loss()
     assert not own.take_loss()
+    running.cancel()
+
+
+class LateAnswers(MemoryStore):
+    """Answers a transaction only once the watch has shown what has happened since."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        super().__init__(engine)
+        self.meanwhile: Callable[[], None] | None = None
+        self.lost = asyncio.Event()
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = 2.0,
+    ) -> TxnResult:
+        result = await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+        if self.meanwhile is not None and result.succeeded:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            meanwhile()
+            self.lost.set()
+        return result
+
+
+async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_again() -> None:
+    store = LateAnswers(MemoryEngine())
+    await store.lease_grant(1, TTL_S)
+    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+    own = OwnNode(
+        key=RUN.node("a"),
+        round_key=RUN.round,
+        store=store,
+        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
+        random=Random(1),
+    )
+
+    def lose() -> None:
+        transact(store.engine, [], [Delete(RUN.node("a"))])
+        gone = KeyValue(RUN.node("a"), b"", 0, store.engine.revision, 0, 0)
+        own.see(WatchEvent("delete", gone))
+
+    store.meanwhile = lose
+    running = asyncio.create_task(own.run(lambda: None))
+    own.aim(Node("a", "asking", "n", 1, "10.0.0.1", 7, 0))
+    async with asyncio.timeout(20):
+        await store.lost.wait()
+        batches = store.watch(RUN.node("a"), store.engine.revision + 1)
+        async with aclosing(batches):
+            while not (await anext(batches)).events:
+                continue
+    assert own.take_loss()
     running.cancel()

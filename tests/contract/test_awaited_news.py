@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens between a look and the wait that follows it is not missed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from launcher_shim.c10d.agents import connect
+from rdzv.store.memory import MemoryEngine
+from tests.contract.test_rendezvous_writes import Client, pod
+
+PATIENCE_S = 20.0
+
+
+async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
+    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+        agent = connect(one.rendezvous)
+        await Client(agent).join()
+        news = one.rendezvous._news
+        waiting = asyncio.ensure_future(agent.news())
+        one.rendezvous._tell()
+        assert news.is_set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert waiting.done()
+
+
+async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
+    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+        agent = connect(one.rendezvous)
+        waiting = asyncio.ensure_future(agent.stirs())
+        agent.request_began()
+        await waiting
