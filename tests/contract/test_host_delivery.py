@@ -192,10 +192,11 @@ async def a_spare_takes_over(scene: Scene) -> None:
     scene.now += CONFIRM_S / 2
     scene.mirror.apply([], scene.mirror.revision + 1)
     scene.now += CONFIRM_S / 2 + 0.1
-    scene.mirror.apply([], scene.mirror.revision + 1)
+    scene.put(SPARE)
     async with asyncio.timeout(30):
         await scene.mirror.asked()
     scene.mirror.heard(scene.now)
+    scene.put(SPARE)
     await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
