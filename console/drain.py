@@ -237,8 +237,8 @@ async def write(
                     return
     except TimeoutError:
         raise StoreUnavailable(
-            f"the store did not take it within {WRITE_TIMEOUT_S:g} s: see muster status whether it"
-            " was written, and try again"
+            f"the store did not confirm the write within {WRITE_TIMEOUT_S:g} s: see muster status"
+            " whether it was written, then retry"
         ) from None
 
 

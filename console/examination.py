@@ -95,7 +95,7 @@ async def endpoint_report(access: Access, keys: JobKeys) -> EndpointReport:
     except TimeoutError:
         waited_s = monotonic() - began_s
         if not reads_s:
-            report = replace(report, error=f"none within {READS_TIMEOUT_S:g} s")
+            report = replace(report, error=f"no answer within {READS_TIMEOUT_S:g} s")
         elif waited_s >= READ_FAULT_S:
             report = replace(report, error=f"no answer in {waited_s:.1f} s")
             reads_s.append(waited_s)

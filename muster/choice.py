@@ -44,7 +44,7 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
         return _store(own).get(key).decode("utf-8") or None
     except RuntimeError as error:
         raise RuntimeError(
-            "rank 0 has not told within %g s which checkpoint it loads: let every rank ask for it,"
+            "rank 0 has not said within %g s which checkpoint it loads: let every rank ask for it,"
             " equally often (%s)" % (WAIT_S, error)
         ) from error
 

@@ -213,8 +213,8 @@ class Drain:
             if not self._warned:
                 self._warned = True
                 log.warning(
-                    "the sidecar cannot be told how far this rank is, so no step can be committed"
-                    " until it can; training goes on: %s",
+                    "the progress of this rank cannot be written, so no step can be committed until"
+                    " it can; training goes on: %s",
                     error,
                 )
             self._take_back()
@@ -226,7 +226,7 @@ class Drain:
         except OSError as error:
             # What stands is too old: a save may be asked for too early then, but as this rank
             # cannot acknowledge it, it counts for nobody.
-            log.warning("nor can be taken back what was told before: %s", error)
+            log.warning("nor can its former progress be removed: %s", error)
 
     def _leave(self, why: str, away: bool = False) -> None:
         """Take no part any more, or (``away``) not before the next loop; what was due has failed.

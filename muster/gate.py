@@ -92,7 +92,7 @@ class GateFile:
                 return False
             if time.monotonic() >= deadline_s:
                 log.warning(
-                    "the sidecar has not told within %g s that this round (%s) is complete;"
+                    "the sidecar has not confirmed within %g s that this round (%s) is complete;"
                     " training goes on without it, and the last commit may be missed",
                     OWN_ROUND_WAIT_S,
                     rank.master,
@@ -103,7 +103,7 @@ class GateFile:
     def _warn(self, why: object) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("%s cannot be read, what it said before stands: %s", self._path, why)
+            log.warning("%s cannot be read, its former content stays in force: %s", self._path, why)
 
 
 def parse(content: bytes) -> Reading:

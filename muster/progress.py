@@ -226,5 +226,5 @@ def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int]
         file.write(step)
     except OSError as error:
         # Training goes on without it: a full disk must not stop a job over a progress file.
-        log.warning("progress is no longer told: %s", error)
+        log.warning("progress is no longer written: %s", error)
         file.mute = True

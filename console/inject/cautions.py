@@ -20,8 +20,7 @@ HOROVOD = (
     " Muster, which cannot start workers in other pods yet: the job trains as without Muster"
 )
 MASTER = (
-    "{path}: a Master decides by its own end over the whole job, wherever the others are: make it"
-    " one more Worker"
+    "{path}: the whole job ends with its Master, wherever the others are: make it one more Worker"
 )
 NO_POLICY = (
     "{path} has no podFailurePolicy: each pod that was drained counts as a failure of the job, for"

@@ -241,8 +241,8 @@ def _note_command(
     if not wrapped and wrap is None:
         result.notes.append(
             f"container {name} has no command, and what its image runs is not known: muster-hold as"
-            " its preStop hook holds its end back, and torchrun is told by variables; with a"
-            " command, muster-run would do both"
+            " its preStop hook holds its end back, and torchrun gets its settings as variables;"
+            " with a command, muster-run would do both"
         )
     for option in facts.overruling_options(container):
         result.notes.append(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rdzv.errors import ConfigError
 
-_COUNTS = "how many processes train is told by --nodes, --min and --max, times --slots-per-host"
+_COUNTS = "the number of processes follows from --nodes, --min, --max and --slots-per-host"
 _HOSTS = "the launcher's sidecar tells which hosts there are; leave it out"
 _LOOPBACK = "all nodes are on this machine's loopback; leave it out"
 _NO_SSH = "no ssh is used; leave it out"

@@ -16,11 +16,11 @@ from console.local.horovod_line import HorovodLine, read_horovod_line
 from rdzv.errors import ConfigError
 
 _REFUSED = {
-    "--nnodes": "how many nodes there may be is told by --min and --max of muster local",
+    "--nnodes": "the number of nodes is set by --min and --max of muster local",
     "--standalone": "it trains on one node alone; leave it out, and each node has its own torchrun",
     "--node-rank": "ranks come from the rendezvous and change with the membership; leave it out",
-    "--master-addr": "each round has its own master, told by the rendezvous; leave it out",
-    "--master-port": "each round has its own master, told by the rendezvous; leave it out",
+    "--master-addr": "each round has its own master, chosen by the rendezvous; leave it out",
+    "--master-port": "each round has its own master, chosen by the rendezvous; leave it out",
     "--rdzv-id": "the run is named by --job of muster local",
     "--rdzv-backend": "the sidecar beside each torchrun serves the rendezvous; leave it out",
     "--rdzv-endpoint": "the sidecar beside each torchrun serves the rendezvous; leave it out",

@@ -36,7 +36,7 @@ def test_restarted_ranks_are_not_told_what_was_found_before(
     assert asked(monkeypatch, 1, 0) == "step-10"
     with monkeypatch.context() as hurried:
         hurried.setattr(choice, "WAIT_S", 1.0)  # nobody tells it: this only ends
-        with pytest.raises(RuntimeError, match="rank 0 has not told"):
+        with pytest.raises(RuntimeError, match="rank 0 has not said"):
             asked(hurried, 1, 1)
     assert asked(monkeypatch, 0, 1, "step-20") == "step-20"
     assert asked(monkeypatch, 1, 1) == "step-20"

@@ -95,7 +95,7 @@ def test_an_endpoint_that_serves_nobody_is_a_fault(one: EndpointReport, part: st
 )
 def test_slow_reads(slowest_s: float | None, level: str) -> None:
     reads = () if slowest_s is None else (*(0.001,) * 49, slowest_s)
-    error = "none within 3 s" if slowest_s is None else ""
+    error = "no answer within 3 s" if slowest_s is None else ""
     one = EndpointReport("a:1", STATUS, error=error, reads_s=reads)
     assert found(replace(WELL, endpoints=(one,)), "latency").level == level
 

@@ -505,7 +505,7 @@ def test_the_wait_for_its_round_is_bounded_and_said(
     (pod.run_dir / "gate.json").unlink()
     with make(pod) as drain:
         assert drain.commit_due(1) is False
-    assert "has not told within" in caplog.records[0].getMessage()
+    assert "has not confirmed within" in caplog.records[0].getMessage()
 
 
 SCRIPT = """

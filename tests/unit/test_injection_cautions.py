@@ -77,7 +77,7 @@ def test_horovod_is_not_started_through_muster(name: str) -> None:
 def test_a_master_decides_over_the_job() -> None:
     (caution,) = said(CORPUS["anchors"])
     assert caution == (
-        "spec.pytorchReplicaSpecs.Master: a Master decides by its own end over the whole job,"
+        "spec.pytorchReplicaSpecs.Master: the whole job ends with its Master,"
         " wherever the others are: make it one more Worker"
     )
 

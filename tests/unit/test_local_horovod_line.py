@@ -76,7 +76,7 @@ def test_what_the_user_says_of_times_is_not_said_again() -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("horovodrun -np 2 python t.py", "-np cannot be given here: .*--nodes, --min and --max"),
+        ("horovodrun -np 2 python t.py", "-np cannot be given here: .*--nodes, --min, --max and"),
         ("horovodrun --num-p=2 python t.py", "--num-proc cannot"),
         ("horovodrun --verbose --min-np 2 python t.py", "--min-np cannot"),
         ("horovodrun --max-num-proc 2 python t.py", "--max-num-proc cannot"),
