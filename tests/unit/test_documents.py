@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from console.main import COMMANDS
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -112,3 +114,19 @@ def test_every_part_in_the_picture_of_the_architecture_is_there() -> None:
         ]
     assert room
     assert missing == []
+
+
+def test_the_page_of_the_sidecar_has_every_metric() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "agent").rglob("*.py"))
+    page = (ROOT / "docs" / "sidecar.md").read_text(encoding="utf-8")
+    # A counter is exported with the ending that Prometheus wants.
+    exported = {name.removesuffix("_total") for name in re.findall(r'"(muster_[a-z0-9_]+)"', code)}
+    named = {name.removesuffix("_total") for name in re.findall(r"^\| `(muster_\w+)", page, re.M)}
+    assert exported == named
+
+
+def test_the_readme_has_every_command() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`muster .*?) \|", page, re.MULTILINE)
+    named = re.findall(r"`(?:muster )?([a-z][a-z-]+)", " ".join(rows))
+    assert sorted({*named}) == sorted(COMMANDS)
