@@ -245,13 +245,13 @@ ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A notice that a pod will go away; who drains is not listed.
+    """A notice that a pod will go away; a member that drains is not listed.
 
-    ``source`` says where the notice came from, ``requested_by`` who asked, where that is known.
+    ``source`` is where the notice came from, ``requested_by`` who asked, if known.
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
-    one; SIGTERM passes ``reserve_s`` before it at the latest. ``ending``: its pod has been told to
-    end since, whoever asked for the drain first. ``step`` is the commit step of an outcome
-    ``committed``; None where nothing was agreed on.
+    one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
+    terminated since, whoever asked for the drain first. ``step`` is the commit step of the outcome
+    ``committed``; None without one.
     """
 
     pod_uid: str

@@ -8,8 +8,8 @@ under it, even into an emptied store or one that was restored from an earlier li
 and never starts a new one: the higher generation wins.
 
 UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs
-of former lives are kept and refused; and one that was never seen waits for a while beside members
-that nobody has told to go: those of a deleted job have been told, and a late pod of one is ended.
+of former generations are kept and refused. A pod with an unknown UID waits for a while if there are
+members that do not drain: those of a deleted job drain, and a late pod of it is terminated.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ from rdzv.model import Incarnation, Job, Member, Role, Snapshot
 EMPTY_LEASE_TIMES = 3
 
 CONTESTED_LEASE_TIMES = 6
-"""For so long a job stays with its members though a pod of an unknown UID wants it."""
+"""How many lease TTLs a job stays with its members if a pod with an unknown UID wants it."""
 
 FORMER_UIDS_MAX = 16
-"""Lives of a job whose late pods are recognized: none is that late."""
+"""How many former generations a job remembers, to refuse their late pods."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a sidecar knows of itself.
-
-    ``job_uid`` is empty, and ``index`` is -1, where the platform gives none.
-    """
+    """The identity of a sidecar; without one, ``job_uid`` is empty and ``index`` is -1."""
 
     member: str
     pod_uid: str

@@ -36,9 +36,9 @@ NOTHING = b"nothing"
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[T]):
-    """What one operation does to a cell, and what it answers if nobody came in between.
+    """One operation on a cell: its compares, its writes, and its answer if the compares hold.
 
-    ``answer`` is called with what the transaction brought. ``note`` goes on record.
+    ``answer`` is called with the result of the transaction. ``note`` is kept in the ledger.
     """
 
     compares: tuple[Compare, ...]
@@ -49,13 +49,13 @@ class Plan(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Recalled(Generic[T]):
-    """The answer of an operation that was found to be done."""
+    """The answer of an operation that had been applied already."""
 
     answer: T
 
 
 Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
-"""Gives the answer of an attempt that was applied, from its note and revision."""
+"""Returns the answer of an attempt that was applied, from its note and revision."""
 
 
 class Transactions:
@@ -70,16 +70,16 @@ class Transactions:
         self._over = False
 
     def end(self) -> None:
-        """The life of the job that these are of is over: ``once`` fails instead of waiting."""
+        """Stop retrying, because the generation is over: ``once`` fails instead of waiting."""
         self._over = True
 
     async def once(
         self, stamp: Stamp, key: bytes | None, plan: Callable[[], Plan[T]], recall: Recall[T]
     ) -> T:
-        """Carry a plan out until it is known to be done, and only once.
+        """Apply a plan exactly once: retry until its outcome is known.
 
-        ``plan`` looks at the cell of ``key``, which is read anew where the plan does not fit.
-        Raises ``LeaseLost`` once the job's life is over and nothing was applied.
+        ``plan`` looks at the cell of ``key``, which is read again if a compare fails. Raises
+        ``LeaseLost`` once the generation is over and nothing was applied.
         """
         unsettled = stamp.again
         looked = self._ledger.knows(stamp) and not stamp.again
@@ -124,7 +124,7 @@ class Transactions:
         return await self.settled(attempt)
 
     async def noted(self, stamp: Stamp) -> bytes | None:
-        """The note of this very operation, if it was carried out before, in part or whole."""
+        """Return the note of this operation, if it was applied before, in part or whole."""
         found = await self.settled(lambda: self._look(stamp))
         return None if found is None else found[0]
 
@@ -145,7 +145,7 @@ class Transactions:
         return await self.settled(attempt)
 
     async def drop(self, deletes: Sequence[Delete]) -> None:
-        """Drop what nobody needs any more; it stays where this sidecar is not registered."""
+        """Delete keys that are not needed any more; they stay if this sidecar is not registered."""
         for batch in grouped(deletes, DELETES_MAX):
             await self._store.txn([self._registered.holds()], batch)
 
@@ -158,9 +158,9 @@ class Transactions:
     async def _send(
         self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool, contended: bool
     ) -> TxnResult:
-        """Try a plan once; ``signed`` if it goes on record, as all that changes something must.
+        """Try a plan once; ``signed``: with a ledger entry, as every write must have.
 
-        ``contended``: have the store answer what is there if the plan does not fit.
+        ``contended``: have the store return the present keys if a compare fails.
         """
         compares = [*current.compares, self._ledger.guard(stamp)]
         then = list(current.operations)
@@ -175,7 +175,7 @@ class Transactions:
         return result
 
     def _looks(self, stamp: Stamp, key: bytes | None) -> list[Range]:
-        """What tells why a plan does not fit: the record, the registration, and the key."""
+        """Reads that show which compare failed: the ledger, the registration, and the key."""
         looks = [self._ledger.look(stamp), self._registered.look()]
         return looks if key is None else looks + self._cells.reads(key)
 
@@ -188,16 +188,16 @@ class Transactions:
         return answer
 
     async def _look(self, stamp: Stamp) -> tuple[bytes, int] | None:
-        """Read what is on record of this operation: its note and revision."""
+        """Read this operation's ledger entry: its note and revision."""
         result = await self._store.txn([], [self._ledger.look(stamp)])
         return self._ledger.found(stamp, kvs_of(result.responses))
 
     async def settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat ``attempt`` until its outcome is known; it must bear being repeated.
+        """Retry ``attempt`` until its outcome is known; it must be idempotent.
 
-        Bounded by the client's connection, which cancels it when the client is gone: what tells
-        the client nothing, a SET say, some time later
-        (``launcher_shim.c10d.server.LAST_WRITES_TIMEOUT_S``).
+        Bounded by the client's connection, which cancels it when the client is gone; a request
+        without an answer, such as SET, only after
+        ``launcher_shim.c10d.server.LAST_WRITES_TIMEOUT_S``.
         """
         said = ""
         while True:
@@ -213,5 +213,5 @@ class Transactions:
 
 
 def kvs_of(responses: Sequence[tuple[KeyValue, ...] | int | None]) -> list[KeyValue]:
-    """What the reads among a transaction's operations found."""
+    """Return the results of the reads among a transaction's operations."""
     return [kv for response in responses if isinstance(response, tuple) for kv in response]

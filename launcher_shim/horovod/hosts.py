@@ -34,11 +34,12 @@ from rdzv.listing import Listing, Places
 from rdzv.model import Member
 
 CONFIRM_S = 4.0
-"""A reconnect and a renewal fit in."""
+"""How long a host's record must be away before the host is dropped: a reconnect and a renewal of
+its lease fit in."""
 
 SETTLE_S = 15.0
-"""Until horovodrun has taken a host in: it looks at the list, the workers come to their next
-commit, and all of them gather."""
+"""How long a new host must be listed before an old one may go: horovodrun polls the list, the
+workers reach their next commit, and all of them gather."""
 
 NUDGE_S = 2.0
 """The least time between two nudges; horovodrun looks about every 1.4 s."""
@@ -66,10 +67,10 @@ class Host:
 class HostList:
     """The hosts, oldest first.
 
-    ``missed_since_s`` tells when a lost one's record vanished, ``listed_since_s`` when each came,
-    ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept`` is
-    the token of one that stays only to hand the state over. ``former`` is the one that would,
-    while there is no host at all: its workers wait for others.
+    ``missed_since_s`` is when the record of a lost host vanished, ``listed_since_s`` when each host
+    came, ``changed_s`` when a host changed last, and ``renamed_s`` when the last line did. ``kept``
+    is the token of a host that stays only to hand the training state over. ``former`` is the host
+    that would, while there is none at all: its workers wait for others.
     """
 
     hosts: tuple[Host, ...] = ()
@@ -99,7 +100,7 @@ class HostList:
         )
 
     def next_check_s(self) -> float | None:
-        """When ``follow`` is to be asked again although nothing changes, or None."""
+        """When to call ``follow`` again even if nothing changes, or None."""
         checks = [since_s + CONFIRM_S for since_s in self.missed_since_s.values()]
         if self.kept:
             others = (host.token for host in self.hosts if host.token != self.kept)
@@ -126,18 +127,18 @@ class HostList:
         )
 
     def overdue(self, now: float) -> bool:
-        """Whether one was missed for long enough, and only the store's present word is lacking.
+        """Whether a host has been missing for long enough, and only one read of the store is due.
 
-        Its return may wait unread because this sidecar, or the stream, stood still.
+        The event of its return may be unread, if this sidecar or its stream was suspended.
         """
         return any(now - since_s >= CONFIRM_S for since_s in self.missed_since_s.values())
 
     def next_nudge_s(self) -> float:
-        """When the last line is to be renamed although nothing changes."""
+        """When to rename the last line even if nothing changes."""
         return self.renamed_s + max(NUDGE_S, (self.renamed_s - self.changed_s) / NUDGE_SHARE)
 
     def nudged(self, now: float) -> HostList:
-        """The same hosts, and if it is time, another last line; ``now`` is monotonic."""
+        """Return the same hosts, the last line renamed if that is due; ``now`` is monotonic."""
         if now < self.next_nudge_s():
             return self
         return replace(self, revision=self.revision + 1, renamed_s=now)
@@ -167,13 +168,13 @@ def follow(
     heard_s: float,
     outdated: Callable[[Host], bool] = lambda host: False,
 ) -> HostList:
-    """The next host list, with the last line of ``previous`` if no host changes.
+    """Return the next host list, with the last line of ``previous`` if no host changes.
 
-    ``left`` says of a lost host whether it drains, or left on purpose after its record; ``now`` is
-    monotonic, and ``healthy_for_s`` for how long the watch has worked without a gap. ``heard_s``:
-    the listing holds all that had happened by then; a host that is ``overdue`` goes only by that.
-    ``outdated`` says of a host whether the record of its name is of a pod before it, which a
-    restored store has brought back: no reason to drop it.
+    ``left``: whether a lost host drains, or left on purpose after its record was made. ``now`` is
+    monotonic; ``healthy_for_s`` is for how long the watch has had no gap. ``heard_s``: the listing
+    has everything up to that time; an ``overdue`` host is dropped only by that. ``outdated``:
+    whether the record of a host's name is that of an earlier pod, which a restored store has
+    brought back: then the host is kept.
     """
     listed = [host for host in map(host_of, listing.listed) if host is not None]
     missed: dict[str, float] = {}
@@ -190,7 +191,7 @@ def follow(
             and not left(host)
         ]
         for host in gone:
-            # Time in which nobody could have been seen to come back does not count.
+            # Time in which a return would not have been seen does not count.
             blind_until_s = now - healthy_for_s if listed else now
             since = max(previous.missed_since_s.get(host.token, now), blind_until_s)
             if min(now, heard_s) - since < CONFIRM_S:

@@ -48,7 +48,7 @@ pod still has work in it."""
 TERM_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL of a worker whose client is gone."""
 OUTPUT_GRACE_S = 2.0
-"""For output that comes after the end, from whoever else holds the pipe."""
+"""How long to read output after the end, from other processes that hold the pipe."""
 READ_SIZE = 32 * 1024
 TERMINATED = 143
 
@@ -87,9 +87,10 @@ class Worker:
                 os.killpg(self.process.pid, number)
 
     def finish(self) -> int:
-        """End what the first process has left behind; returns its status as a shell tells it.
+        """Kill the processes that the first one has left; return its status as a shell would.
 
-        One that was told to end and did so with 0 was terminated: one 0 ends a whole Horovod job.
+        A worker that got SIGTERM and ended with 0 counts as terminated (143): one 0 ends a whole
+        Horovod job.
         """
         if self.status is None:
             self.signal(signal.SIGKILL)
@@ -100,8 +101,8 @@ class Worker:
         return self.status
 
     async def end(self) -> None:
-        """SIGTERM, and after the grace SIGKILL."""
-        self.look()  # one that has ended by itself was not told to
+        """Send SIGTERM, and SIGKILL after the grace."""
+        self.look()  # one that has ended by itself was not terminated
         if not self.exited.is_set():
             self.told_to_end = True
         self.signal(signal.SIGTERM)
@@ -128,7 +129,7 @@ class ExecAgent:
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop`` is set; then end every worker and tell how it ended."""
+        """Serve until ``stop`` is set; then end every worker and report its status."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._look)
         forget_all(self._notes)
@@ -152,7 +153,7 @@ class ExecAgent:
             if is_own_user(writer.get_extra_info("socket")):
                 await self._serve_launcher(reader, writer)
         except (ConnectionError, asyncio.TimeoutError):
-            return  # whoever it was is gone before anything was started
+            return  # the client disconnected before anything was started
         finally:
             self._connections.discard(task)
             writer.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster-run`` tells the sidecar of the launcher that runs below it.
+"""Reports the launcher that runs below ``muster-run`` to the sidecar.
 
-A torchrun that is pointed elsewhere never comes to the sidecar, so nobody else could tell of it.
-It is looked for among the processes, for a shell script may stand in front of it. Only the few
-options that say where it meets the others are told: a command line may hold secrets.
+A torchrun with another rendezvous endpoint never connects to the sidecar, so only this process can
+report it. It is looked for among all processes below, because the command may be a shell script.
+The report has only the options of the rendezvous: a command line may hold secrets.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from launcher_shim.pod.container import descendants
 log = logging.getLogger(__name__)
 
 DIRECTORY, NAME = "launch", "launcher.json"
-"""Where it lies in the run directory."""
+"""Where the report is, in the run directory."""
 
 LOOKS_EARLY, LOOK_EARLY_S = 60, 1.0
 LOOK_S = 30.0
-"""Once it is found, and also later on: a script may start another one."""
+"""Poll interval after the first minute; a script may start another launcher at any time."""
 
 TEXT_MAX = 255
 PROGRAM_WORDS = 32
-"""The launcher's name stands among so many first words, as in ``numactl -N 0 -m 0 torchrun``."""
+"""How many words of a command line may hold the launcher's name: ``numactl -N 0 -m 0 torchrun``."""
 
 _VARIABLES = {
     "nnodes": "PET_NNODES",
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
 
 
 def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> Optional[Launch]:
-    """Tell which launcher a process is, and where it was told to meet; None for any other."""
+    """Return the launcher that a process is, with its rendezvous options; None for any other."""
     launcher, after = _program(words)
     if not launcher:
         return None
@@ -89,9 +89,9 @@ def _program(words: Sequence[str]) -> "tuple[str, int]":
 def told(
     words: Sequence[str], environ: Mapping[str, str], variables: Mapping[str, str]
 ) -> Dict[str, str]:
-    """Read what torchrun was told of some options, up to the training script.
+    """Return some of torchrun's options, from its arguments or else from variables.
 
-    ``variables``: by option, the variable that tells it where the option does not.
+    ``variables`` has the variable of each option that is wanted.
     """
     found = {name: environ[told] for name, told in variables.items() if told in environ}
     found.update((name, value) for name, value in split(words)[0] if name in variables)
@@ -146,9 +146,9 @@ class Reporter:
         self._told: Optional[Launch] = None
 
     async def run(self) -> None:
-        """Look for ever, or until it cannot be told.
+        """Poll until cancelled, or until a report cannot be written.
 
-        Raises ``OSError`` where ``/proc`` cannot be looked into.
+        Raises ``OSError`` if ``/proc`` cannot be read.
         """
         if not self._asked_for():
             return
@@ -166,7 +166,7 @@ class Reporter:
         return os.path.isdir(os.path.dirname(self._path))
 
     def tell(self, launch: Launch) -> bool:
-        """Write it; return whether there is a place for it."""
+        """Write a report; return whether it was written."""
         nascent = f"{self._path}.{os.getpid()}"
         try:
             with open(nascent, "wb", opener=_create) as file:
@@ -180,14 +180,14 @@ class Reporter:
         return True
 
     def take_back(self) -> None:
-        """Remove what this one has told, for it is over; what another one has told stays."""
+        """Remove this process's report; keep that of another ``muster-run``."""
         try:
             with open(self._path, "rb", opener=_open) as file:
                 told = json.loads(file.read())
             if isinstance(told, dict) and told.get("started") == self._started:
                 os.unlink(self._path)
         except (OSError, ValueError) as error:
-            # Nothing was told, or it is not this one's to remove.
+            # There is no report, or it is not this process's to remove.
             log.debug("no report of a launcher was removed: %s", error)
 
 

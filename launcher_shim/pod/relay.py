@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rendezvous port of the training container: every connection is relayed to the sidecar.
 
-torch's client never reconnects: its connection ends here, in a process that lives as long as the
-container. While the sidecar is away, frozen or being replaced the client just waits. When it is
-back it is told who is connected, and what is not settled.
+torch's client never reconnects, so its connection ends here, in a process that lives as long as the
+container. While the sidecar is away, frozen or being replaced, the client waits. After a reconnect
+the sidecar gets each client's session and its unanswered requests.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log = logging.getLogger(__name__)
 CLIENTS_MAX = 256
 """As many as the sidecar serves."""
 HELD_MAX = 1024 * 1024
-"""Bytes of unsettled requests of one client; then it is not read further."""
+"""Backpressure: with so many bytes of unanswered requests, a client is not read from."""
 HANDSHAKE_TIMEOUT_S = 30.0
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 0.5
-"""Between two attempts to reach the sidecar."""
+"""Retry interval of a connection to the sidecar: it grows from the first to the second."""
 SETTLED_S = 1.0
-"""A connection that held for so long was no failed attempt."""
+"""A connection that lasted this long resets the retry interval."""
 FAREWELL_S = 1.0
-"""For what is on its way to the sidecar when the container ends."""
+"""Timeout for requests that are on their way to the sidecar when the container ends."""
 LAST_ANSWER_S = 0.5
-"""How long a launcher that is told to end may wait for an answer: until it has come, or its
+"""How long a launcher that got SIGTERM may wait for an answer: until the answer has come, or the
 connection is closed, torch handles no signal."""
 
 _NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
@@ -59,7 +59,7 @@ class Relay:
             self._servers.append(await loop.create_server(self._accept, sock=bound, backlog=256))
 
     async def close(self) -> None:
-        """Close every client's connection, and let the sidecar know as far as it listens."""
+        """Close every client's connection, and tell the sidecar if it is connected."""
         for server in self._servers:
             server.close()
         clients = list(self.clients)
@@ -73,7 +73,7 @@ class Relay:
                 client.relaying.cancel()
 
     def hurry(self) -> None:
-        """The launchers are told to end: from now on none is left waiting for its answer."""
+        """Let no launcher wait for an answer any more, because they got SIGTERM."""
         self._hurried = True
         for client in tuple(self.clients):
             client.hurry()

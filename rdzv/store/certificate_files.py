@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's certificate files, read anew when they change.
+"""A client's certificate files, reloaded when they change.
 
-Nobody tells that a file was rotated, so it is looked at before a connection is made, and now and
-then while one stands: a store that no longer takes the former certificate must take the new one
-as soon as it is there.
+There is no notification of a rotated file, so the files are polled: before each connection, and
+while one is open. A store that refuses the former certificate must get the new one at once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from rdzv.store.access import Access, Certificates, read_certificates
 log = logging.getLogger(__name__)
 
 LOOK_S = 3.0
-"""Between two looks while the connection stands."""
+"""Poll interval while the connection is open."""
 
 URGENT_LOOK_S = 0.5
-"""Between two looks while there is none."""
+"""Poll interval while there is none."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -39,11 +38,11 @@ class CertificateFiles:
         self._said = ""
 
     async def look(self, *, urgent: bool, timeout_s: float) -> None:
-        """See whether the files have changed, if that was not done just now.
+        """Reload the files if they have changed; do nothing if they were checked just now.
 
-        Files that will not do, or are not read within half of ``timeout_s``, leave the former
-        ones in force. If there were none, raises ``ConfigError``, or ``TimeoutError`` after all of
-        it. A reading that outlives its caller goes on, for the next one.
+        If the files are unusable, or not read within half of ``timeout_s``, the former ones stay in
+        force. If there are none, raises ``ConfigError``, or ``TimeoutError`` after ``timeout_s``. A
+        read that outlives its caller goes on, for the next one.
         """
         loop = asyncio.get_running_loop()
         pause_s = URGENT_LOOK_S if urgent else LOOK_S
@@ -105,7 +104,7 @@ class CertificateFiles:
 
 
 def _stamp_of(access: Access) -> Stamp:
-    """What changes when a file is written or replaced, also through a link as Kubernetes does."""
+    """Return a value that changes when a file is written or replaced, also behind a link."""
     stamps = []
     for path in filter(None, (access.cacert, access.cert, access.key)):
         try:
