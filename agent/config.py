@@ -46,7 +46,7 @@ class StoreConfig:
             texts.file,
             "",
             "FILE",
-            "Certificate authority that the store's certificates must come from; with https://.",
+            "Certificate authority that signed the store's certificates; with https://.",
         )
     )
     etcd_cert: str = field(
@@ -55,7 +55,7 @@ class StoreConfig:
             texts.file,
             "",
             "FILE",
-            "Client certificate; the store may take its name (CN) for the user.",
+            "Client certificate; the store may use its name (CN) as the user.",
         )
     )
     etcd_key: str = field(
@@ -67,7 +67,7 @@ class StoreConfig:
             texts.free_text,
             "",
             "NAME",
-            "User of the store, where it goes by password.",
+            "User of the store, if it authenticates by password.",
             texts.unspelled,
         )
     )
@@ -152,7 +152,7 @@ class Config(JobConfig):
             texts.free_text,
             "",
             "UID",
-            "UID of this pod; without one, the run directory's own, which lives as long.",
+            "UID of this pod; without it, one that is kept in the run directory.",
         )
     )
     job_uid: str = field(
@@ -161,7 +161,7 @@ class Config(JobConfig):
             texts.free_text,
             "",
             "UID",
-            "UID of the job's object: a job created again under the same name starts anew.",
+            "UID of the job's object: a job created again under its name is a new generation.",
         )
     )
     index: int = field(
@@ -259,9 +259,9 @@ class Config(JobConfig):
             texts.whole_duration_s(2, 600),
             "10s",
             "TIME",
-            "A member that cannot renew for this long is lost to the others; rounded up to whole"
-            " seconds. Shorter notices a dead node sooner; below 10s, an election of the store can"
-            " cost members their lease.",
+            "The others count a member as lost if it does not renew its lease for this long;"
+            " rounded up to whole seconds. Shorter notices a dead node sooner; below 10s, an"
+            " election of the store can cost members their lease.",
         )
     )
     first_call_s: float = field(
@@ -271,7 +271,7 @@ class Config(JobConfig):
             "30s",
             "TIME",
             "How long a round that has min but not max waits for a member whose torchrun has never"
-            " connected; where others ask for all places, it waits for none.",
+            " connected; it does not wait if others ask for all places.",
         )
     )
     last_call_s: float = field(
