@@ -51,6 +51,7 @@ def alien_key(story: Story) -> None:
     )
     story.say(None, f"somebody writes {key!a}")
     transact(story.job.engine, [], [Put(key, story.random.choice(VALUES))])
+    story.invariants.wrote(key)
     if story.random.random() < 0.5:
         seconds = story.random.uniform(0.1, 10.0)
         story.later(seconds, lambda: _take_away(story, key))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must hold whatever happens, looked at after every revision and every turn of a process.
 
-The truth is a mirror that is fed by the store itself, without a network between. I8 (untrusted
-bytes) and I9 (what listens where) are no matter of order and time: they have tests elsewhere.
+The truth is a mirror that is fed by the store itself, without a network between. Of I8 (untrusted
+bytes) only keys are looked at, and I9 (what listens where) is no matter of order and time: they
+have tests elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
-from rdzv.keys import last_name
+from rdzv.keys import last_name, spelled
 from rdzv.listing import decide
 from rdzv.model import Drain, Incarnation, Member, Snapshot
 from rdzv.store import WatchEvent
@@ -50,6 +51,7 @@ class Invariants:
         self._unlisted: set[str] = set()
         self._went: set[str] = set()
         self._ever_listed: set[str] = set()
+        self._foreign: set[str] = set()
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
         self.liveness = Liveness(job, self.break_)
@@ -75,6 +77,11 @@ class Invariants:
         self.truth.replace(kvs, engine.revision)
         self._unlisted |= self._ever_listed - self._listed(self.snapshot)
         self.rounds.restored()
+
+    def wrote(self, key: str) -> None:
+        """Somebody who is not of Muster has written a key."""
+        if not spelled(key.removeprefix(KEYS.prefix)):
+            self._foreign.add(key)
 
     # -- what torchruns and ranks do
 
@@ -183,6 +190,9 @@ class Invariants:
         self.liveness.look()
         now = self._job.loop.time()
         for pod in self._job.present():
+            taken_in = pod.sidecar is not None and self._foreign & pod.sidecar.mirror.kvs.keys()
+            if taken_in:
+                self.break_(f"I8: {pod.name} has taken in {min(taken_in)!a}, which is no key")
             content = self._hosts.get(pod.pod_uid)
             if content is None or pod.sidecar is None or pod.sidecar.process.frozen:
                 continue

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import launcher_shim.c10d.rounds
+import launcher_shim.c10d.run_membership
 import launcher_shim.c10d.views
 import rdzv.draining
 import rdzv.gate
@@ -32,7 +33,7 @@ from rdzv.model import Snapshot
 from rdzv.registrar import RENEWALS_PER_TTL, Registrar
 from rdzv.registration import Refuse
 from rdzv.store import Compare, Put
-from rdzv.watching import Watching
+from rdzv.watching import Mirror, Watching
 from tests.chaos.simulation.network import Link
 from tests.chaos.simulation.ranks import Rank
 
@@ -166,7 +167,23 @@ def departures_unseen() -> list[Patch]:
     return [patch.object(HostDelivery, "follow_departures", follow)]
 
 
+def foreign_keys_taken_in() -> list[Patch]:
+    """Keys that Muster has not written are mirrored like its own."""
+    return [patch.object(Mirror, "_is_ours", lambda self, key: True)]
+
+
 # --- rounds ---
+
+
+def places_by_age() -> list[Patch]:
+    """The oldest members have the places, whether or not their torchrun asks for one."""
+    original = launcher_shim.c10d.run_membership.run_membership
+
+    def members(snapshot: Any, *others: Any) -> Any:
+        oldest = (member.name for member in rdzv.listing.decide(snapshot).listed)
+        return replace(original(snapshot, *others), listed=frozenset(oldest))
+
+    return [patch("launcher_shim.c10d.endpoint.run_membership", members)]
 
 
 def round_completed_twice() -> list[Patch]:
@@ -357,12 +374,14 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         restored_name_fences,
         late_events_dropped,
         false_progress_resumed,
+        foreign_keys_taken_in,
         crash_loops_let_in,
         drained_member_listed,
         leavers_excused,
         lost_hosts_dropped_at_once,
         lost_leaver_listed,
         departures_unseen,
+        places_by_age,
         round_completed_twice,
         launchers_not_fenced,
         cut_taken_for_death,
