@@ -36,6 +36,9 @@ _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Part of Muster; what follows these lines is a zip archive that Python runs.
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 131' QUIT
 trap 'exit 143' TERM
 # Python takes some time to start. Blocked, a signal that comes meanwhile waits for it.
 block="env --block-signal=TERM,INT,QUIT,HUP"

@@ -21,6 +21,7 @@ from typing import Iterator, Optional, Type
 
 from muster import boundary
 from muster.gate import POLL_S, GateFile, Reading
+from muster.lineage import Lineage
 from muster.progress import ProgressFile, own_file
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Drain:
         self._untold = False
         self._warned = False
         of_torchrun = file is not None and file.rank.of_torchrun
-        self._torchrun_pid = os.getppid() if of_torchrun else None
+        self._lineage = Lineage(os.environ) if of_torchrun else None
 
     def __enter__(self) -> Drain:
         self._require_own_process("muster.drain()")
@@ -194,7 +195,7 @@ class Drain:
                             return self._follow(parked=True)
                 if self._untold:
                     self._tell(rank)
-                if self._torchrun_pid not in (None, os.getppid()):
+                if self._lineage is not None and self._lineage.broken:
                     _end_without_torchrun()
                 time.sleep(POLL_S)
             else:

@@ -343,6 +343,26 @@ async def test_a_signal_before_python_has_started_is_not_lost(
     assert status == (128 + number if name == "muster-run" else -number)
 
 
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP], ids=lambda n: n.name
+)
+async def test_a_signal_while_the_shell_looks_for_python_is_handled(
+    bare: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """As the first process of a container it would get none that it has no handler for."""
+    env, started_, go = (tmp_path / part for part in ("path/env", "started", "go"))
+    await asyncio.to_thread(env.parent.mkdir)
+    script = f"#!/bin/sh\ntouch {started_}\nuntil [ -e {go} ]; do sleep 0.01; done\nexit 125\n"
+    await asyncio.to_thread(env.write_text, script)
+    await asyncio.to_thread(env.chmod, 0o755)
+    path = f"{env.parent}{os.pathsep}{os.environ['PATH']}"
+    async with started(bare, "muster-run", "--", "sleep", "600", PATH=path) as run:
+        await until(lambda: asyncio.to_thread(started_.exists))
+        run.process.send_signal(number)
+        await asyncio.to_thread(go.touch)
+        assert await run.ended() == 128 + number
+
+
 async def test_an_env_that_can_block_nothing_is_done_without(bare: Path, tmp_path: Path) -> None:
     env = tmp_path / "path" / "env"
     await asyncio.to_thread(env.parent.mkdir)

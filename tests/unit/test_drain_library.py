@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -211,24 +212,40 @@ def test_a_grant_never_lets_it_return(pod: PodGate) -> None:
 
 
 LAUNCHER = """
-import subprocess, sys
-rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]])
-print(rank.pid, flush=True)
+import json, os, subprocess, sys
+command = [*sys.argv[2:], sys.executable, "-c", sys.argv[1]]
+rank = subprocess.Popen(command, env={**os.environ, **json.loads(os.environ["OF_TORCHRUN"])})
 rank.wait()
 """
 PARKED = """
-import muster
+import muster, os
+print(os.getpid(), flush=True)
 with muster.drain() as drain:
     assert drain.commit_due(1)
     drain.committed(1)
 """
 
 
-def test_one_that_waits_ends_when_its_torchrun_is_killed(pod: PodGate) -> None:
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        (),
+        ("sh", "-c", '"$@" & wait', "train.sh"),
+        ("sh", "-c", 'sh -c \'"$@"; exit\' inner "$@"; exit', "outer"),
+    ],
+    ids=["direct", "in a script", "in two"],
+)
+def test_one_that_waits_ends_when_its_torchrun_is_killed(
+    wrapper: tuple[str, ...], pod: PodGate
+) -> None:
     pod.show(replace(COMMIT, step=1))
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, PARKED],
-        env={**os.environ, **OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)},
+        [sys.executable, "-c", LAUNCHER, PARKED, *wrapper],
+        env={
+            **os.environ,
+            "MUSTER_RUN_DIR": str(pod.run_dir),
+            "OF_TORCHRUN": json.dumps(OF_TORCHRUN),
+        },
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes between a rank and its torchrun, to notice that torchrun is gone.
+
+A rank's parent is torchrun itself, or a script that torchrun was told to start instead of Python
+(``torchrun --no-python ./train.sh``) and that lives on when torchrun is killed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import List, Mapping, Optional, Tuple
+
+DEPTH_MAX = 32
+OWN = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "RANK")
+"""What torchrun tells a rank, and the scripts around it, and does not have in its own environment:
+where it is started by another torchrun's rank, its own differs."""
+
+
+class Lineage:
+    """From the parent of this process up to its torchrun. Linux tells that; else the parent is all.
+
+    Raises nothing: a process that cannot be looked at is taken for torchrun.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        own = {name: environ.get(name) for name in OWN}
+        self._parent = pid = os.getppid()
+        self._above: List[Tuple[int, int]] = []
+        """A process and its parent, for each that is not torchrun yet."""
+        while own[OWN[0]] and len(self._above) < DEPTH_MAX and _tells(pid, own):
+            parent = _parent_of(pid)
+            if not parent:
+                break
+            self._above.append((pid, parent))
+            pid = parent
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of them is gone, so that nobody above it knows of this process any more."""
+        if os.getppid() != self._parent:
+            return True
+        return any(_parent_of(pid) != parent for pid, parent in self._above)
+
+
+def _tells(pid: int, own: Mapping[str, Optional[str]]) -> bool:
+    """Whether a process was started with the variables of the rank."""
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as file:
+            parts = file.read().decode(errors="surrogateescape").split("\0")
+    except OSError:
+        return False
+    told = dict(part.split("=", 1) for part in parts if "=" in part)
+    return all(told.get(name) == value for name, value in own.items())
+
+
+def _parent_of(pid: int) -> Optional[int]:
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
