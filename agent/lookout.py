@@ -86,7 +86,7 @@ class Lookout:
         rendezvous = self._endpoint.rendezvous()
         return Sight(
             expected=self._ready() and me.role == "worker" and not driven,
-            over=any(run.closed for run in rendezvous.values()),
+            over=self._endpoint.any_closed,
             launch=launch,
             runs={
                 torch_run_id(run_id): agent.foreign_size

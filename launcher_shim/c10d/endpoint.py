@@ -13,6 +13,7 @@ from random import Random
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
+from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
 from launcher_shim.c10d.ledger import Stamp
@@ -37,7 +38,7 @@ from rdzv.membership import Membership
 from rdzv.model import Snapshot
 from rdzv.quarantine import TERMS, Terms
 from rdzv.registrar import Registrar
-from rdzv.store import Store
+from rdzv.store import Store, WatchEvent
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,13 @@ class _Run:
     rendezvous: Rendezvous
     tasks: Sequence[asyncio.Task[None]]
     attached: Attached = field(default_factory=dict)
+
+    def end(self) -> None:
+        """Let nothing more be written, and nobody wait."""
+        for task in self.tasks:
+            task.cancel()
+        self.rendezvous.end()
+        self.kv.close()
 
 
 class Endpoint:
@@ -110,6 +118,7 @@ class Endpoint:
         self._generation_since_s = 0.0
         self._entered = asyncio.Event()
         self._runs: dict[str, _Run] = {}
+        self._known: KnownRounds | None = None
         self._shared: Kv | None = None
         self._sessions = 0
         self.closing = False
@@ -137,6 +146,7 @@ class Endpoint:
         await self._stages.read()
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._quarantining.run(), name="quarantine")
+            unsubscribe = self._mirror.subscribe(self._apply)
             try:
                 if self._wanted_port is not None:
                     self.port = await self._server.listen_loopback(self._wanted_port)
@@ -147,6 +157,7 @@ class Endpoint:
                 await self._follow_generations()
             finally:
                 self.closing = True
+                unsubscribe()
                 await self._server.close()
 
     @property
@@ -168,8 +179,13 @@ class Endpoint:
         ]
 
     def rendezvous(self) -> dict[str, Rendezvous]:
-        """The rendezvous by run id."""
+        """The rendezvous that are followed, by run id."""
         return {run_id: run.rendezvous for run_id, run in self._runs.items()}
+
+    @property
+    def any_closed(self) -> bool:
+        """Whether a run of this life of the job was closed."""
+        return self._known is not None and self._known.any_closed
 
     async def caught_up(self) -> None:
         """Wait until the runs are those of the life that the member is registered in.
@@ -181,7 +197,10 @@ class Endpoint:
 
     def live_round(self) -> LiveRound | None:
         """The round of the newest run, as drains look at it; None where there is no run."""
-        return newest(_live_round(run) for run in self._runs.values())
+        chosen = newest(_live_round(run) for run in self._runs.values())
+        if chosen is not None and self._known is not None and self._known.trained:
+            return replace(chosen, first=False)
+        return chosen
 
     async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
         """Wait until ``live_round`` is another than ``known``; return it."""
@@ -301,8 +320,7 @@ class Endpoint:
         return was_run(line, self._registrar.identity.member, frozen, known)
 
     def _ended_well(self, name: str) -> bool:
-        run = self._runs.get(name)
-        return run is not None and run.rendezvous.closed == "success"
+        return self._known is not None and self._known.ended_well(name)
 
     async def resumed(
         self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
@@ -345,6 +363,7 @@ class Endpoint:
             agent, _ = run.attached.pop(author, (None, None))
             if agent is not None and agent.ended_well:
                 self._finished(container_of(agent.claim.nonce), name)
+        self._follow_runs()
 
     def _finished(self, container: str, name: str) -> None:
         """Let the container's next torchrun be of the next stage."""
@@ -361,6 +380,7 @@ class Endpoint:
             keys = kv or await self.ready()
             await keys.forget_author(author)
 
+        self._follow_runs()
         if not self.closing:
             self._tasks.create_task(self._clean_up(work), name=f"forget {author}")
 
@@ -385,8 +405,10 @@ class Endpoint:
                 self._generation = generation
                 self._generation_since_s = self._clock()
                 self._shared = self._kv(SHARED_RUN)
-                for run_id in self._known_runs():
-                    self._run(run_id)
+                keys = self._membership.keys.in_generation(generation)
+                rounds = self._mirror.under(keys.runs)
+                self._known = KnownRounds(keys, rounds, self._mirror.revision)
+                self._follow_runs()
                 for run_id, attached in former.items():
                     self._move(run_id, attached)
                 entered, self._entered = self._entered, asyncio.Event()
@@ -397,10 +419,7 @@ class Endpoint:
         """End every run; returns who is still connected to which."""
         former = {run_id: run.attached for run_id, run in self._runs.items() if run.attached}
         for run in self._runs.values():
-            for task in run.tasks:
-                task.cancel()
-            run.rendezvous.end()
-            run.kv.close()
+            run.end()
         self._runs.clear()
         self._run_memberships.clear()
         if self._shared is not None:
@@ -420,13 +439,32 @@ class Endpoint:
             move(run.kv)
             agent.move(run.rendezvous)
 
-    def _known_runs(self) -> list[str]:
-        """Runs that stand in the store: a restarted sidecar serves them before anybody asks."""
+    def _apply(self, events: Sequence[WatchEvent]) -> None:
+        """Take in one batch of the mirror's: drains are looked at with the runs of that moment."""
+        if self._known is not None and self._known.apply(events, self._mirror.revision):
+            self._follow_runs()
+
+    def _follow_runs(self) -> None:
+        """Start what is to be followed; let go of the rest, once nobody here is in it."""
+        if self._known is None or self.closing:
+            return
+        followed = self._known.followed()
+        for name in followed:
+            self._run(name)
+        for name in self._known.names() - followed:
+            if (run := self._runs.get(name)) is not None and not run.attached:
+                self._retire(name)
+
+    def _retire(self, name: str) -> None:
         assert self._generation is not None
-        keys = self._membership.keys.in_generation(self._generation)
-        return sorted(
-            {keys.run_id_of(kv.key) for kv in self._mirror.under(keys.runs)} - {SHARED_RUN}
-        )
+        run = self._runs.pop(name)
+        self._run_memberships.pop(name, None)
+        served = run.rendezvous.has_node
+        run.end()
+        if served:
+            node = run.kv.keys.node(self._registrar.identity.member)
+            work = self._clean_up(lambda: run.kv.forget_records([node]))
+            self._tasks.create_task(work, name=f"forget node of {name}")
 
     def _run(self, run_id: str) -> _Run:
         run = self._runs.get(run_id)
@@ -453,6 +491,7 @@ class Endpoint:
             life_since_s=self._generation_since_s,
             came=self._quarantining.came,
             ended=self._quarantining.ended,
+            known=self._known.of(run_id) if self._known is not None else None,
         )
         kv = self._kv(run_id)
         past = PastRounds(self._membership.keys, self._mirror, self._store, kv, rendezvous)
@@ -516,7 +555,7 @@ class Endpoint:
             reason = "the store is slow" if registered else "the member is not registered"
         else:
             return
-        log.info("what a closed connection did last stays on record: %s", reason)
+        log.info("what a closed connection left stays on record: %s", reason)
 
 
 def _live_round(run: _Run) -> LiveRound:

@@ -371,7 +371,7 @@ class Kv:
         return left_behind(member, [kv.key for kv in self._mirror.under(self.keys.operations)])
 
     async def forget_records(self, left: Sequence[str]) -> None:
-        """Drop what ``left_behind`` found."""
+        """Drop keys of the store that nobody needs any more, as what ``left_behind`` found."""
         await self._transactions.drop([Delete(key) for key in left])
 
     async def _modify(

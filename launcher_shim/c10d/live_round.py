@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.observations import GONE, Standings
 from launcher_shim.c10d.runs import Policy, RunSnapshot
 from launcher_shim.c10d.torch_keys import round_prefix
@@ -47,10 +48,11 @@ def master_token(run_id: str, number: int, value: Callable[[bytes], bytes | None
     return f"{address.decode(errors='replace')}:{port.decode(errors='replace')}"
 
 
+def precedence(run: str, one: Round | LiveRound) -> tuple[bool, bool, int, str]:
+    """Order rounds of several runs, the one that counts last: the same in every sidecar."""
+    return (not one.closed, one.complete, one.mod_revision, run)
+
+
 def newest(rounds: Iterable[LiveRound]) -> LiveRound | None:
-    """Choose the round that counts where several runs are on record: the same in every sidecar."""
-    return max(
-        rounds,
-        key=lambda one: (not one.closed, one.complete, one.mod_revision, one.run),
-        default=None,
-    )
+    """Choose the round that counts where there are several runs."""
+    return max(rounds, key=lambda one: precedence(one.run, one), default=None)

@@ -69,7 +69,7 @@ class MirroredRun:
         restored = revision < self.revision or any(map(self._is_older, events))
         self.revision = revision
         if restored:
-            self._keep(self.stored_round)
+            self.keep(self.stored_round)
         return restored
 
     def apply(self, event: WatchEvent) -> Touched:
@@ -105,18 +105,19 @@ class MirroredRun:
 
     def _apply_round(self, event: WatchEvent) -> None:
         if event.kind == "delete":
-            self._keep(self.stored_round)
+            self.keep(self.stored_round)
             self.stored_round = first_round(self.keys.generation)
             return
         try:
             self.stored_round = Round.from_kv(event.kv)
         except RecordError as error:
             log.warning("ignoring an unreadable round record: %s", error)
-            self._keep(self.stored_round)
+            self.keep(self.stored_round)
             self.stored_round = replace(
                 first_round(self.keys.generation), mod_revision=event.kv.mod_revision
             )
 
-    def _keep(self, known: Round) -> None:
+    def keep(self, known: Round) -> None:
+        """Hold on to a round that the store may have lost."""
         if known.age > self.lost_round.age:
             self.lost_round = known

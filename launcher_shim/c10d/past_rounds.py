@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each round of a run leaves behind: a line in the history, and keys that nobody reads."""
+"""What each round of a run leaves behind: a line in the history, and keys that nobody reads.
+
+With the first of them, those of the runs before are looked at, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from time import time
 
 from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.past_runs import surplus
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.torch_keys import round_key, round_prefix
@@ -35,6 +39,7 @@ class PastRounds:
         self._rendezvous = rendezvous
         self._forgotten_round = -1
         self._noted = (-1, "")
+        self._formed_round = -1
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
         """Follow the rounds, for ever; what has begun ends in ``tasks``, also after the run."""
@@ -43,6 +48,7 @@ class PastRounds:
             if self._is_first(current):
                 self._note(current, tasks)
                 self._forget_old(current, tasks)
+                self._forget_past_runs(current, tasks)
             await self._rendezvous.news()
 
     def _is_first(self, current: Round) -> bool:
@@ -84,6 +90,22 @@ class PastRounds:
         found = (round_key(key, run_id) for key in self._kv.cells.existing())
         old = {newest, *(of[0] for of in found if of is not None and of[0] < newest)}
         tasks.create_task(self._forget(sorted(old)), name=f"forget {run_id}")
+
+    def _forget_past_runs(self, current: Round, tasks: asyncio.TaskGroup) -> None:
+        """Drop what launchers stored in runs that ended well, two or more back."""
+        if current.number == self._formed_round:
+            return
+        self._formed_round = current.number
+        keys = self._keys.in_generation(self._kv.keys.generation)
+        gone = surplus(keys, self._mirror.under(keys.runs), self._rendezvous.run_id)
+        if gone:
+            tasks.create_task(self._forget_keys(gone), name="forget past runs")
+
+    async def _forget_keys(self, gone: Sequence[str]) -> None:
+        try:
+            await self._kv.forget_records(gone)
+        except StoreError as error:
+            log.info("keys of past runs stay until the next round: %s", error)
 
     async def _forget(self, numbers: Sequence[int]) -> None:
         try:

@@ -68,7 +68,8 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
     is the prefix of the drains. ``life_since_s``: since when the member has been in
     this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
-    asks, ``ended`` that of one that is gone, and how it has ended.
+    asks, ``ended`` that of one that is gone, and how it has ended. ``known``: the
+    round as this sidecar has seen it before, for where the store has lost it.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Rendezvous:
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
         ended: Callable[[str, Ending], None] = lambda nonce, how: None,
+        known: Round | None = None,
     ) -> None:
         self.member = member
         self.run_id = run_id
@@ -110,6 +112,8 @@ class Rendezvous:
         )
         self._round_key = RoundKey(keys, drains, store, registered, random)
         self._run = MirroredRun(keys)
+        if known is not None:
+            self._run.keep(known)
         self._claim: Claim | None = None
         self._next: tuple[Claim, Node] | None = None
         self._told: tuple[Seat, float] | None = None
@@ -168,8 +172,13 @@ class Rendezvous:
             self._moved()
         self._next = None
 
+    @property
+    def has_node(self) -> bool:
+        """Whether a node of this member is on record, or is to be."""
+        return self._own.node is not None or self._run.node(self.member) is not None
+
     def end(self) -> None:
-        """The job has begun its next life: nothing here is written any more, nobody waits."""
+        """The run, or its life of the job, is over: nothing is written any more, nobody waits."""
         self._ended = True
         self._unsubscribe()
         self._own.retire()

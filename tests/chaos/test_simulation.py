@@ -118,8 +118,8 @@ def test_planted_bugs_are_found(name: str) -> None:
     assert replay == f"scripts/simulate {found.seed} --plot {plot} --planted {name}"
 
 
-def test_a_pod_in_which_no_launcher_has_come_yet_need_not_be_kept() -> None:
-    # Its sidecar registered before there was a run, and knows of none.
+def test_i10_a_pod_in_which_no_launcher_has_come_is_kept_once_another_one_trains() -> None:
+    # Its sidecar registered before there was a run, and learns of it from the store alone.
     outcome = simulate(98, plot="evicted-drains")
     assert outcome.failure is None, outcome.report()
 

@@ -23,7 +23,7 @@ from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S
-from tests.contract.test_stages import Files, Torchrun, container, passes, ran
+from tests.contract.test_stages import Files, Torchrun, closed, container, passes, ran
 
 DRAIN = Drain("uid-w-1", "w-1", "a test", "operator", outcome="uncommitted")
 DRAIN_KEY = KEYS.in_generation(1).drain(DRAIN.pod_uid)
@@ -55,8 +55,7 @@ class Job:
         """Wait until the drained pod's sidecar knows that a run has ended well."""
 
         async def knows() -> bool:
-            run = self.drained.endpoint.rendezvous().get(run_id)
-            return run is not None and run.closed == "success"
+            return closed(self.drained).get(run_id) == "success"
 
         await until(knows)
 
@@ -110,8 +109,7 @@ async def test_its_container_goes_on_to_the_next_stage_and_ends_well_with_it(
         passing = asyncio.create_task(settled(one.port_1, b"evaluate"))
         assert await evaluating == 1
         assert await passing
-        closed = {name: run.closed for name, run in one.drained.endpoint.rendezvous().items()}
-        assert closed == {"digits": "success", "digits (stage 2)": "success"}
+        assert closed(one.drained) == {"digits": "success", "digits (stage 2)": "success"}
 
 
 async def test_its_container_that_is_started_again_starts_nothing_and_ends_well_with_the_stages(

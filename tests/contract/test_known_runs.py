@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,52 @@ import pytest
 from agent.draining.sight import Sight
 from agent.rundir import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
 from launcher_shim.c10d.nodes import Round, Seat
-from rdzv.commit import Commit
-from rdzv.store import Put
+from launcher_shim.c10d.session import SHARED_RUN
+from rdzv.commit import Commit, Vote
+from rdzv.draining import decide
+from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
+from rdzv.model import Drain, Member, Outcome
+from rdzv.store import Delete, Put
 from rdzv.store.memory import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS
-from tests.contract.raw_client import DEADLINE_S
-from tests.contract.test_endpoint import Pod, pod
+from tests.contract.raw_client import DEADLINE_S, connected
+from tests.contract.test_endpoint import Pod, asks, pod
 
 HERE = KEYS.in_generation(1)
+LATER_S = 100.0
+"""Long after everything that the tests tell of."""
+
 WORLD = Round(3, complete=True, frozen=(Seat("w-9", "n", 1),))
+ENDED = replace(WORLD, finishing=True, closed="success")
 
 
-async def put_round(engine: MemoryEngine, run_id: str, current: Round) -> None:
+async def put_round(engine: MemoryEngine, run_id: str, current: Round) -> int:
+    """Write a round as another sidecar does; returns the revision."""
     put = Put(HERE.run(run_id).round, current.to_json())
-    assert (await MemoryStore(engine).txn([], [put])).succeeded
+    return (await MemoryStore(engine).txn([], [put])).revision
+
+
+def drained(member: str, seconds_left: float | None = None) -> Drain:
+    return Drain(f"uid-{member}", member, "evicted", "test", seconds_left, created_revision=1)
+
+
+def outcomes(
+    seen: DrainingSnapshot, drain: Drain, commit: Commit | None = None
+) -> dict[str, Outcome]:
+    """How a drain would end now, by pod UID; its deadline is near if it has one."""
+    me = Member(drain.member, drain.pod_uid, 1, "10.0.0.9", "", "worker", 1, 1, 4)
+    membership = replace(
+        seen.membership,
+        members={**seen.membership.members, drain.member: me},
+        drains={drain.pod_uid: drain},
+        commit=commit,
+    )
+    moment = replace(seen, membership=membership)
+    observations = observe(0.0, Observations(), moment, {drain.pod_uid: 0.0})
+    ended = decide(LATER_S, moment, observations, Policy()).drains
+    return {uid: one.outcome for uid, one in ended.items()}
 
 
 def sight_of(one: Pod, directory: Path) -> Sight:
@@ -53,20 +85,103 @@ async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_
         assert seen.round.live
 
 
-async def test_i3_an_epoch_that_was_seen_stays_used_when_the_store_has_lost_it(
+async def test_i7_a_run_that_begins_later_counts_for_drains_in_a_pod_without_a_launcher(
     tmp_path: Path,
 ) -> None:
     engine = MemoryEngine()
-    store = MemoryStore(engine)
-    await put_round(engine, "digits", WORLD)
+    async with pod(engine, "w-0", least=2) as one, asyncio.timeout(DEADLINE_S):
+        sight = sight_of(one, tmp_path)
+        before = await sight.snapshot()
+        assert outcomes(before, drained("w-0")) == {"uid-w-0": "uncommitted"}
+        await one.client.mirror.reached(await put_round(engine, "digits", WORLD))
+        seen = await sight.snapshot()
+        # It stays below min, now that another pod trains.
+        assert outcomes(seen, drained("w-0")) == {}
+        assert seen.round is not None
+        assert (seen.round.run, seen.round.number, seen.round.live) == ("digits", 3, True)
+
+
+async def test_i7_what_a_pod_has_trained_in_a_later_stage_is_not_taken_for_saved(
+    tmp_path: Path,
+) -> None:
+    engine, commit = MemoryEngine(), Commit(4, "digits", 3, "done", 70, mod_revision=2)
     async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
         sight = sight_of(one, tmp_path)
-        assert (await sight.snapshot()).used_epoch == 0
-        for epoch in (7, 3):
-            before = one.client.membership.snapshot()
-            await store.txn([], [Put(HERE.commit, Commit(epoch=epoch).to_json())])
-            await one.client.membership.changed_from(before)
-            seen = await sight.snapshot()
-            assert (seen.commit.epoch, seen.used_epoch) == (epoch, 7)
-        sight.sent = 9
-        assert (await sight.snapshot()).used_epoch == 9
+        await put_round(engine, "digits", WORLD)
+        await put_round(engine, "digits", ENDED)
+        began = await put_round(engine, "digits (stage 2)", replace(WORLD, number=0))
+        await one.client.mirror.reached(began)
+        seen = await sight.snapshot()
+        acked = replace(seen, votes={"w-9": Vote(4, 3, "uid-w-9", 70, 70)})
+        assert outcomes(acked, drained("w-9", 5.0), commit) == {"uid-w-9": "expired"}
+
+
+async def test_a_stage_that_has_yet_to_form_a_world_is_no_life_in_which_nothing_was_trained(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "w-0", least=2) as one, asyncio.timeout(DEADLINE_S):
+        await one.client.mirror.reached(await put_round(engine, "digits", ENDED))
+        async with connected(one.port) as raw:
+            await raw.open_rendezvous("prepare")
+            seen = await sight_of(one, tmp_path).snapshot()
+            assert seen.round is not None
+            assert (seen.round.run, seen.round.complete) == ("prepare", False)
+            assert outcomes(seen, drained("w-0")) == {}
+
+
+async def test_i8_what_is_no_round_of_a_run_starts_none() -> None:
+    engine = MemoryEngine()
+    junk = [
+        Put(HERE.run("junk").round, b"no record"),
+        Put(HERE.run(SHARED_RUN).round, WORLD.to_json()),
+        Put(HERE.run("digits").value(b"round"), WORLD.to_json()),
+        Put(f"{HERE.runs}%64igits/round", WORLD.to_json()),
+    ]
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        await MemoryStore(engine).txn([], junk)
+        many = 3 * FOLLOWED_MAX
+        for number in range(many):
+            last = await put_round(engine, f"r-{number}", WORLD)
+        await one.client.mirror.reached(last)
+        followed = one.endpoint.rendezvous().keys()
+        assert followed == {f"r-{many - 1 - number}" for number in range(FOLLOWED_MAX)}
+
+
+def open_runs(one: Pod) -> set[str]:
+    return set(one.endpoint.rendezvous())
+
+
+async def test_a_run_that_is_over_is_let_go_once_no_torchrun_of_the_pod_is_in_it() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        mirror = one.client.mirror
+        await mirror.reached(await put_round(engine, "digits", WORLD))
+        async with connected(one.port) as raw:
+            await asks(raw, "digits")
+            assert HERE.run("digits").node("w-0") in mirror.kvs
+            await mirror.reached(await put_round(engine, "digits", ENDED))
+            assert open_runs(one) == {"digits"}
+            await mirror.reached(await put_round(engine, "digits (stage 2)", WORLD))
+            assert open_runs(one) == {"digits", "digits (stage 2)"}
+        while open_runs(one) != {"digits (stage 2)"}:
+            await mirror.changed_after(mirror.sequence)
+        while HERE.run("digits").node("w-0") in mirror.kvs:
+            await mirror.changed_after(mirror.sequence)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().endswith(" digits")]
+    async with pod(engine, "w-1") as other:
+        assert open_runs(other) == {"digits (stage 2)"}
+
+
+async def test_a_run_that_is_over_is_put_back_where_the_store_has_lost_it() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        mirror, key = one.client.mirror, HERE.run("digits").round
+        await put_round(engine, "digits", ENDED)
+        await mirror.reached(await put_round(engine, "digits (stage 2)", WORLD))
+        assert open_runs(one) == {"digits (stage 2)"}
+        await mirror.reached((await MemoryStore(engine).txn([], [Delete(key)])).revision)
+        while key not in mirror.kvs:
+            await mirror.changed_after(mirror.sequence)
+        assert Round.from_kv(mirror.kvs[key]).closed == "success"
+        assert open_runs(one) == {"digits (stage 2)"}

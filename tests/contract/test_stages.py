@@ -19,14 +19,17 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from agent.pod_programs import program
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.ledger import Stamp
+from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.stages import FILE_NAME, Stages
 from launcher_shim.pod.relay import Relay
 from rdzv.store.memory import MemoryEngine
+from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S, handler_at
 from tests.ports import free_ports
 
+HERE = KEYS.in_generation(1)
 DONE = "torchelastic/agent/terminal_state/num_members"
 
 
@@ -94,7 +97,10 @@ async def ran(port: int, address: str = "10.0.0.1") -> int:
 
 
 def closed(one: Pod) -> dict[str, str]:
-    return {name: run.closed for name, run in one.endpoint.rendezvous().items()}
+    """How each run stands in the store."""
+    kvs = one.client.mirror.under(HERE.runs)
+    rounds = ((HERE.run_of_round(kv.key), kv) for kv in kvs)
+    return {name: Round.from_kv(kv).closed for name, kv in rounds if name is not None}
 
 
 async def test_a_container_runs_its_stages_one_after_the_other(tmp_path: Path) -> None:
@@ -104,6 +110,30 @@ async def test_a_container_runs_its_stages_one_after_the_other(tmp_path: Path) -
             assert await ran(port) == 1
         runs = dict.fromkeys(("digits", "digits (stage 2)", "digits (stage 3)"), "success")
         assert closed(one) == runs
+
+
+def stored(one: Pod, run_id: str) -> set[str]:
+    """What the store has of a run, by section."""
+    run = HERE.run(run_id)
+    return {run.split(kv.key)[0] for kv in one.client.mirror.under(run.prefix)}
+
+
+async def test_what_is_left_of_a_stage_is_how_it_ended_and_by_which_line(tmp_path: Path) -> None:
+    path, names = tmp_path / "c10d.sock", ["digits", "digits (stage 2)", "digits (stage 3)"]
+    async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
+        mirror = one.client.mirror
+        async with container(path) as port, asyncio.timeout(PATIENCE_S):
+            for line in (b"pretrain", b"finetune", b"evaluate"):
+                assert not await passes(port, line)
+                await ran(port)
+            while stored(one, names[0]) != {"round", "kv"} or "nodes" in stored(one, names[1]):
+                await mirror.changed_after(mirror.sequence)
+            assert len(mirror.under(HERE.run(names[0]).kv)) == 1
+            assert len(mirror.under(HERE.run(names[1]).kv)) > 1
+            assert set(one.endpoint.rendezvous()) == {names[2]}
+        async with container(path) as port:
+            for line in (b"pretrain", b"finetune", b"evaluate"):
+                assert await passes(port, line)
 
 
 async def test_one_that_fails_in_a_stage_comes_back_to_it(tmp_path: Path) -> None:

@@ -38,9 +38,8 @@ it starts it again; here it never does."""
 class Pod:
     """One pod. ``sidecar`` is None while none runs.
 
-    ``launched``: a torchrun has come in it. ``finished``: its training container has ended well.
-    ``due_s``: when its SIGTERM passes at the latest, in virtual time. ``run``: the run id that its
-    launcher is started with.
+    ``finished``: its training container has ended well. ``due_s``: when its SIGTERM passes at the
+    latest, in virtual time. ``run``: the run id that its launcher is started with.
     """
 
     def __init__(self, job: SimulatedJob, name: str, pod_uid: str, shape: JobShape) -> None:
@@ -51,7 +50,6 @@ class Pod:
         self.sidecar: Sidecar | None = None
         self.gone = False
         self.torchrun: Torchrun | None = None
-        self.launched = False
         self.finished = False
         self.run = RUN
         self.terminating = False
@@ -129,7 +127,6 @@ class Pod:
             self._job.timeline.add(self.name, "its torchrun cannot be started")
             return
         self._job.timeline.add(self.name, "torchrun starts")
-        self.launched = True
         self.torchrun = Torchrun(self._job, self, self._job.next_number())
         if self.launcher == "crashing":
             self._after(self._random.uniform(*CRASHING_S), self._crash_launcher, self.torchrun)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rounds of all runs in one life of the job, and which runs a sidecar follows for their sake.
+
+A run is followed from when its round is on record, whether or not a launcher here takes part in it:
+what becomes of a drain depends on who trains, wherever that is. It is let go once it was closed by
+success, no torchrun of this pod is in it, and another run counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher_shim.c10d.live_round import precedence
+from launcher_shim.c10d.mirrored_run import MirroredRun
+from launcher_shim.c10d.nodes import Round, first_round
+from launcher_shim.c10d.session import SHARED_RUN
+from rdzv.keys import GenerationKeys
+from rdzv.store import KeyValue, WatchEvent
+
+FOLLOWED_MAX = 16
+"""So many runs are followed in which nobody here takes part, the newest ones: each has its tasks,
+and whoever has rights in the store may write any number of rounds."""
+
+
+class KnownRounds:
+    """What the mirror shows of the round keys of one generation, and what the store has lost."""
+
+    def __init__(self, keys: GenerationKeys, kvs: Sequence[KeyValue], revision: int) -> None:
+        self._keys = keys
+        self._runs: dict[str, MirroredRun] = {}
+        self.apply([WatchEvent("put", kv) for kv in kvs], revision)
+
+    def apply(self, events: Sequence[WatchEvent], revision: int) -> bool:
+        """Take in one batch of the mirror's, now at ``revision``; whether it is of any round."""
+        touched = False
+        for event in events:
+            name = self._keys.run_of_round(event.kv.key)
+            if name is None or name == SHARED_RUN:
+                continue
+            run = self._runs.get(name) or MirroredRun(self._keys.run(name))
+            run.went_back(revision, [event])
+            run.apply(event)
+            if run.round.age > first_round(self._keys.generation).age:
+                # Else it could not be read, and nothing has been known of it before.
+                self._runs[name] = run
+                touched = True
+        return touched
+
+    def of(self, name: str) -> Round | None:
+        """The round of a run; None where none is known."""
+        run = self._runs.get(name)
+        return run.round if run is not None else None
+
+    @property
+    def any_closed(self) -> bool:
+        """Whether a run was closed."""
+        return any(run.round.closed for run in self._runs.values())
+
+    @property
+    def trained(self) -> bool:
+        """Whether a world has ever formed."""
+        rounds = (run.round for run in self._runs.values())
+        return any(one.complete or not one.is_first for one in rounds)
+
+    def ended_well(self, name: str) -> bool:
+        """Whether a run was closed by success."""
+        known = self.of(name)
+        return known is not None and known.closed == "success"
+
+    def names(self) -> frozenset[str]:
+        """Runs whose round is known."""
+        return frozenset(self._runs)
+
+    def followed(self) -> frozenset[str]:
+        """Runs to be followed whoever takes part in them: all that are not over, up to a bound.
+
+        What the store has lost is put back first.
+        """
+        runs = self._runs
+        newest_first = sorted(
+            runs, key=lambda name: precedence(name, runs[name].round), reverse=True
+        )
+        wanted = newest_first[:1]
+        wanted += [name for name in newest_first if runs[name].lacks_round]
+        wanted += [name for name in newest_first if not self.ended_well(name)]
+        return frozenset(list(dict.fromkeys(wanted))[:FOLLOWED_MAX])

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from launcher_shim.c10d import wire
+from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.past_runs import surplus
+from rdzv.keys import JobKeys
+from rdzv.store import KeyValue
+
+HERE = JobKeys("team", "digits").in_generation(1)
+FROZEN = (Seat("w-0", "n", 1),)
+ENDED = Round(0, complete=True, finishing=True, closed="success", frozen=FROZEN)
+WORLD = Round(0, complete=True, frozen=FROZEN)
+FAILED = Round(0, complete=True, closed="failure", frozen=FROZEN)
+
+
+def kv(key: str, value: bytes = b"1", revision: int = 1) -> KeyValue:
+    return KeyValue(key, value, revision, revision, 1, 0)
+
+
+def run(name: str, current: Round, revision: int, state: str = "left") -> list[KeyValue]:
+    """All that a run has in the store, what may go first."""
+    keys = HERE.run(name)
+    node = Node("w-0", "left", "n", 1, "10.0.0.1", 7, 0, left_reason="done")
+    if state == "in":
+        node = Node("w-0", "in", "n", 1, "10.0.0.1", 7, 0)
+    return [
+        kv(keys.value(b"/torch.rendezvous.digits.0/MASTER_ADDR")),
+        kv(keys.value(b"/mine")),
+        kv(keys.addend(b"/count", "w-0.1")),
+        kv(keys.element(b"/queue", "w-0.1.2")),
+        kv(keys.operation("w-0.1")),
+        kv(keys.value(wire.STAGE), b"line"),
+        kv(keys.value(wire.STAGE + b"w-0"), b"line"),
+        kv(keys.node("w-0"), node.to_json()),
+        kv(keys.round, current.to_json(), revision),
+    ]
+
+
+def gone(*runs: list[KeyValue], present: str = "d") -> list[str]:
+    return surplus(HERE, [one for kvs in runs for one in kvs], present)
+
+
+def may_go(kvs: list[KeyValue]) -> list[str]:
+    return [one.key for one in kvs[:5]]
+
+
+def test_what_launchers_stored_in_a_run_two_back_goes_but_for_the_launch_lines() -> None:
+    a, b, c, d = (run(name, ENDED, at) for at, name in enumerate("abcd"))
+    assert gone(d, c, b, a) == may_go(a) + may_go(b)
+    assert gone(d, c) == []
+
+
+def test_a_run_goes_on_to_keep_what_somebody_may_still_read() -> None:
+    still, others = run("a", ENDED, 1, "in"), [run("c", ENDED, 8), run("d", WORLD, 9)]
+    assert gone(still, *others) == []
+    assert gone(run("a", WORLD, 1), run("b", FAILED, 2), *others) == []
+    unreadable = [*run("a", ENDED, 1)[:-1], kv(HERE.run("a").round, b"no record")]
+    assert gone(unreadable, *others) == []
+
+
+def test_a_node_that_cannot_be_read_keeps_nothing() -> None:
+    a, others = run("a", ENDED, 1), [run("c", ENDED, 8), run("d", WORLD, 9)]
+    a[7] = kv(HERE.run("a").node("w-0"), b"no record")
+    assert gone(a, *others) == may_go(a)
