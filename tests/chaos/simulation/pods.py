@@ -212,7 +212,7 @@ async def _converse(sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase
 
 
 class SimulatedJob:
-    """All pods of the job, past and present, and the store."""
+    """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail."""
 
     def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
         self.loop = loop
@@ -224,6 +224,7 @@ class SimulatedJob:
         self.weather = Weather()
         self.whole = True
         self.refuses = False
+        self.disks_fail = True
         self.sticks = False
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []

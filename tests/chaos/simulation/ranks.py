@@ -129,7 +129,8 @@ class Rank:
     async def _save(self, step: int) -> bool:
         """Save, and say so; return whether the very same step is to be saved again."""
         await asyncio.sleep(self._random.uniform(*SAVE_S))
-        if self._random.random() < FAILED_SAVES:
+        fails = self._random.random() < FAILED_SAVES
+        if fails and self._job.disks_fail:
             self._say(f"could not save step {step}")
             self._told = boundary.fail(self._told, "the disk is full")
         else:

@@ -146,6 +146,7 @@ class Story:
         await self._until_mended()
         self.job.set_weather(Weather())
         self.job.mend_all()
+        self.job.disks_fail = False
         await self._until_settled()
 
     async def _until_settled(self) -> None:
