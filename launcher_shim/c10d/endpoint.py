@@ -43,8 +43,11 @@ from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 
-CLEAN_UP_S = 10.0
-"""Longest wait for the store to drop what closed connections left on record."""
+CLEAN_UP_S = 120.0
+"""Longest wait for the store to drop what closed connections left on record: longer than most
+outages."""
+CLEAN_UP_PAUSE_S = 0.5
+"""Between two attempts."""
 
 IDLE_S = 10.0
 """How long a pod that drains is kept waiting before it is told to ask again."""
@@ -544,18 +547,23 @@ class Endpoint:
         return frozenset(savers(snapshot, self._membership.votes(), run_id, number).values())
 
     async def _clean_up(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what bears being done again, until it is done or ``CLEAN_UP_S`` are over."""
+        reason = ""
         try:
             async with asyncio.timeout(CLEAN_UP_S):
-                await self._registrar.registered.wait()
-                await work()
-        except StoreError as error:
-            reason = str(error)
+                while True:
+                    await self._registrar.registered.wait()
+                    try:
+                        await work()
+                    except StoreError as error:
+                        reason = str(error)
+                    else:
+                        return
+                    await asyncio.sleep(CLEAN_UP_PAUSE_S)
         except TimeoutError:
-            registered = self._registrar.registered.is_set()
-            reason = "the store is slow" if registered else "the member is not registered"
-        else:
-            return
-        log.info("what a closed connection left stays on record: %s", reason)
+            if not self._registrar.registered.is_set():
+                reason = "the member is not registered"
+        log.info("what a closed connection left stays on record: %s", reason or "the store is slow")
 
 
 def _live_round(run: _Run) -> LiveRound:

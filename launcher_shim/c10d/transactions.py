@@ -145,9 +145,14 @@ class Transactions:
         return await self.settled(attempt)
 
     async def drop(self, deletes: Sequence[Delete]) -> None:
-        """Delete keys that are not needed any more; they stay if this sidecar is not registered."""
+        """Delete keys that are not needed any more.
+
+        Raises ``LeaseLost`` if this sidecar is not registered: then they stay.
+        """
         for batch in grouped(deletes, DELETES_MAX):
-            await self._store.txn([self._registered.holds()], batch)
+            result = await self._store.txn([self._registered.holds()], batch)
+            if not result.succeeded:
+                raise LeaseLost("the member record is gone, or on another lease")
 
     async def forget(self, author: str) -> None:
         """Drop the records of a closed connection's operations."""

@@ -30,8 +30,14 @@ NODES = (2, 4)
 REGISTERS = ("/r0", "/r1", "/r2")
 COUNTERS = ("/n0", "/n1")
 LOGS = ("/l0",)
+HASTE_CHANGES = 0.02
+"""With so many calls of a client a stretch of haste begins, or ends."""
+TURNS_MAX = 8
+"""Of the event loop, that a call or a batch of the watch takes in haste, each way."""
 START_S = 60.0
 """Until a sidecar is registered and listens, however busy the machine is."""
+OWN_SHARE = 0.5
+"""Of what a client does, so much is with a key of its own."""
 FLAGS = tuple(f"/f{number}" for number in range(40))
 """Set once each, by whoever comes first; waited for by others, as a torchrun's ranks are."""
 
@@ -157,26 +163,40 @@ class Relayed:
 
 
 class Unsteady(Faults):
-    """Calls take their time, and some get lost on the way there or back; so do watches."""
+    """Calls take their time, and some get lost on the way there or back; so do watches.
+
+    For stretches all of them take a few turns of the event loop and no time: what one brings then
+    meets what others are in the midst of.
+    """
 
     def __init__(self, random: Random, share: float) -> None:
         self._random = random
         self._share = share
+        self._hasty = False
         self.calm = True
 
     async def before(self, call: str) -> None:
-        await asyncio.sleep(self._random.uniform(0, 0.005))
+        if self._random.random() < HASTE_CHANGES:
+            self._hasty = not self._hasty
+        await self._pause((0.0, 0.005))
         if not self.calm and self._random.random() < self._share:
             raise StoreUnavailable(f"{call}: lost on the way there")
 
     async def after(self, call: str) -> None:
-        await asyncio.sleep(self._random.uniform(0, 0.005))
+        await self._pause((0.0, 0.005))
         if not self.calm and self._random.random() < self._share:
             raise StoreAmbiguous(f"{call}: lost on the way back")
 
     async def delivering(self) -> None:
         if not self.calm:
-            await asyncio.sleep(self._random.choice((0.0, 0.01, 0.1)))
+            await self._pause((self._random.choice((0.0, 0.01, 0.1)),) * 2)
+
+    async def _pause(self, seconds: tuple[float, float]) -> None:
+        if not self._hasty:
+            await asyncio.sleep(self._random.uniform(*seconds))
+            return
+        for _ in range(self._random.randrange(TURNS_MAX)):
+            await asyncio.sleep(0)
 
 
 class StragglingStore(MemoryStore):
@@ -245,6 +265,9 @@ class HistoryLoad:
     async def _act(self, client: HistoryClient) -> None:
         random = self._random
         register = self._key(REGISTERS)
+        if random.random() < OWN_SHARE:
+            await self._use_own(client)
+            return
         match random.randrange(20):
             case 0 | 1 | 2:
                 await client.set(register, self._value())
@@ -269,6 +292,12 @@ class HistoryLoad:
                 await client.set(self._key(FLAGS), self._value())
             case _:
                 await client.wait(self._key(FLAGS), 0.2)
+
+    async def _use_own(self, client: HistoryClient) -> None:
+        """Set and read a key that no other client uses, beside others that do so with theirs."""
+        own = f"{self._prefix}/own{client.number}"
+        await client.set(own, self._value())
+        await client.get(own)
 
     def _key(self, keys: Sequence[str]) -> str:
         return self._prefix + self._random.choice(keys)
