@@ -47,7 +47,8 @@ class Node:
     """What one torchrun wants, as the sidecar that serves it wrote it.
 
     ``asking``: wants to take part. ``in``: was handed ``round``, and asks for nothing until it
-    asks again. ``left``: a tombstone. ``addr``, ``pid`` and ``local_id`` are torch's own
+    asks again; ``finished``: its workers are done, and it stands in that round's exit barrier.
+    ``left``: a tombstone. ``addr``, ``pid`` and ``local_id`` are torch's own
     description; ranks are ordered by it. ``mod_revision`` is the store's.
     """
 
@@ -62,6 +63,7 @@ class Node:
     left_reason: LeftReason = ""
     flavour: str = ""
     mod_revision: int = 0
+    finished: bool = False
     seat: Seat = field(init=False, repr=False, compare=False)
     """Who asks: what a frozen list names. Made once: every look at a run asks for all of them."""
 
@@ -79,9 +81,9 @@ class Node:
         return same and self._progress > other._progress
 
     @property
-    def _progress(self) -> tuple[int, int]:
+    def _progress(self) -> tuple[int, int, bool]:
         """Orders what one torchrun goes through: each ask is handed a round, or ends."""
-        return (self.ask, _STATES.index(self.state))
+        return (self.ask, _STATES.index(self.state), self.finished)
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -95,6 +97,8 @@ class Node:
         }
         if self.state == "in":
             fields["round"] = self.round
+            if self.finished:
+                fields["finished"] = True
         if self.state == "left":
             fields["left_reason"] = self.left_reason
         if self.flavour:
@@ -121,6 +125,7 @@ class Node:
             left_reason=left_reason,
             flavour=take(kv.key, fields, "flavour", str) if "flavour" in fields else "",
             mod_revision=kv.mod_revision,
+            finished=state == "in" and take(kv.key, fields, "finished", bool, False),
         )
 
 

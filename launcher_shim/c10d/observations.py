@@ -37,6 +37,8 @@ class Observations:
     ``life_since_s``: since when this sidecar has been in the present life of the job.
     ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
     ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
+    ``done``: who of this round was seen to have finished: that it goes, or its pod does, is no
+    loss, nor that another torchrun comes there.
     """
 
     healthy_since_s: float = math.inf
@@ -49,6 +51,7 @@ class Observations:
     met_min_s: float | None = None
     left_s: Mapping[Seat, float] = field(default_factory=dict)
     life_since_s: float = -math.inf
+    done: frozenset[Seat] = frozenset()
 
 
 def observe(
@@ -105,6 +108,18 @@ def observe(
             if node.state == "left"
         },
         life_since_s=previous.life_since_s,
+        done=_done(snapshot) | (previous.done if same_round else frozenset()),
+    )
+
+
+def _done(snapshot: RunSnapshot) -> frozenset[Seat]:
+    if not snapshot.round.finishing:
+        return frozenset()
+    frozen = frozenset(snapshot.round.frozen)
+    return frozenset(
+        node.seat
+        for node in snapshot.nodes.values()
+        if (node.finished or node.left_reason == "done") and node.seat in frozen
     )
 
 
@@ -160,7 +175,9 @@ def stand(
     of: dict[Seat, Standing] = {}
     for seat in snapshot.round.frozen:
         node = snapshot.nodes.get(seat.member)
-        if node is None:
+        if seat in observations.done and (node is None or node.seat != seat):
+            of[seat] = "done"
+        elif node is None:
             of[seat] = "missing"
         elif node.seat != seat:
             of[seat] = "replaced"
@@ -177,7 +194,10 @@ def stand(
     }
     if any(standing in ("here", "left", "replaced") for standing in of.values()):
         back_s = observations.return_until_s
-        due = {seat: max(since[seat] + policy.confirm_s, back_s) for seat in missing}
+        # Who has finished needs nobody, and the others may be about to: what they do last, as an
+        # upload, is not to be cut short for one that is cut off.
+        wait_s = policy.orphan_hold_s if snapshot.round.finishing else policy.confirm_s
+        due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
     elif snapshot.asking():
         # Everybody at once: a cut, not a death, unless nobody comes back for very long.
         due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)

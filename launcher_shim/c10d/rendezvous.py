@@ -254,6 +254,13 @@ class Rendezvous:
             await self._write(replace(node, state="left", left_reason="exit", round=0))
         return True
 
+    def finish(self, claim: Claim) -> None:
+        """Take note that the workers of ``claim`` are done: it stands in the exit barrier."""
+        node = self.live_node(claim)
+        if node is not None and not node.finished:
+            self._own.aim(replace(node, finished=True))
+            self._moved()
+
     def leave(self, claim: Claim, reason: LeftReason) -> None:
         """Leave a tombstone for ``claim``; it is written as soon as the store lets us."""
         node = self.own_node(claim)
@@ -291,7 +298,10 @@ class Rendezvous:
         current = self._run.round
         if round_number < current.number:
             return True
-        if round_number > current.number or not current.complete or current.finishing:
+        if round_number > current.number or not current.complete:
+            return False
+        own = self._own.node
+        if own is not None and own.finished and own.round == round_number:
             return False
         return current.closed == "failure" or self._look().standings.lost
 
@@ -306,7 +316,8 @@ class Rendezvous:
         if self.member in snapshot.membership.leaving:
             return True
         if closed == "success":
-            return False
+            # It is done, and speaks for none that is to go on.
+            return bool(snapshot.round.closed) or snapshot.goes_on()
         others = [
             seat
             for seat, standing in standings.of.items()

@@ -54,15 +54,21 @@ def _over(
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
+    lost = failed or standings.lost
     # Who was let go stands still until SIGTERM, and is shown no waiter, so that nobody may wait for
-    # it to leave. Who stands in the exit barrier is left in peace.
-    granted = frozenset[str]() if current.finishing else snapshot.membership.granted
+    # it to leave. While all may end well, who stands in the exit barrier is left in peace.
+    ends_well = current.finishing and not lost
+    granted = frozenset[str]() if ends_well else snapshot.membership.granted
+    # It holds on there, as natively, until others are enough to go on without it.
+    enough = lost and len(snapshot.candidates(policy.min_nodes)) >= policy.min_nodes
     # A world that has failed is not kept for those who may return to it.
     gone = GONE | {"missing"} if failed else GONE
     staying = [
         seat
         for seat, standing in standings.of.items()
-        if standing not in gone and seat.member not in granted
+        if standing not in gone
+        and seat.member not in granted
+        and not (enough and standing == "here" and snapshot.nodes[seat.member].finished)
     ]
     if failed and not staying and not snapshot.anybody_asks():
         # What the run came to stays on record until a torchrun begins anew.

@@ -121,6 +121,16 @@ class RunSnapshot:
         fit = [node for node in asking if node.member not in self.membership.quarantined]
         return fit if len(fit) >= min_nodes else asking
 
+    def goes_on(self) -> bool:
+        """Whether a torchrun of the present world has left it to ask again: it is not done."""
+        for seat in self.round.frozen:
+            node = self.nodes.get(seat.member)
+            if node is None or node.nonce != seat.nonce:
+                continue
+            if node.ask > seat.ask or node.left_reason == "exit":
+                return True
+        return False
+
     def newcomers(self, max_nodes: int) -> bool:
         """Whether somebody asks to join the present world, and it has room."""
         frozen, quarantined = self.round.frozen, self.membership.quarantined

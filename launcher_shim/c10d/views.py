@@ -65,7 +65,7 @@ def view(
     leaving = member in snapshot.membership.leaving
     if node.state == "in" and node.round == current.number and current.complete:
         again = trains_no_more(snapshot, standings, node, filled_round) or (
-            not leaving and must_form_again(snapshot, standings, policy)
+            not leaving and not node.finished and must_form_again(snapshot, standings, policy)
         )
         return View("participant", current, phantom=again, closed=current.closed == "success")
     number = Round(current.number)
@@ -96,6 +96,8 @@ def trains_no_more(
     current = snapshot.round
     if node.state != "in" or node.round != current.number or not current.complete:
         return False
+    if node.finished:
+        return False
     # A filler cannot be taken back: its workers look for each other where nobody is, whoever of its
     # world has returned.
     if filled_round == current.number:
@@ -110,11 +112,13 @@ def trains_no_more(
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
     """Whether the present world is to leave its round and form a new one."""
     current = snapshot.round
-    if not current.complete or current.finishing or current.closed == "success":
+    if not current.complete or current.closed == "success":
         return False
     membership = snapshot.membership
     if _is_lost(snapshot, standings) or _stands_still(snapshot):
         return True
+    if current.finishing:
+        return False
     # A newcomer is let in by the whole world at once. Who left it for one while others are on their
     # way back from a cut would meet them only in yet another round.
     return (
@@ -128,10 +132,11 @@ def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
     """Whether nobody of the present world can train or save on in it, not even who leaves the job.
 
     That one leaves it as the others do: it may not train on with one who is merely cut off, while
-    the others form the next one. Who was let go stands still until its SIGTERM.
+    the others form the next one. Who was let go stands still until its SIGTERM. Nobody is excused
+    because another one has finished: without the one that is gone, these never will.
     """
     current = snapshot.round
-    if not current.complete or current.finishing or current.closed == "success":
+    if not current.complete or current.closed == "success":
         return False
     return bool(current.closed) or standings.lost_beside(snapshot.membership.saved)
 

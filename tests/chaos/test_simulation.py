@@ -32,6 +32,7 @@ LIVE = (
     "scarce",
     "strays",
     "stuck-workers",
+    "uneven-ends",
     "unseen-drains",
 )
 """Plots in which some pods cannot train, ever or for a while, and the others must."""
@@ -54,6 +55,7 @@ FOUND_IN = {
     "leavers-excused": ("unseen-drains", 40),
     "lost-rounds-entered": ("earlier-lives-restored", 3),
     "lost-worlds-not-awaited": ("earlier-lives-restored", 10),
+    "losses-untold-once-one-has-finished": ("uneven-ends", 12),
     "lost-leaver-listed": ("unseen-drains", 20),
     "lost-hosts-dropped-at-once": ("cuts-of-all", 20),
     "min-not-compared": ("drains", 40),

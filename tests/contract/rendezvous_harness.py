@@ -270,7 +270,8 @@ class Torchrun:
         """What happens to it next.
 
         ``rejoin``: its workers failed, and it has restarts left. ``fail``: it has none left.
-        ``finish``: its workers are done.
+        ``finish``: its workers are done. ``wait``: they are, and it waits for those of the others
+        in torch's exit barrier.
         """
         self._commands.append(command)
 
@@ -343,6 +344,9 @@ class Torchrun:
                 return False
             case "finish":
                 self.wire.exit_barrier()
+            case "wait":
+                self.wire.exit_barrier()
+                handler._get_store().get("torchelastic/agent/terminal_state/last_member")
         handler.shutdown()
         return True
 

@@ -329,6 +329,73 @@ async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
         assert await one.world("a", "b") > first
 
 
+async def stands_in_the_exit_barrier(one: Job, name: str) -> None:
+    one.torchruns[name].order("wait")
+
+    def finished() -> bool:
+        node = one.sidecars["c"].rendezvous.snapshot().nodes[name]
+        return node.finished and one.sidecars["c"].rendezvous.round.finishing
+
+    await one.until(finished)
+
+
+@pytest.mark.parametrize("how", ["rejoin", "fail", "kill"])
+async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(how: str) -> None:
+    async with job(replace(QUICK, max_nodes=3)) as one:
+        await all_of(one, "abc")
+        first = await one.world("a", "b", "c")
+        done, trains, fails = one.everyone
+        await stands_in_the_exit_barrier(one, "a")
+        if how == "kill":
+            fails.kill()
+        else:
+            fails.order(how)
+        await one.until(lambda: trains.restarts == 1)
+        if how != "rejoin":
+            await one.until(lambda: fails.ended)
+            # Alone it is too few: who is done holds on, as natively.
+            assert not done.ended
+            one.torchrun("c")
+        assert await one.world("b", "c") == first + 1
+        await one.until(lambda: done.ended)
+        assert (done.failure, len(done.worlds)) == (None, 1)
+        await one.until(lambda: one.sidecars["b"].rendezvous.snapshot().nodes["a"].state == "left")
+        assert one.sidecars["b"].rendezvous.closed == ""
+        assert [trains.failure, one.torchruns["c"].failure] == [None, None]
+
+
+async def test_closed_by_failure_while_one_is_done_the_others_leave_and_go_on() -> None:
+    async with job(replace(PATIENT, min_nodes=3, max_nodes=3)) as one:
+        await all_of(one, "abc")
+        first = await one.world("a", "b", "c")
+        await stands_in_the_exit_barrier(one, "a")
+        one.torchruns["c"].order("fail")
+        await one.until(lambda: one.torchruns["b"].restarts == 1)
+        assert one.sidecars["b"].rendezvous.closed == "failure"
+        one.torchrun("c")
+        await one.node("d")
+        assert await one.world("b", "c", "d") == first + 1
+        await one.until(lambda: one.everyone[0].ended)
+        assert [t.failure for t in one.everyone] == [None] * 5
+
+
+async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> None:
+    async with job(PATIENT) as one:
+        await all_of(one, "ab")
+        first = await one.world("a", "b")
+        one.torchruns["b"].order("rejoin")
+        rendezvous = one.sidecars["a"].rendezvous
+        one.torchruns["a"].awake.clear()
+        await one.until(lambda: rendezvous.snapshot().nodes["b"].ask == 2)
+        # Its own time in the exit barrier is over.
+        one.torchruns["a"].order("finish")
+        one.torchruns["a"].awake.set()
+        await one.until(lambda: one.torchruns["a"].ended)
+        one.torchrun("a")
+        assert await one.world("a", "b") == first + 1
+        assert [t.failure for t in one.everyone] == [None, None, None]
+
+
 async def test_a_leaver_is_kept_out_and_the_others_form_again() -> None:
     async with job(PATIENT) as one:
         await all_of(one, "abc")

@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat, first_round
+from launcher_shim.c10d.nodes import (
+    ClosedWhy,
+    LeftReason,
+    Node,
+    NodeState,
+    Round,
+    Seat,
+    first_round,
+)
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.rounds import decide, next_round
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
@@ -395,9 +403,16 @@ def test_over(nodes: list[Node], granted: str, over: bool) -> None:
         ("", "a", False, False),
         ("a", "a", False, True),
         ("a", "ac", False, False),
-        ("a", "a", True, False),
+        ("a", "a", True, True),
+        ("", "a", True, False),
     ],
-    ids=["not let go", "let go", "one has not left yet", "finishing"],
+    ids=[
+        "not let go",
+        "let go",
+        "one has not left yet",
+        "let go while others finish",
+        "not let go while others finish",
+    ],
 )
 def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go(
     granted: str, stay: str, finishing: bool, over: bool
@@ -418,6 +433,81 @@ def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
     membership = Membership(frozenset("cd"), leaving=both, granted=both, ends_round=True)
     snapshot = run(inside("ab"), frozen("ab", finishing=True), membership=membership)
     assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
+
+
+@pytest.mark.parametrize("closed", ["", "failure"])
+@pytest.mark.parametrize(
+    ("others", "over"),
+    [
+        ([node("b", "in", number=3), node("c", "left", left="closed")], False),
+        ([node("b", ask=2), node("c", "left", left="closed")], False),
+        ([node("b", ask=2), node("c", ask=2)], True),
+        ([node("b", ask=2), node("c", nonce="other"), node("d")], True),
+        ([replace(node("b", "in", number=3), finished=True), node("c", ask=2)], False),
+        ([replace(node("b", "in", number=3), finished=True), node("c", ask=2), node("d")], True),
+        ([node("b", "left", left="closed"), node("c", "left", left="closed")], False),
+    ],
+    ids=[
+        "one trains still",
+        "too few ask",
+        "both ask again",
+        "one comes back, and a spare",
+        "another one is done, and too few ask",
+        "another one is done, and enough ask",
+        "nobody asks",
+    ],
+)
+def test_who_is_done_is_waited_for_until_others_are_enough_to_go_on(
+    others: list[Node], closed: ClosedWhy, over: bool
+) -> None:
+    done = replace(node("a", "in", number=3), finished=True)
+    current = replace(frozen("abc", finishing=True), closed=closed)
+    decision = decide(NOW, run([done, *others], current), WATCHED, POLICY)
+    assert decision.round == (next_round(current) if over else None)
+
+
+def test_who_vanishes_while_others_finish_is_given_longer_to_return() -> None:
+    snapshot = run(inside("a"), frozen("ab", finishing=True))
+    seen = look(WATCHED, snapshot)
+    assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + POLICY.orphan_hold_s
+    assert not stand(NOW + 59.9, snapshot, seen, POLICY).lost
+    assert stand(NOW + 60.0, snapshot, seen, POLICY).lost
+
+
+@pytest.mark.parametrize("then", [None, node("b", nonce="other")], ids=["vanishes", "restarts"])
+@pytest.mark.parametrize(
+    "done",
+    [
+        replace(node("b", "in", number=3), finished=True),
+        node("b", "left", left="done"),
+    ],
+    ids=["in the barrier", "ended"],
+)
+def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> None:
+    current = frozen("abc", finishing=True)
+    seen = look(WATCHED, run([*inside("ac"), done], current))
+    gone = run([*inside("ac"), *([then] if then else [])], current)
+    seen = look(seen, gone)
+    standings = stand(NOW + 1e6, gone, seen, POLICY)
+    assert standings.of[Seat("b", "n", 1)] == "done"
+    assert not standings.lost
+    assert look(seen, run(inside("ac"), replace(current, number=4))).done == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("b", "goes_on"),
+    [
+        (node("b", "in", number=3), False),
+        (node("b", ask=2), True),
+        (node("b", "left", left="exit"), True),
+        (node("b", "left", left="closed"), False),
+        (node("b", "left", left="done"), False),
+        (node("b", nonce="other"), False),
+        (node("b", "left", ask=2, left="closed"), True),
+    ],
+)
+def test_whether_one_of_the_world_goes_on_without_the_others(b: Node, goes_on: bool) -> None:
+    assert run([*inside("a"), b], frozen("ab", finishing=True)).goes_on() == goes_on
 
 
 def test_the_next_round_is_open_and_empty() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,17 @@ def test_a_node_comes_back_as_it_was(node: Node) -> None:
     assert Node.from_kv(kv(RUN.node(node.member), node.to_json())) == node
 
 
+def test_whether_a_node_has_finished_is_written_of_its_round_alone() -> None:
+    inside = Node("a", "in", "n", 1, "10.0.0.1", 7, 0, 3, mod_revision=7)
+    done = replace(inside, finished=True)
+    assert Node.from_kv(kv(RUN.node("a"), done.to_json())) == done
+    assert b"finished" not in inside.to_json()
+    left = replace(done, state="left", left_reason="done")
+    assert not Node.from_kv(kv(RUN.node("a"), left.to_json())).finished
+    assert done.is_later_than(inside)
+    assert not inside.is_later_than(done)
+
+
 @given(
     st.builds(
         Round,
@@ -94,6 +106,7 @@ def test_junk_is_refused_and_nothing_else_happens(junk: bytes) -> None:
         {"left_reason": "bored"},
         {"round": 2**70},
         {"flavour": 3},
+        {"finished": 1},
         {"schema": 2},
     ],
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.observations import Observations, observe, stand
 from launcher_shim.c10d.portrait import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
@@ -76,7 +76,7 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         ((B, C, D), WORLD, Membership(frozenset("abc"), frozenset("d")), False),
         ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True), False),
         ((B, C, D), replace(WORLD, finishing=True), Membership(frozenset("abcd")), False),
-        ((B, node("c", "left")), replace(WORLD, finishing=True), Membership(), False),
+        ((B, node("c", "left")), replace(WORLD, finishing=True), Membership(), True),
         ((B, C), WORLD, Membership(frozenset("ab"), leaving=frozenset("c")), False),
         (
             (B, C),
@@ -149,7 +149,7 @@ def test_one_that_was_done_is_not_missed() -> None:
         ("", "", False, True),
         ("a", "", False, False),
         ("", "c", False, False),
-        ("", "", True, False),
+        ("", "", True, True),
     ],
     ids=["not let go", "let go", "the lost one has saved", "finishing"],
 )
@@ -272,9 +272,12 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
         assert (view.role, view.full, view.closed, view.phantom) == (role, True, False, False)
 
 
-def test_who_stands_in_the_exit_barrier_of_a_failed_run_is_left_in_peace() -> None:
-    finishing = replace(WORLD, finishing=True, closed="failure")
-    assert not shown(A, B, C, current=finishing).phantom
+@pytest.mark.parametrize("closed", ["", "failure"])
+def test_who_stands_in_the_exit_barrier_is_left_in_peace_whatever_fails(closed: ClosedWhy) -> None:
+    finishing = replace(WORLD, finishing=True, closed=closed)
+    done, lost = replace(A, finished=True), node("c", "left")
+    assert not shown(done, B, lost, current=finishing).phantom
+    assert shown(B, done, lost, current=finishing).phantom
 
 
 def handed(me: Node, *others: Node) -> Node | None:

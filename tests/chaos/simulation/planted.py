@@ -289,6 +289,16 @@ def _as_success(snapshot: Any) -> Any:
     return replace(snapshot, round=replace(snapshot.round, closed=closed))
 
 
+def losses_untold_once_one_has_finished() -> list[Patch]:
+    """Once one stands in the exit barrier, nobody is told that another one is lost."""
+    original = launcher_shim.c10d.views._is_lost
+
+    def is_lost(snapshot: Any, standings: Any) -> bool:
+        return not snapshot.round.finishing and original(snapshot, standings)
+
+    return [patch("launcher_shim.c10d.views._is_lost", is_lost)]
+
+
 def stuck_workers_awaited() -> list[Patch]:
     """A torchrun that asks for anything is waited for, however long its workers take to end."""
     return [patch("launcher_shim.c10d.rendezvous.trains_no_more", lambda *known: False)]
@@ -386,6 +396,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         launchers_not_fenced,
         cut_taken_for_death,
         failure_is_final,
+        losses_untold_once_one_has_finished,
         stuck_workers_awaited,
         fillers_forgotten,
         lost_rounds_entered,

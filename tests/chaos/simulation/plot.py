@@ -47,12 +47,18 @@ def any_shape(random: Random, pods: int) -> JobShape:
     return JobShape(least=random.randint(1, min(most, pods)), most=most)
 
 
+def one_is_enough(random: Random, pods: int) -> JobShape:
+    """A place for each pod, and a world may be of one."""
+    return JobShape(least=1, most=pods)
+
+
 @dataclass(frozen=True, slots=True)
 class Plot:
     """One kind of story. ``trains``: with torchruns and ranks.
 
     ``healthy``: of its events none may cost a world that trains. ``ends``: the last step is near,
-    and all is well at first. ``pods``: how many, one of these.
+    and all is well at first. ``uploads``: after it some ranks have something left to do, which they
+    end together. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
     ``prologue``: what happened before the first pod came. ``daily``: how many seeds of it CI
@@ -67,6 +73,7 @@ class Plot:
     trains: bool = True
     healthy: bool = False
     ends: bool = False
+    uploads: bool = False
     misfits: tuple[Launchers, ...] = ()
     prologue: Event | None = None
     daily: int = 0

@@ -29,10 +29,11 @@ from tests.chaos.simulation.outages import (
     tear,
     tell_early,
 )
-from tests.chaos.simulation.plot import Event, Plot, any_shape, exact, in_twos, tight
+from tests.chaos.simulation.plot import Event, Plot, any_shape, exact, in_twos, one_is_enough, tight
 from tests.chaos.simulation.restores import backup_of_former_lives, restore
 from tests.chaos.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.chaos.simulation.strays import former_lives, late_pod
+from tests.chaos.simulation.uneven_ends import fail_beside_the_finished
 
 OUTAGES: Mapping[Event, int] = {
     cut_one: 3,
@@ -151,6 +152,15 @@ PLOTS = (
         daily=50,
     ),
     Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=75),
+    Plot(
+        "uneven-ends",
+        {fail_beside_the_finished: 5, crash_briefly: 1, stall: 1, cut_one: 1},
+        (2, 3, 4),
+        one_is_enough,
+        ends=True,
+        uploads=True,
+        daily=50,
+    ),
     Plot("strays", LATE, FEW, prologue=former_lives, daily=75),
     # With every member away or told to go, a late pod looks like one of a Job created anew.
     Plot("unknown-strays", {late_pod: 4, tear: 1, end_torchrun: 2}, FEW, daily=50),

@@ -233,6 +233,7 @@ class SimulatedJob:
         self.director = loop.process("kubelet")
         self.step_s = random.choice((0.5, 1.5))
         self.last_step: int | None = None
+        self.uploads_s: dict[str, float] = {}
         self.worlds: dict[tuple[RoundId, str], World] = {}
         self.invariants: Invariants
         self._uids = 0

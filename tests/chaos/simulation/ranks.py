@@ -42,6 +42,8 @@ class World:
         self.began: dict[str, int] = {}
         self.trained: dict[str, int] = {}
         self.saved: dict[str, set[int]] = {}
+        self.uploaded: set[str] = set()
+        self.all_uploaded = asyncio.Event()
         self._arrivals = 0
         self._all_here = asyncio.Event()
 
@@ -106,10 +108,22 @@ class Rank:
             due = await self._follow()
             while due:
                 due = await self._save(step)
-            if step == self._job.last_step:
+            if self._job.last_step is not None and step >= self._job.last_step:
                 await self._publish(takes_part=False)
+                if name in self._job.uploads_s:
+                    await self._upload()
                 self.finished = True
                 return
+
+    async def _upload(self) -> None:
+        """Do what some ranks have left to do after the last step; they end it together."""
+        world, uploads_s = self.world, self._job.uploads_s
+        await asyncio.sleep(uploads_s[self.pod.name])
+        others = uploads_s.keys() & world.ranks.keys()
+        world.uploaded.add(self.pod.name)
+        if others <= world.uploaded:
+            world.all_uploaded.set()
+        await world.all_uploaded.wait()
 
     async def _start(self) -> int:
         deadline_s = self._job.loop.time() + OWN_ROUND_WAIT_S

@@ -24,8 +24,9 @@ class RoundInvariants:
 
     ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
     somebody was handed a world last. ``round``: of the run that the job is there for.
-    ``at_freeze`` is called with the next round of it that is frozen, once. ``begins_again`` is
-    called with a round whose first beginning nobody knows of any more.
+    ``at_freeze`` is called with the next round of it that is frozen, once, ``at_finish`` with the
+    next one in which somebody has come to the exit barrier. ``begins_again`` is called with a round
+    whose first beginning nobody knows of any more.
     """
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
@@ -35,6 +36,7 @@ class RoundInvariants:
         self.may_form = True
         self.formed_s = 0.0
         self.at_freeze: Callable[[Round], None] | None = None
+        self.at_finish: Callable[[Round], None] | None = None
         self.begins_again: Callable[[RoundId], None] = lambda round: None
         self._job = job
         self._truth = truth
@@ -73,6 +75,9 @@ class RoundInvariants:
             self._break(f"I5: the run is closed by {new.closed}, though nobody was told to")
         if not new.complete or not new.frozen:
             return
+        if run == RUN and new.finishing and not new.closed and self.at_finish is not None:
+            act, self.at_finish = self.at_finish, None
+            act(new)
         frozen = self.frozen.get((run, new.number))
         if frozen is not None and frozen != new.frozen and self._is_forgotten(run, new.number):
             self.begins_again((run, new.number))

@@ -19,6 +19,10 @@ SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)
 """When the launcher of a pod starts."""
 
+UPLOADS = 0.5
+UPLOAD_S = (5.0, 60.0)
+"""How often a rank has something left to do after the last step, and for how long."""
+
 LIVENESS_S = 150.0
 """Within so long after the last fault everything must have come right."""
 
@@ -74,6 +78,9 @@ class Story:
         trained = [step for world in self.job.worlds.values() for step in world.trained.values()]
         self.job.last_step = max(trained) + self.random.randint(2, 5)
         self.invariants.rounds.may_close = True
+        if self.plot.uploads:
+            some = [pod.name for pod in self.job.present() if self.random.random() < UPLOADS]
+            self.job.uploads_s = {name: self.random.uniform(*UPLOAD_S) for name in some}
         self.say(None, f"step {self.job.last_step} is the last one")
 
     def _tell(self, event: Callable[[Story], None]) -> None:
