@@ -7,8 +7,8 @@ import asyncio
 import logging
 
 from rdzv.errors import StoreError
-from rdzv.server_versions import FLOOR, judge
 from rdzv.store import Store
+from rdzv.store.etcd.versions import FLOOR, judge
 from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)

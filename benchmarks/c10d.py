@@ -30,7 +30,7 @@ from benchmarks.node_processes import Sidecar
 from benchmarks.processor_time import cpu_s
 from benchmarks.worker import worker
 from rdzv.store import Compare, Put
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 SOURCE = Path(__file__).with_name("c10d_load.c")
 ROUNDS = 7

@@ -16,7 +16,7 @@ from typing import cast
 import uvloop
 
 from rdzv.store import Compare, Put
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 HELLO_BYTES = 10
 PONG = b"\x01\x02\x03\x04"

@@ -35,7 +35,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.store import Put
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 NOTICES = 300
 TURNS = 3

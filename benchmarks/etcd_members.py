@@ -16,7 +16,7 @@ from typing import Self
 from benchmarks.etcd_server import START_TIMEOUT_S, free_port
 from rdzv.errors import StoreError
 from rdzv.store import StoreStatus
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 LOOK_S = 0.005
 """Between two looks at who leads."""

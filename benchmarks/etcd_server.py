@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from rdzv.errors import StoreError
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 START_TIMEOUT_S = 20.0
 

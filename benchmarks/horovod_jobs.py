@@ -38,7 +38,7 @@ from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 SCRIPT = REPOSITORY / "benchmarks" / "horovod_training.py"
 GLOO_TIMEOUT_S = 120

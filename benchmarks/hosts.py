@@ -28,7 +28,7 @@ from benchmarks.worker import Worker, worker
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store import TxnResult
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 SIDECARS = 32
 PROCESSES = 2

@@ -27,9 +27,9 @@ from rdzv.keys import JobKeys
 from rdzv.listing import decide
 from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import Endpoint
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.endpoint import Endpoint
 
 LEAVE_S = 60.0
 """More than a preStop has: the whole third leaves on the processor of a few."""

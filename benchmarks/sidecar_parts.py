@@ -26,7 +26,7 @@ from benchmarks.worker import LINE_MAX
 from rdzv.keys import JobKeys
 from rdzv.registration import Identity
 from rdzv.store import Store
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 LEASE_TTL_S = 30.0
 """Long, because all sidecars of a benchmark share two cores, which no pods do."""

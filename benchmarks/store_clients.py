@@ -23,9 +23,9 @@ import uvloop
 from benchmarks.worker import LINE_MAX
 from rdzv.errors import StoreError
 from rdzv.store import Compare, Put
-from rdzv.store.endpoints import CHANNEL_OPTIONS, HAS_LEADER, RANGE, TXN, Method
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.messages import txn_request
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.endpoint import CHANNEL_OPTIONS, HAS_LEADER, RANGE, TXN, Method
+from rdzv.store.etcd.messages import txn_request
 from rdzv.store.pb import etcd_pb2 as pb
 
 Work = Literal["transactions", "reads"]
@@ -139,10 +139,10 @@ class Etcd3Client:
     """The etcd3 package, bare: no deadline, one endpoint, a thread for each at a time."""
 
     def __init__(self, endpoint: str) -> None:
-        from rdzv.store import etcd3_package
+        from rdzv.store.etcd3 import package
 
         host, _, port = endpoint.rpartition(":")
-        self._client = etcd3_package.Etcd3Client(host, int(port))
+        self._client = package.Etcd3Client(host, int(port))
         self._threads = ThreadPoolExecutor(LANES)
 
     async def put(self) -> None:
@@ -204,7 +204,7 @@ def open_client(name: str, endpoint: str) -> Client:
         case "etcd":
             return StoreClient(EtcdStore([endpoint]))
         case "etcd3":
-            from rdzv.store.etcd3_driver import Etcd3Store
+            from rdzv.store.etcd3.driver import Etcd3Store
 
             return StoreClient(Etcd3Store([endpoint]))
         case "grpc.aio alone":

@@ -13,7 +13,7 @@ from time import monotonic
 from benchmarks.etcd_members import EtcdMembers, etcd_members
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.store import Put, Store
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 WRITE_EVERY_S = 0.02
 LEASES = 4
@@ -83,7 +83,7 @@ class _Load:
 
 async def recoveries(kills: int) -> dict[str, list[Recovery]]:
     """Kill the leader ``kills`` times under each driver, in turns."""
-    from rdzv.store.etcd3_driver import Etcd3Store
+    from rdzv.store.etcd3.driver import Etcd3Store
 
     drivers: dict[str, Callable[[list[str]], Store]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
     found: dict[str, list[Recovery]] = {name: [] for name in drivers}

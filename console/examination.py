@@ -21,7 +21,7 @@ from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
-from rdzv.store.cluster import auth_enabled, cluster_members, history_compacted
+from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted
 from rdzv.store.opening import open_store
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from console.options import configured_by, shown_with
 from console.showing import Face, Grid, show
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.store.access import Access
-from rdzv.store.cluster import auth_enabled
+from rdzv.store.etcd.admin import auth_enabled
 
 AUTH_TIMEOUT_S = 2.5
 """For an answer from the next endpoint, where the first one is dead: an attempt is 1 s at first."""

@@ -8,7 +8,7 @@ import signal
 
 import click
 
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 
 
 @click.command(

@@ -14,8 +14,8 @@ from console.options import configured_by
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access, password_in
-from rdzv.store.cluster import auth_enabled
-from rdzv.store.rights import WRITE_TIMEOUT_S, JobRole, Rights
+from rdzv.store.etcd.admin import auth_enabled
+from rdzv.store.etcd.rights import WRITE_TIMEOUT_S, JobRole, Rights
 
 
 @click.command(

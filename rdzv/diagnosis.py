@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rdzv.history import HistoryEntry
-from rdzv.server_versions import FLOOR, judge
 from rdzv.store import StoreStatus
+from rdzv.store.etcd.versions import FLOOR, judge
 
 Level = Literal["ok", "note", "warning", "fault"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from rdzv.store.doubling import Doubling
+from rdzv.store.backoff import Doubling
 
 FIRST_PAUSE_S = 0.3
 

@@ -19,7 +19,7 @@ from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import spelled
 from rdzv.paging import PagedRead, Paging
 from rdzv.store import WATCH_PROGRESS_S, KeyValue, Store, WatchEvent
-from rdzv.store.doubling import Doubling
+from rdzv.store.backoff import Doubling
 
 log = logging.getLogger(__name__)
 

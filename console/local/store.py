@@ -12,7 +12,7 @@ from console.local.settings import Settings
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.opening import open_store
 
 

@@ -10,7 +10,7 @@ from typing import cast
 
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.interface import Store
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def open_store(access: Access, *, first: int = 0, random: Random | None = None) 
     if access.driver == "etcd3":
         try:
             # Only here: the package costs memory and start-up time that nobody else should pay.
-            driver = import_module("rdzv.store.etcd3_driver")
+            driver = import_module("rdzv.store.etcd3.driver")
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"--store-driver (MUSTER_STORE_DRIVER) is etcd3, and the package {error.name} is"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from rdzv.errors import StoreError
 from rdzv.store import StoreStatus
 from rdzv.store.access import Access
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 
 AGREE_S = 60.0
 """For all members to name one leader: on a busy machine they elect again and again."""

@@ -22,8 +22,8 @@ from rdzv.membership import snapshot_of
 from rdzv.registrar import RENEWALS_PER_TTL
 from rdzv.registration import Held
 from rdzv.store.access import Access
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd3_driver import Etcd3Store
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd3.driver import Etcd3Store
 from tests.chaos.calm_time import calm_time
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.chaos.etcd_leader import leader_of

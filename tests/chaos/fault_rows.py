@@ -13,7 +13,7 @@ from typing import Literal
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.membership import snapshot_of
 from rdzv.store import Delete, Put
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from tests.chaos.certificates import Authority, write
 from tests.chaos.fault_link import Link
 from tests.chaos.fault_rig import Fault, FaultRig

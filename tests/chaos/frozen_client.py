@@ -8,7 +8,7 @@ import sys
 
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.store import Put, WatchEvent
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from tests.contract.patient_store import PatientEtcdStore
 
 LEASE = 0xF0F0

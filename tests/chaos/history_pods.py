@@ -20,8 +20,8 @@ from rdzv.keys import JobKeys
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
 from rdzv.store import DEFAULT_TIMEOUT_S, Compare, Operation, Store, TxnResult
-from rdzv.store.faults import Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Faults
 from rdzv.watching import Mirror
 from tests.chaos.history import History, HistoryClient, history_client
 from tests.ports import free_ports

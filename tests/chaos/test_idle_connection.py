@@ -8,8 +8,8 @@ import asyncio
 import grpc
 import pytest
 
-from rdzv.store import endpoints
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd import endpoint
+from rdzv.store.etcd.client import EtcdStore
 from tests.chaos.etcd_cluster import EtcdCluster
 
 pytestmark = pytest.mark.etcd
@@ -22,8 +22,8 @@ IDLE_S = 6.0
 async def test_a_connection_that_nobody_uses_is_not_ended_for_its_pings(
     etcd_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = (*(one for one in endpoints.CHANNEL_OPTIONS if one[0] != PERIOD[0]), PERIOD)
-    monkeypatch.setattr(endpoints, "CHANNEL_OPTIONS", options)
+    options = (*(one for one in endpoint.CHANNEL_OPTIONS if one[0] != PERIOD[0]), PERIOD)
+    monkeypatch.setattr(endpoint, "CHANNEL_OPTIONS", options)
     store = EtcdStore(etcd_cluster.endpoints)
     await store.range("/idle")
     channel = store._calls.rotation.current._channel

@@ -23,7 +23,7 @@ from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession, Runs
 from rdzv.keys import JobKeys
 from rdzv.store import Compare
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.history import History, Model, Record, Undecided, porcupine, verdict
 from tests.chaos.history_order import StoreOrder, store_order
 from tests.chaos.history_pods import HistoryLoad, Relayed, StragglingStore, Unsteady, pods

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.scale import Phase, grow_and_shrink
 from rdzv.pacing import FIRST_PAUSE_S
 from rdzv.registrar import RENEWALS_PER_TTL
-from rdzv.store.doubling import Doubling
+from rdzv.store.backoff import Doubling
 from tests.chaos.etcd_cluster import find_etcd
 from tests.contract.calm import CALM_S, loop_lag
 

@@ -13,7 +13,7 @@ import pytest
 from rdzv.history import HISTORY_LENGTH
 from rdzv.leftovers import KEPT_MIN
 from rdzv.store import Store
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.bounds_load import (
     Job,
     Sample,

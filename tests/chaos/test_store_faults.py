@@ -27,8 +27,8 @@ import pytest
 
 from rdzv.errors import Compacted, StoreError
 from rdzv.store import Put, WatchBatch
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd3_driver import Etcd3Store
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd3.driver import Etcd3Store
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.chaos.etcd_leader import leader_of
 from tests.chaos.store_load import StoreLoad, gap_s

@@ -33,7 +33,7 @@ from rdzv.model import Drain, Snapshot
 from rdzv.registration import Held
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import PATIENCE_S
 from tests.contract.awake_clock import awake_clock
 from tests.contract.drain_parts import (

@@ -14,8 +14,8 @@ from rdzv.listing import decide
 from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
 from rdzv.store import Compare, Operation, Put, TxnResult
-from rdzv.store.faults import Cut
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut
 from rdzv.watching import Mirror
 from tests.contract.job_harness import KEYS
 

@@ -17,8 +17,8 @@ from rdzv.keys import JobKeys
 from rdzv.model import Job
 from rdzv.registration import Identity
 from rdzv.store import Compare, Delete, Put, Store
-from rdzv.store.faults import Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Faults
 
 KEYS = JobKeys("team", "digits")
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from rdzv.store import Compare, Operation, Page, RangeResult, TxnResult
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import Endpoint
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd3_driver import Etcd3Store
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.deadlines import Patience
+from rdzv.store.etcd.endpoint import Endpoint
+from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.interface import StoreStatus
-from rdzv.store.patience import Patience
 
 CALL_S = 30.0
 """What a call has where the test says nothing else."""

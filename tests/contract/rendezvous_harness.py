@@ -34,8 +34,8 @@ from launcher_shim.c10d.runs import Membership, Policy
 from rdzv.quarantine import TERMS, Terms
 from rdzv.registration import Held
 from rdzv.store import Put
-from rdzv.store.faults import Cut
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut
 from tests.contract.awake_clock import awake_clock
 from tests.contract.job_harness import KEYS, identity, surroundings
 

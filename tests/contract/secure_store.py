@@ -15,8 +15,8 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store import Store
 from rdzv.store.access import Access
+from rdzv.store.etcd.rights import JobRole, Rights
 from rdzv.store.opening import open_store
-from rdzv.store.rights import JobRole, Rights
 from tests.chaos.certificates import write
 from tests.chaos.etcd_cluster import EtcdCluster
 

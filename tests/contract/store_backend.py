@@ -13,10 +13,10 @@ import pytest
 
 from rdzv.store import Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd3_driver import Etcd3Store
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd3.driver import Etcd3Store
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.patient_store import PATIENT
 from tests.contract.secure_store import ELECTION, root_access

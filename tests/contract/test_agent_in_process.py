@@ -18,7 +18,7 @@ from agent.loop_lag import LoopLag
 from agent.rundir import RunDir
 from agent.settings import load
 from rdzv.errors import ConfigError, StoreUnavailable
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, until
 from tests.ports import free_ports
 

@@ -20,8 +20,8 @@ from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.model import Member, Snapshot
 from rdzv.store import Put
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, ROOT, muster, sidecar, until
 from tests.contract.awake_clock import awake_clock
 from tests.contract.calm import calmly

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from launcher_shim.c10d.agents import connect
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.test_rendezvous_writes import Client, pod
 
 PATIENCE_S = 20.0

@@ -21,9 +21,9 @@ from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.quarantine import Quarantine
 from rdzv.store import Put
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.memory import MemoryStore
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, ROOT, muster, until
 from tests.contract.calm import complaints, loop_lag
 

@@ -17,8 +17,8 @@ import pytest
 from console.drain import write
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, ROOT, Ended, muster
 from tests.contract.calm import complaints, loop_lag
 from tests.contract.drain_harness import Job, Loop, job

@@ -17,7 +17,7 @@ import launcher_shim.c10d.endpoint
 from launcher_shim.c10d import wire
 from rdzv.model import Drain
 from rdzv.store import Delete, Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected

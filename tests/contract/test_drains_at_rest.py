@@ -19,7 +19,7 @@ from rdzv.draining import cancel
 from rdzv.live_round import DrainingSnapshot, Policy
 from rdzv.model import Drain
 from rdzv.store import Put
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from tests.contract.drain_harness import Loop, job
 from tests.contract.drain_parts import HERE, RUN
 from tests.contract.job_harness import KEYS

@@ -15,7 +15,7 @@ from rdzv.draining import cancel
 from rdzv.live_round import Policy
 from rdzv.model import Drain
 from rdzv.store import Put
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from tests.contract.drain_harness import Job, Loop, job
 from tests.contract.drain_parts import HERE, RUN
 from tests.contract.job_harness import KEYS, begin_next_life

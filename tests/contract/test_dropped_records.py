@@ -12,7 +12,7 @@ from launcher_shim.c10d import wire
 from rdzv.errors import StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Compare, Delete, Operation, TxnResult
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.history_pods import pod
 from tests.contract.raw_client import connected
 

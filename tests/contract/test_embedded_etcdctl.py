@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from rdzv.store import Delete, Put
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.chaos.etcd_cluster import START_S, find_etcd
 
 pytestmark = pytest.mark.etcd

@@ -26,8 +26,8 @@ from rdzv.job import JobClient
 from rdzv.registrar import Registrar
 from rdzv.registration import Held
 from rdzv.store import Put
-from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.faults import Cut, Faults
 from tests.contract.job_harness import KEYS, client, identity, surroundings
 from tests.contract.listeners import listening, loopbacks
 from tests.contract.raw_client import DEADLINE_S, RawClient, connected

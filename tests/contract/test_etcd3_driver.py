@@ -20,12 +20,12 @@ import pytest
 from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
 from rdzv.store import Compare, Delete, Operation, Put, Range
 from rdzv.store.access import Access
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.etcd3_connection import Etcd3Connection
-from rdzv.store.etcd3_driver import THREADS, Etcd3Store
-from rdzv.store.etcd3_package import Etcd3Client
-from rdzv.store.etcd3_watch import UNREAD, Etcd3Watch
-from rdzv.store.memory import MemoryStore
+from rdzv.store.etcd3.connection import Etcd3Connection
+from rdzv.store.etcd3.driver import THREADS, Etcd3Store
+from rdzv.store.etcd3.package import Etcd3Client
+from rdzv.store.etcd3.watch import UNREAD, Etcd3Watch
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.opening import open_store
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.chaos.tcp_proxy import TcpProxy
@@ -94,7 +94,7 @@ async def test_a_driver_whose_package_is_not_installed_is_named(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "etcd3"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.startswith("rdzv.store.etcd3_")]:
+    for name in [name for name in sys.modules if name.startswith("rdzv.store.etcd3.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "etcd3", None)
     with pytest.raises(ConfigError, match=r"MUSTER_STORE_DRIVER.*pip install .*\[etcd3\]"):

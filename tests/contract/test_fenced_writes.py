@@ -16,7 +16,7 @@ from launcher_shim.c10d.session import SHARED_RUN
 from rdzv.keys import JobKeys
 from rdzv.model import Job
 from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.history_pods import Pod, pod
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import begin_next_life

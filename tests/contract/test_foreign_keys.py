@@ -14,7 +14,7 @@ from agent.parts import endpoint_of, job_client, member_parts
 from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.nodes import Round
 from rdzv.store import Put, WatchEvent
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS, identity, surroundings
 
 LIFE = KEYS.in_generation(1)

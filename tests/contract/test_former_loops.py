@@ -10,7 +10,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 
 PATIENCE_S = 60.0
 DEADLINE_S = 0.5

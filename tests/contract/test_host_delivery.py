@@ -19,7 +19,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import KeyValue, WatchEvent
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)

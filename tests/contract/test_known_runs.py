@@ -20,7 +20,7 @@ from rdzv.draining import decide
 from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
 from rdzv.model import Drain, Member, Outcome
 from rdzv.store import Delete, Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import DEADLINE_S, connected
 from tests.contract.test_endpoint import Pod, asks, pod

@@ -23,8 +23,8 @@ from launcher_shim.c10d.transactions import RETRY_PAUSE_S
 from rdzv.errors import WireError
 from rdzv.job import JobClient
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
-from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut, Faults
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import KEYS, Unreliable, client, past_faults
 

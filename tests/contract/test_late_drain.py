@@ -18,7 +18,7 @@ from rdzv.commit import Commit
 from rdzv.draining import cancel, first_write
 from rdzv.model import Drain
 from rdzv.store import Put
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS, identity
 from tests.contract.test_registrar import (
     LONG_TTL_S,

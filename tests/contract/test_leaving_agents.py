@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from rdzv.commit import Commit, Vote
 from rdzv.model import Drain
 from rdzv.store import Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import RUN_ID, handler_at

@@ -24,7 +24,7 @@ from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
 from rdzv.bypass import Bypass
 from rdzv.model import Member
 from rdzv.store import KeyValue, Put
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected

@@ -15,8 +15,8 @@ from launcher_shim.c10d.nodes import Node
 from launcher_shim.c10d.own_node import OwnNode
 from launcher_shim.c10d.registered import Registered
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
-from rdzv.store.faults import Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore, transact
+from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
+from rdzv.store.memory.faults import Faults
 from tests.contract.calm import calmly
 from tests.contract.test_rendezvous_writes import (
     GENERATION,

@@ -8,7 +8,7 @@ import asyncio
 from launcher_shim.c10d.nodes import Round, Seat
 from rdzv.model import Job, Member
 from rdzv.store import Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS
 from tests.contract.test_endpoint import pod
 

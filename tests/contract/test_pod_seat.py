@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 import launcher_shim.c10d.endpoint
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.runs import Policy
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.agent_harness import until
 from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod

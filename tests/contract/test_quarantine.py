@@ -16,7 +16,7 @@ from launcher_shim.c10d.runs import Policy
 from rdzv.history import HistoryEntry
 from rdzv.quarantine import Quarantine, Terms
 from rdzv.store import Delete
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from tests.contract.job_harness import KEYS
 from tests.contract.rendezvous_harness import Job, Torchrun, job
 

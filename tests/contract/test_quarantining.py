@@ -18,7 +18,7 @@ from rdzv.keys import JobKeys
 from rdzv.model import Job, Member
 from rdzv.quarantine import Terms
 from rdzv.store import Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)

@@ -19,8 +19,8 @@ from rdzv.model import Snapshot
 from rdzv.registrar import Registrar
 from rdzv.registration import Held, Identity
 from rdzv.store import Put
-from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.faults import Cut, Faults
 from tests.contract.agent_harness import until as until_holds
 from tests.contract.awake_clock import awake_clock
 from tests.contract.job_harness import KEYS, NoRoom, Unreliable, client, identity, surroundings

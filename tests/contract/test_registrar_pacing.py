@@ -14,8 +14,8 @@ import pytest
 from rdzv.errors import StoreAmbiguous, StoreError, StoreFull, StoreRefused, StoreUnavailable
 from rdzv.registration import Held
 from rdzv.store import Put
-from rdzv.store.faults import Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Faults
 from tests.contract.agent_harness import until as until_holds
 from tests.contract.awake_clock import awake_clock
 from tests.contract.calm import calmly

@@ -16,8 +16,8 @@ import pytest
 from launcher_shim.c10d import wire
 from launcher_shim.c10d.state import SENTINEL
 from rdzv.keys import JobKeys
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import until
 from tests.contract.raw_client import RawClient, connected
 from tests.contract.relayed_pod import RelayedPod, relayed_pod

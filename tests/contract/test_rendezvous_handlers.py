@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.runs import Policy
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.rendezvous_harness import Job, job
 
 QUICK = Policy(

@@ -25,8 +25,8 @@ from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, Put, WatchEvent
-from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut, Faults
 from rdzv.watching import Mirror
 from tests.contract.calm import calmly
 from tests.contract.job_harness import Unreliable

@@ -11,7 +11,7 @@ from dataclasses import replace
 from launcher_shim.c10d.agents import connect
 from launcher_shim.c10d.nodes import Node
 from rdzv.store import Put
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.test_rendezvous_writes import RUN, TTL_S, Pod, pod, until
 
 FORMER_LEASE = 1

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, sidecar, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users")

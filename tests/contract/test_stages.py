@@ -22,7 +22,7 @@ from launcher_shim.c10d.ledger import Stamp
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.stages import FILE_NAME, Stages
 from launcher_shim.pod.relay import Relay
-from rdzv.store.memory import MemoryEngine
+from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod

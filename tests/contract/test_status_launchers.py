@@ -14,8 +14,8 @@ from rdzv.keys import JobKeys
 from rdzv.model import Drain, Job, Member, dump_record
 from rdzv.store import Put
 from rdzv.store.access import Access
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.contract.agent_harness import muster
 from tests.contract.calm import calmly

@@ -19,7 +19,7 @@ from rdzv.store import (
     TxnResult,
     WatchEvent,
 )
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.patient_store import PatientEtcdStore
 from tests.contract.store_backend import following

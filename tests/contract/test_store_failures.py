@@ -18,10 +18,10 @@ from rdzv.errors import (
     StoreUnavailable,
 )
 from rdzv.store import Compare, Put, Store, WatchBatch
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.endpoints import STATUS, AnswerLostError, Endpoint, NotSentError
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.patience import ATTEMPT_S
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.deadlines import ATTEMPT_S
+from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, Endpoint, NotSentError
+from rdzv.store.memory.server import EmbeddedServer
 from tests.chaos.fault_link import Link
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.contract.calm import calmly

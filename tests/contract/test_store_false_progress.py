@@ -16,9 +16,9 @@ import pytest
 from rdzv.errors import Compacted
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.embedded_watch import _Stream
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
+from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
 from rdzv.watching import Mirror, Watching
 from tests.contract.store_backend import DRIVERS
@@ -56,12 +56,12 @@ class Hasty:
 
         monkeypatch.setattr(_Stream, "responses", hasty)
         monkeypatch.setattr(_Stream, "_create", begin)
-        monkeypatch.setattr("rdzv.store.etcd_watch.ASK_S", 0.05)
+        monkeypatch.setattr("rdzv.store.etcd.watch.ASK_S", 0.05)
         self._monkeypatch = monkeypatch
 
     def be(self, version: str) -> None:
         """Give this for the server's version."""
-        self._monkeypatch.setattr("rdzv.store.embedded_calls.VERSION", version)
+        self._monkeypatch.setattr("rdzv.store.memory.server_calls.VERSION", version)
 
     async def end_stream(self) -> None:
         """End the streams there are, and wait until the client has opened another one."""

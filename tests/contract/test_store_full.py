@@ -11,7 +11,7 @@ import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreFull
 from rdzv.store import Put
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.patient_store import PATIENT
 from tests.contract.store_backend import DRIVERS

@@ -14,7 +14,7 @@ import pytest
 
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.rights import JobRole
+from rdzv.store.etcd.rights import JobRole
 from tests.chaos.certificates import write
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until

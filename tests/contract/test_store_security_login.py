@@ -18,11 +18,11 @@ from rdzv.errors import StoreAmbiguous, StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Compare, Put, Store
 from rdzv.store.access import Access
-from rdzv.store.cluster import auth_enabled
-from rdzv.store.doubling import Doubling
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.rights import JobRole
+from rdzv.store.backoff import Doubling
+from rdzv.store.etcd.admin import auth_enabled
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.rights import JobRole
+from rdzv.store.memory.server import EmbeddedServer
 from tests.chaos.certificates import write
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.calm import calmly
@@ -255,7 +255,7 @@ async def test_a_changed_password_is_read_from_its_file(
     access: Access, keys: JobKeys, secure_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # For longer than the test takes: what is let in before was not kept waiting.
-    monkeypatch.setattr("rdzv.store.login.REFUSED_PAUSE", Doubling(600.0, 600.0))
+    monkeypatch.setattr("rdzv.store.etcd.login.REFUSED_PAUSE", Doubling(600.0, 600.0))
     user = JobRole(keys).user_name
     async with opened(access) as store:
         await store.range(keys.job)

@@ -15,7 +15,7 @@ from agent.surroundings import MemberSettings
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
-from rdzv.store.rights import JobRole, Rights
+from rdzv.store.etcd.rights import JobRole, Rights
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.job_harness import identity, surroundings
 from tests.contract.secure_store import job_access, opened, root_access, secure_cluster

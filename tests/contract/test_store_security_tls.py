@@ -15,8 +15,8 @@ from rdzv.errors import StoreAmbiguous, StoreError, StoreRefused, StoreUnavailab
 from rdzv.keys import JobKeys
 from rdzv.store import Put, Store, WatchEvent
 from rdzv.store.access import Access
-from rdzv.store.cluster import auth_enabled
-from rdzv.store.rights import JobRole, Rights
+from rdzv.store.etcd.admin import auth_enabled
+from rdzv.store.etcd.rights import JobRole, Rights
 from tests.chaos.certificates import Authority
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.patient_store import CALL_S, wait_long
@@ -34,7 +34,7 @@ RECOVERY_S = 30.0
 @pytest.fixture
 def _urgent_looks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files looked at only where there is no connection: who recovers has not waited long."""
-    monkeypatch.setattr("rdzv.store.certificate_files.LOOK_S", 600.0)
+    monkeypatch.setattr("rdzv.store.etcd.certificates.LOOK_S", 600.0)
 
 
 @pytest.fixture

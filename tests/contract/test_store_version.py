@@ -16,8 +16,8 @@ from agent import process
 from agent.store_version import StoreVersion
 from rdzv.errors import StoreUnavailable
 from rdzv.store import DEFAULT_TIMEOUT_S, StoreStatus
-from rdzv.store.embedded import EmbeddedServer
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import client
 from tests.contract.test_agent_in_process import configured
@@ -92,7 +92,7 @@ async def test_a_sidecar_judges_its_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("rdzv.store.embedded_calls.VERSION", "3.5.1")
+    monkeypatch.setattr("rdzv.store.memory.server_calls.VERSION", "3.5.1")
     async with EmbeddedServer() as server:
         running = asyncio.create_task(process.run(configured(server.endpoint, tmp_path)))
 

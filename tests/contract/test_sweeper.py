@@ -17,8 +17,8 @@ from rdzv.job import JobClient
 from rdzv.leftovers import KEPT_MIN
 from rdzv.model import Drain, Incarnation, Job, Member
 from rdzv.store import Compare, Operation, Put, TxnResult
-from rdzv.store.faults import Cut
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut
 from tests.contract.agent_harness import until
 from tests.contract.job_harness import KEYS, client
 

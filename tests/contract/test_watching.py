@@ -13,9 +13,9 @@ import pytest
 
 from rdzv.errors import StoreRefused, StoreUnavailable
 from rdzv.store import Store
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.faults import Cut, Faults
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut, Faults
 from rdzv.watching import Mirror, Watching
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.agent_harness import until

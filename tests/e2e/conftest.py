@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 from tests.e2e.background import Background
 from tests.e2e.job import Job
 from tests.e2e.kubelab_fixtures import kubelab as kubelab

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.store.embedded import EmbeddedServer
+from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

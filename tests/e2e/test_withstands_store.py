@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from rdzv.errors import StoreError
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.e2e.background import Background
 from tests.e2e.job import FORM_TIMEOUT_S, Job

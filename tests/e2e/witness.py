@@ -18,7 +18,7 @@ from rdzv.keys import JobKeys, last_name
 from rdzv.model import Snapshot
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
-from rdzv.store.etcd import EtcdStore
+from rdzv.store.etcd.client import EtcdStore
 from tests.e2e.background import Background
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.membership import Membership
 from rdzv.model import Drain, Job, Member
 from rdzv.store import Put
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from rdzv.watching import Mirror
 
 KEYS = JobKeys("team", "digits")

@@ -7,7 +7,7 @@ from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.keys import JobKeys
 from rdzv.store import Operation
 from rdzv.store.intervals import Interval
-from rdzv.store.memory import MemoryEngine, transact
+from rdzv.store.memory.client import MemoryEngine, transact
 
 KEYS = JobKeys("team", "digits")
 

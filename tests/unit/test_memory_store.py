@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
 from rdzv.store import Compare, Delete, Put, Range, WatchEvent
-from rdzv.store.actions import MAX_OPERATIONS, Erase, Read, Write
-from rdzv.store.faults import Cut, Faults
 from rdzv.store.intervals import Interval, key_bytes, key_text
-from rdzv.store.memory import MemoryEngine, MemoryStore
-from rdzv.store.watcher import Watcher
+from rdzv.store.memory.actions import MAX_OPERATIONS, Erase, Read, Write
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.watcher import Watcher
 
 
 class HandClock:

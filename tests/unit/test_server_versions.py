@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.server_versions import judge, progress_is_certain
+from rdzv.store.etcd.versions import judge, progress_is_certain
 
 
 @pytest.mark.parametrize(

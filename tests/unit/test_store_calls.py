@@ -15,9 +15,11 @@ import grpc.aio
 import pytest
 
 from rdzv.errors import StoreUnavailable
-from rdzv.store import login
 from rdzv.store.access import Access
-from rdzv.store.endpoints import (
+from rdzv.store.etcd import login
+from rdzv.store.etcd.calls import Calls, Effect
+from rdzv.store.etcd.deadlines import Patience
+from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
     RANGE,
@@ -27,8 +29,6 @@ from rdzv.store.endpoints import (
     NotSentError,
     Rotation,
 )
-from rdzv.store.etcd_calls import Calls, Effect
-from rdzv.store.patience import Patience
 from rdzv.store.pb import etcd_pb2 as pb
 from tests.chaos.simulation.loop import SimulatedLoop
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rdzv.store import login
 from rdzv.store.access import Access
-from rdzv.store.doubling import Doubling
-from rdzv.store.login import (
+from rdzv.store.backoff import Doubling
+from rdzv.store.etcd import login
+from rdzv.store.etcd.login import (
     LOGIN,
     REFUSED_PAUSE,
     UNANSWERED_PAUSE,

@@ -10,8 +10,8 @@ from agent.counted_store import CountedStore
 from agent.store_metrics import UNSEEN_MAX, StoreMetrics
 from rdzv.errors import StoreUnavailable
 from rdzv.store import Put
-from rdzv.store.faults import Cut
-from rdzv.store.memory import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut
 
 
 class Clock:

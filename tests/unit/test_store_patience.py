@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from rdzv.store.etcd.deadlines import ANSWERS, ATTEMPT_S, MAX_ATTEMPT_S, Patience
 from rdzv.store.interface import DEFAULT_TIMEOUT_S
-from rdzv.store.patience import ANSWERS, ATTEMPT_S, MAX_ATTEMPT_S, Patience
 
 
 def after(*answers_s: float) -> Patience:

@@ -8,7 +8,7 @@ from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.store.taxonomy import Outcome, outcome
+from rdzv.store.etcd.errors import Outcome, outcome
 
 
 @pytest.mark.parametrize(

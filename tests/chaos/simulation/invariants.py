@@ -17,7 +17,7 @@ from rdzv.listing import decide
 from rdzv.model import Drain, Incarnation, Member, Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.memory import MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from tests.chaos.simulation.drain_invariants import DrainInvariants
 from tests.chaos.simulation.liveness import Liveness
 from tests.chaos.simulation.network import Sender

@@ -25,11 +25,11 @@ from rdzv.store import (
     TxnResult,
     WatchBatch,
 )
-from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import DEFAULT_TIMEOUT_S, WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.leases import Lease, LeaseTable
-from rdzv.store.memory import VERSION, transact
+from rdzv.store.memory.client import VERSION, transact
+from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.leases import Lease, LeaseTable
 from tests.chaos.simulation.loop import Process, SimulatedLoop
 from tests.chaos.simulation.timeline import Timeline
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.nodes import Round
 from rdzv.store import Put
-from rdzv.store.memory import transact
+from rdzv.store.memory.client import transact
 from tests.chaos.simulation.nodes import KEYS
 from tests.chaos.simulation.torchrun import RUN
 

@@ -14,8 +14,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from rdzv.store.endpoints import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, STATUS, TXN, Method
-from rdzv.store.endpoints import WATCH as WATCH_METHOD
+from rdzv.store.etcd.endpoint import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, STATUS, TXN, Method
+from rdzv.store.etcd.endpoint import WATCH as WATCH_METHOD
 from rdzv.store.pb import etcd_pb2 as pb
 
 

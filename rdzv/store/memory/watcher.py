@@ -10,7 +10,7 @@ from rdzv.store.interface import WatchEvent
 from rdzv.store.intervals import Interval
 
 if TYPE_CHECKING:
-    from rdzv.store.engine import MemoryEngine
+    from rdzv.store.memory.engine import MemoryEngine
 
 
 class Watcher:

@@ -9,12 +9,12 @@ from typing import Any
 from rdzv.errors import StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import AUTH_STATUS, RANGE, Endpoint, Method
-from rdzv.store.etcd_calls import Calls, Effect
-from rdzv.store.messages import span
+from rdzv.store.etcd.calls import Calls, Effect
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, Endpoint, Method
+from rdzv.store.etcd.errors import Outcome
+from rdzv.store.etcd.messages import span
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import Outcome
 
 MEMBER_LIST = Method(
     "/etcdserverpb.Cluster/MemberList", pb.MemberListRequest, pb.MemberListResponse

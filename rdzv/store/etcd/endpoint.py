@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 
 from rdzv.errors import ConfigError
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.patience import Patience
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.pb import etcd_pb2 as pb
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

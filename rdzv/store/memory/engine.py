@@ -12,11 +12,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 
 from rdzv.errors import Compacted, StoreRefused
-from rdzv.store.actions import Action, Condition, Read, Reply, Write, check, holds
 from rdzv.store.interface import KeyValue, WatchEvent
 from rdzv.store.intervals import Interval, key_bytes, key_text
-from rdzv.store.leases import Lease, LeaseTable
-from rdzv.store.watcher import Watcher
+from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, check, holds
+from rdzv.store.memory.leases import Lease, LeaseTable
+from rdzv.store.memory.watcher import Watcher
 
 Change = tuple[bytes, WatchEvent, KeyValue | None]
 """What happened to a key, and what it held before."""

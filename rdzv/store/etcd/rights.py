@@ -14,8 +14,9 @@ from typing import Any
 from rdzv.errors import StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import (
+from rdzv.store.etcd.calls import Calls, Effect
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     ROLE_ADD,
     ROLE_GRANT_PERMISSION,
@@ -25,10 +26,9 @@ from rdzv.store.endpoints import (
     Endpoint,
     Method,
 )
-from rdzv.store.etcd_calls import Calls, Effect
+from rdzv.store.etcd.errors import Outcome
 from rdzv.store.intervals import Interval
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import Outcome
 
 WRITE_TIMEOUT_S = 10.0
 """For each change of rights; a password takes the store a moment."""

@@ -21,10 +21,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rdzv.store.endpoints import AnswerLostError, Metadata, NotSentError
-from rdzv.store.etcd3_calls import aio_error, caller_of
-from rdzv.store.etcd3_connection import Etcd3Connection
-from rdzv.store.etcd3_package import Etcd3Exception, Watcher, WatchStub
+from rdzv.store.etcd.endpoint import AnswerLostError, Metadata, NotSentError
+from rdzv.store.etcd3.calls import aio_error, caller_of
+from rdzv.store.etcd3.connection import Etcd3Connection
+from rdzv.store.etcd3.package import Etcd3Exception, Watcher, WatchStub
 from rdzv.store.pb import etcd_pb2 as pb
 
 UNREAD = 64

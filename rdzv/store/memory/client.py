@@ -11,9 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreUnavailable
-from rdzv.store.actions import Action, Condition, Erase, Read, Reply, Write
-from rdzv.store.engine import MemoryEngine
-from rdzv.store.faults import Faults
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
     WATCH_PROGRESS_S,
@@ -29,7 +26,10 @@ from rdzv.store.interface import (
     WatchBatch,
 )
 from rdzv.store.intervals import Interval, key_bytes
-from rdzv.store.watcher import Watcher
+from rdzv.store.memory.actions import Action, Condition, Erase, Read, Reply, Write
+from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.faults import Faults
+from rdzv.store.memory.watcher import Watcher
 
 __all__ = ["MemoryEngine", "MemoryStore"]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from random import Random
 
 from rdzv.errors import Compacted, LeaseLost, StoreRefused, StoreUnavailable
-from rdzv.server_versions import progress_is_certain
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import (
+from rdzv.store.etcd.calls import AttemptError, Calls, Effect
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.endpoint import (
     COMPACT,
     GRANT,
     KEEP_ALIVE,
@@ -29,8 +29,10 @@ from rdzv.store.endpoints import (
     TXN,
     Endpoint,
 )
-from rdzv.store.etcd_calls import AttemptError, Calls, Effect
-from rdzv.store.etcd_watch import StreamLostError, WatchCursor, WatchStream
+from rdzv.store.etcd.errors import Outcome
+from rdzv.store.etcd.messages import key_value, span, txn_request, txn_result
+from rdzv.store.etcd.versions import progress_is_certain
+from rdzv.store.etcd.watch import StreamLostError, WatchCursor, WatchStream
 from rdzv.store.interface import (
     DEFAULT_TIMEOUT_S,
     Compare,
@@ -42,9 +44,7 @@ from rdzv.store.interface import (
     WatchBatch,
 )
 from rdzv.store.intervals import Interval
-from rdzv.store.messages import key_value, span, txn_request, txn_result
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import Outcome
 
 log = logging.getLogger(__name__)
 

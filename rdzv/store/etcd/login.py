@@ -15,7 +15,7 @@ from random import Random
 
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access, read_password
-from rdzv.store.doubling import Doubling
+from rdzv.store.backoff import Doubling
 
 LOGIN = Doubling(3.0, 12.0)
 """For a password at one endpoint, which takes longer than any other call."""

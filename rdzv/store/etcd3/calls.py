@@ -10,8 +10,17 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from rdzv.store.endpoints import COMPACT, GRANT, KEEP_ALIVE, RANGE, REVOKE, TXN, Metadata, Method
-from rdzv.store.etcd3_package import Etcd3Exception, transactions
+from rdzv.store.etcd.endpoint import (
+    COMPACT,
+    GRANT,
+    KEEP_ALIVE,
+    RANGE,
+    REVOKE,
+    TXN,
+    Metadata,
+    Method,
+)
+from rdzv.store.etcd3.package import Etcd3Exception, transactions
 from rdzv.store.pb import etcd_pb2 as pb
 
 

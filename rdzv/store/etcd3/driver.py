@@ -18,8 +18,9 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from rdzv.store.access import Access
-from rdzv.store.certificate_files import CertificateFiles
-from rdzv.store.endpoints import (
+from rdzv.store.etcd.certificates import CertificateFiles
+from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     GRANT,
     HAS_LEADER,
@@ -31,9 +32,8 @@ from rdzv.store.endpoints import (
     Metadata,
     Method,
 )
-from rdzv.store.etcd import EtcdStore
-from rdzv.store.etcd3_connection import Etcd3Connection
-from rdzv.store.etcd3_watch import Etcd3Watch
+from rdzv.store.etcd3.connection import Etcd3Connection
+from rdzv.store.etcd3.watch import Etcd3Watch
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ import grpc.aio
 
 from rdzv.errors import ConfigError
 from rdzv.store.access import target_of
-from rdzv.store.embedded_calls import Calls
-from rdzv.store.embedded_watch import serve_watch
-from rdzv.store.endpoints import keep_grpc_running
-from rdzv.store.engine import MemoryEngine
+from rdzv.store.etcd.endpoint import keep_grpc_running
+from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.server_calls import Calls
+from rdzv.store.memory.server_watch import serve_watch
 from rdzv.store.pb import etcd_pb2 as pb
 
 SERVER_OPTIONS = (

@@ -12,11 +12,11 @@ from grpc import StatusCode
 from grpc.aio import ServicerContext
 
 from rdzv.errors import Compacted, LeaseLost, StoreError
-from rdzv.store.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
-from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import KeyValue
 from rdzv.store.intervals import Interval, key_bytes
-from rdzv.store.memory import VERSION
+from rdzv.store.memory.actions import Action, Condition, Erase, Operator, Read, Reply, Target, Write
+from rdzv.store.memory.client import VERSION
+from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.pb import etcd_pb2 as pb
 
 _TARGETS: dict[int, tuple[Target, str]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from rdzv.store.access import Access
-from rdzv.store.endpoints import (
+from rdzv.store.etcd.endpoint import (
     STATUS,
     AnswerLostError,
     BusyError,
@@ -21,10 +21,10 @@ from rdzv.store.endpoints import (
     Method,
     NotSentError,
 )
-from rdzv.store.etcd3_calls import make_call
-from rdzv.store.etcd3_package import Etcd3Client
+from rdzv.store.etcd.errors import explained
+from rdzv.store.etcd3.calls import make_call
+from rdzv.store.etcd3.package import Etcd3Client
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import explained
 
 _BROKEN = (
     grpc.StatusCode.UNAVAILABLE,

@@ -22,8 +22,8 @@ from rdzv.errors import (
     StoreUnavailable,
 )
 from rdzv.store.access import Access
-from rdzv.store.doubling import Doubling
-from rdzv.store.endpoints import (
+from rdzv.store.backoff import Doubling
+from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
     AnswerLostError,
@@ -34,9 +34,9 @@ from rdzv.store.endpoints import (
     NotSentError,
     Rotation,
 )
-from rdzv.store.login import Login, LoginRefusedError, LoginUnansweredError
+from rdzv.store.etcd.errors import Outcome, explained, outcome
+from rdzv.store.etcd.login import Login, LoginRefusedError, LoginUnansweredError
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import Outcome, explained, outcome
 
 ROUND_PAUSE = Doubling(0.1, 0.5)
 """Between two rounds over all endpoints that failed at once: mostly while the members elect."""

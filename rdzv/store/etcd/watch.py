@@ -11,13 +11,13 @@ from typing import Any, Self
 import grpc.aio
 
 from rdzv.errors import Compacted, StoreRefused
-from rdzv.store.endpoints import Endpoint, Metadata
+from rdzv.store.etcd.deadlines import ATTEMPT_S
+from rdzv.store.etcd.endpoint import Endpoint, Metadata
+from rdzv.store.etcd.errors import explained
+from rdzv.store.etcd.messages import watch_events
 from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.messages import watch_events
-from rdzv.store.patience import ATTEMPT_S
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.taxonomy import explained
 
 ASK_S = 0.9 * WATCH_PROGRESS_S
 """After this long without a message the stream asks for a sign of life."""

@@ -10,12 +10,12 @@ from itertools import count
 from grpc.aio import ServicerContext
 
 from rdzv.errors import Compacted
-from rdzv.store.embedded_calls import put_message
-from rdzv.store.engine import MemoryEngine
 from rdzv.store.interface import WatchEvent
 from rdzv.store.intervals import Interval
+from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.server_calls import put_message
+from rdzv.store.memory.watcher import Watcher
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.store.watcher import Watcher
 
 EVENTS_PER_MESSAGE = 1000
 """One message holds whole revisions, and ends with the one that reaches this many events."""

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store driver on the etcd3 package."""
