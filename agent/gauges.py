@@ -10,7 +10,7 @@ from agent.lookout import Lookout
 from agent.loop_lag import LoopLag
 from agent.metrics import Metrics
 from agent.parts import LauncherParts, MemberParts
-from rdzv.watching import Mirror
+from rdzv.mirror import Mirror
 
 
 def add_gauges(

@@ -10,12 +10,12 @@ from functools import cache, partial
 
 from agent.rundir import HOSTS_NAME, RunDir
 from launcher_shim.horovod import hosts
-from rdzv.history import departures
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Snapshot
-from rdzv.watching import Mirror
+from rdzv.records.history import departures
 
 log = logging.getLogger(__name__)
 

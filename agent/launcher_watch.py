@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from agent.launch_report import Launch
-from rdzv.bypass import Bypass
+from rdzv.records.bypass import Bypass
 
 FINE = Bypass()
 

@@ -16,13 +16,13 @@ from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, obse
 from agent.rundir import RunDir
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.stages import torch_run_id
-from rdzv.bypass import KINDS, Bypass
 from rdzv.errors import RecordError, StoreError
 from rdzv.keys import GenerationKeys
+from rdzv.members.registrar import Registrar
 from rdzv.membership import Membership
-from rdzv.registrar import Registrar
+from rdzv.mirror import Mirror
+from rdzv.records.bypass import KINDS, Bypass
 from rdzv.store import Compare, Delete, Operation, Put, Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.losses import Losses
-from rdzv.registrar import Registrar
-from rdzv.registration import Held
+from rdzv.members.losses import Losses
+from rdzv.members.registrar import Registrar
+from rdzv.members.registration import Held
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv.gate import RankProgress
+from rdzv.drain.gate import RankProgress
 
 MAX_LINE_BYTES = 4096
 READS = 5

@@ -24,10 +24,10 @@ from agent.launch_report import Launch, read_launch
 from agent.pod_programs import PROGRAMS, program
 from agent.progress import read_ranks
 from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
+from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
-from rdzv.gate import RankProgress
+from rdzv.members.registration import Held
 from rdzv.model import dump_record, load_record, take
-from rdzv.registration import Held
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from agent.parts import job_client, launcher_parts, member_parts
 from agent.rundir import STATE_NAME, RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.errors import Fenced, StoreUnavailable
-from rdzv.registration import Held
+from rdzv.members.registration import Held
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import asyncio
 import logging
 
 from rdzv.errors import StoreError
+from rdzv.mirror import Mirror
 from rdzv.store import Store
 from rdzv.store.etcd.versions import FLOOR, judge
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from agent.config import Config
 from agent.rundir import NOTICE_SOCKET_NAME, RunDir
 from agent.sweeper import PAUSE_S
 from rdzv.keys import JobKeys
-from rdzv.quarantine import TERMS, Terms
-from rdzv.registration import Identity
+from rdzv.members.registration import Identity
+from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Store
 
 

@@ -9,12 +9,12 @@ import logging
 from launcher_shim.c10d.orphans import orphans
 from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from rdzv.errors import StoreError
-from rdzv.leftovers import leftovers
 from rdzv.listing import decide
+from rdzv.members.leftovers import leftovers
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from agent.rundir import NOTICE_SOCKET_NAME, RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from benchmarks.worker import LINE_MAX
 from rdzv.keys import JobKeys
-from rdzv.registration import Identity
+from rdzv.members.registration import Identity
 from rdzv.store import Store
 from rdzv.store.etcd.client import EtcdStore
 

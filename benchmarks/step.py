@@ -17,7 +17,7 @@ from benchmarks.figures import Bar, Figure, of_medians, percentile
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
-from rdzv.gate import Gate
+from rdzv.drain.gate import Gate
 
 ROUNDS = 60
 STEPS = 2000

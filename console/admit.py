@@ -14,9 +14,9 @@ from console.drain import requester, write
 from console.looking import connected
 from console.options import configured_by
 from rdzv.errors import ConfigError, MembershipError
-from rdzv.history import HistoryEntry, entry_operations
 from rdzv.keys import JobKeys
 from rdzv.model import Snapshot
+from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Delete, Operation
 
 

@@ -21,7 +21,8 @@ from agent.values import duration_s, free_text
 from console.looking import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
-from rdzv.draining import cancel, first_write
+from rdzv.drain.decision import cancel, first_write
+from rdzv.drain.phases import phase_of
 from rdzv.errors import (
     ConfigError,
     MembershipError,
@@ -33,7 +34,6 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.model import Drain, Member, Snapshot
-from rdzv.phases import phase_of
 from rdzv.store import Compare, Delete, Operation, Put, Range, Store
 
 WRITE_TIMEOUT_S = 10.0

@@ -15,10 +15,10 @@ from agent.config import JobConfig
 from console.job_view import view_of
 from rdzv.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
 from rdzv.errors import StoreError, StoreRefused
-from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted

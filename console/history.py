@@ -14,7 +14,7 @@ from agent.config import JobConfig
 from agent.logs import printable
 from console.looking import following, look
 from console.options import configured_by, shown_with
-from rdzv.history import HistoryEntry
+from rdzv.records.history import HistoryEntry
 
 UNTOLD = frozenset({"pod_uid"})
 """For machines: in JSON alone."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from launcher_shim.c10d.nodes import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
-from rdzv.bypass import Bypass, member_of
+from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, decide, first_to_go
 from rdzv.model import Job, Member, Snapshot
-from rdzv.phases import phase_of
+from rdzv.records.bypass import Bypass, member_of
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
 
 FORESEEN = "scaling down takes it first"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rdzv.history import HistoryEntry
+from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.versions import FLOOR, judge
 

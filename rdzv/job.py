@@ -11,8 +11,8 @@ from random import Random
 
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store
-from rdzv.watching import Mirror, Watching
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
-from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
+from rdzv.mirror import Mirror
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
-from rdzv.quarantine import Quarantine
+from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.quarantine import Quarantine
 from rdzv.store import RangeResult, WatchEvent
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

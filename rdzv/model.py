@@ -17,8 +17,8 @@ from rdzv.errors import RecordError
 from rdzv.store import KeyValue
 
 if TYPE_CHECKING:
-    from rdzv.commit import Commit, LastCommit
-    from rdzv.quarantine import Quarantine
+    from rdzv.records.commit import Commit, LastCommit
+    from rdzv.records.quarantine import Quarantine
 
 SCHEMA = 1
 

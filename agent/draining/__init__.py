@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what ``rdzv.draining`` and ``rdzv.gate`` decide."""
+"""Carries out what ``rdzv.drain.decision`` and ``rdzv.drain.gate`` decide."""

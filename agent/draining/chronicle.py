@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rdzv.drain.phases import phase_of
 from rdzv.model import Snapshot
-from rdzv.phases import phase_of
 
 
 class Chronicle:

@@ -16,17 +16,17 @@ from agent.draining.steward import Steward
 from agent.draining.writing import Writing
 from agent.notices.socket import NoticeSocket
 from agent.rundir import RunDir
-from rdzv.commit import Commit
+from rdzv.drain.inputs import Policy
 from rdzv.job import JobClient
-from rdzv.live_round import Policy
-from rdzv.registrar import Registrar
+from rdzv.members.registrar import Registrar
+from rdzv.records.commit import Commit
 
 
 class Drains:
     """The parts that see drains through, for one member whose launcher is in ``rounds``.
 
     ``notice_path``: where notices are taken, or None where nobody gives any by a socket.
-    ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.live_round.Policy``.
+    ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.drain.inputs.Policy``.
     ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both in seconds.
     """
 

@@ -2,7 +2,7 @@
 """Between the store and the ranks of this pod: shows them the gate, votes, acknowledges.
 
 One step at a time, each on disk or in the store before the next is thought of: that order is what
-``rdzv.gate`` rests on.
+``rdzv.drain.gate`` rests on.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent.draining.sight import Sight
 from agent.draining.writing import Writing
 from agent.rundir import RunDir
 from launcher_shim.c10d.diary import Diary
-from rdzv.commit import Vote, vote_transaction
+from rdzv.drain.gate import Gate, Here, Move, local
+from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.errors import RecordError
-from rdzv.gate import Gate, Here, Move, local
-from rdzv.live_round import DrainingSnapshot, Policy
+from rdzv.mirror import Mirror
 from rdzv.model import dump_record, load_record, take
-from rdzv.watching import Mirror
+from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
 

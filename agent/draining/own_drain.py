@@ -17,11 +17,11 @@ from agent.draining.writing import Writing
 from agent.notices.notice import Notice
 from agent.notices.socket import Phase
 from agent.rundir import RunDir
-from rdzv.draining import first_write, outdate_first_write
+from rdzv.drain.decision import first_write, outdate_first_write
+from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 from rdzv.membership import Membership
 from rdzv.model import Drain, Snapshot
-from rdzv.phases import phase_of
 from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ import asyncio
 from typing import Protocol
 
 from agent.rundir import RunDir
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, places_of
 from rdzv.listing import decide
-from rdzv.live_round import DrainingSnapshot, LiveRound, places_of
 from rdzv.membership import Membership
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out what ``rdzv.draining`` decides: any sidecar may, one does, the others see it."""
+"""Carries out what ``rdzv.drain.decision`` decides: any may, one does, the others see it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agent.draining.own_drain import OwnDrain
 from agent.draining.sight import Sight
 from agent.draining.writing import Writing
 from launcher_shim.c10d.diary import Diary
-from rdzv.draining import Decision, decide, transaction
-from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
+from rdzv.drain.decision import Decision, decide, transaction
+from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
 from rdzv.model import Drain
 from rdzv.store import Operation
 

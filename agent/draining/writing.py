@@ -11,10 +11,10 @@ from time import time
 
 from launcher_shim.c10d.diary import Diary
 from rdzv.errors import StoreError
-from rdzv.history import HistoryEntry, entry_operations
-from rdzv.registrar import Registrar
+from rdzv.members.registrar import Registrar
+from rdzv.mirror import Mirror
+from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Operation, Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

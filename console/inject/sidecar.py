@@ -14,7 +14,7 @@ from agent.settings import load
 from console.inject.demand import Demand
 from console.inject.facts import QualityOfService
 from console.inject.workloads import Role
-from rdzv.registration import EMPTY_LEASE_TIMES
+from rdzv.members.registration import EMPTY_LEASE_TIMES
 
 NAME = "muster"
 PORT_NAME = "muster-http"

@@ -9,8 +9,8 @@ from console.local.outcome import Closing
 from console.local.timeline import Timeline
 from launcher_shim.c10d.nodes import Round
 from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
 

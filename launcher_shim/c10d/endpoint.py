@@ -31,15 +31,15 @@ from launcher_shim.c10d.runs import Policy
 from launcher_shim.c10d.server import C10dServer
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from launcher_shim.c10d.stages import container_of, torch_run_id
-from rdzv.draining import savers
+from rdzv.drain.decision import savers
+from rdzv.drain.inputs import LiveRound
 from rdzv.errors import StoreError
-from rdzv.live_round import LiveRound
+from rdzv.members.registrar import Registrar
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Snapshot
-from rdzv.quarantine import TERMS, Terms
-from rdzv.registrar import Registrar
+from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Store, WatchEvent
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher_shim.c10d.cell import Cell
-from rdzv.watching import Mirror
+from rdzv.mirror import Mirror
 
 
 class Floor:

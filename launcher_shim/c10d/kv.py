@@ -32,6 +32,7 @@ from launcher_shim.c10d.transactions import Plan, Recalled, Transactions, kvs_of
 from launcher_shim.c10d.waiters import Waiters
 from rdzv.errors import Compacted
 from rdzv.keys import RunKeys
+from rdzv.mirror import Mirror
 from rdzv.store import (
     Compare,
     Delete,
@@ -42,7 +43,6 @@ from rdzv.store import (
     TxnResult,
     WatchEvent,
 )
-from rdzv.watching import Mirror
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.observations import GONE, Standings
 from launcher_shim.c10d.runs import Policy, RunSnapshot
 from launcher_shim.c10d.torch_keys import round_prefix
-from rdzv.live_round import LiveRound
+from rdzv.drain.inputs import LiveRound
 
 
 def live_round(

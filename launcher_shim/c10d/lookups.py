@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from launcher_shim.c10d.cell import Cell
 from launcher_shim.c10d.limits import READS_MAX, grouped
 from launcher_shim.c10d.transactions import Transactions
-from rdzv.watching import Mirror
+from rdzv.mirror import Mirror
 
 
 class Lookups:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from rdzv.keys import GenerationKeys, last_name
-from rdzv.leftovers import kept, oldest
+from rdzv.members.leftovers import kept, oldest
 from rdzv.model import Snapshot
 from rdzv.store import KeyValue
 

@@ -18,10 +18,10 @@ from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.torch_keys import round_key, round_prefix
 from rdzv.errors import StoreError
-from rdzv.history import HistoryEntry, write_entry
 from rdzv.keys import JobKeys
+from rdzv.mirror import Mirror
+from rdzv.records.history import HistoryEntry, write_entry
 from rdzv.store import Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from time import time
 from launcher_shim.c10d.claim import Ending
 from launcher_shim.c10d.registered import Registered
 from rdzv.errors import LeaseLost, StoreError
-from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Snapshot
-from rdzv.quarantine import Decision, Quarantine, Terms, after_death, after_time
+from rdzv.records.history import Happening, HistoryEntry, entry_operations
+from rdzv.records.quarantine import Decision, Quarantine, Terms, after_death, after_time
 from rdzv.store import Compare, Delete, Operation, Put, Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

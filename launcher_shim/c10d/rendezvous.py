@@ -30,10 +30,10 @@ from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.turns import delay_s, order
 from launcher_shim.c10d.views import View, hand, must_form_again, trains_no_more, view
+from rdzv.drain.inputs import LiveRound
 from rdzv.keys import RunKeys
-from rdzv.live_round import LiveRound
+from rdzv.mirror import Mirror
 from rdzv.store import Store, WatchEvent
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

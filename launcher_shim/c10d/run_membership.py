@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from launcher_shim.c10d.runs import Membership
-from rdzv.draining import ends_round, granted, joins_wait
+from rdzv.drain.decision import ends_round, granted, joins_wait
 from rdzv.listing import decide
 from rdzv.model import Snapshot
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, Round
 from launcher_shim.c10d.session import SHARED_RUN
 from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry
 from rdzv.keys import GenerationKeys
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
 
 WORKERS = (b"/worker/attempt_", b"init/")

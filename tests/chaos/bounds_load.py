@@ -22,7 +22,7 @@ from launcher_shim.c10d import wire
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.registration import Identity
+from rdzv.members.registration import Identity
 from rdzv.store import Store
 from tests.contract.raw_client import RawClient, connected
 

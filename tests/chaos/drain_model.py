@@ -19,13 +19,15 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from muster import boundary
-from rdzv import draining, gate, listing
-from rdzv.commit import Commit, LastCommit, Vote, vote_transaction
-from rdzv.gate import Gate, Here, Move, RankProgress
+from rdzv import listing
+from rdzv.drain import decision as draining
+from rdzv.drain import gate
+from rdzv.drain.gate import Gate, Here, Move, RankProgress
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
-from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.model import Drain, Job, Member, Snapshot
+from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 
 NOW = 1e6

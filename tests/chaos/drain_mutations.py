@@ -9,13 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from muster import boundary
-from rdzv import draining, gate, listing
-from rdzv.commit import Vote
-from rdzv.draining import Decision
-from rdzv.gate import Here, Move, RankProgress
+from rdzv import listing
+from rdzv.drain import decision as draining
+from rdzv.drain import gate
+from rdzv.drain.decision import Decision
+from rdzv.drain.gate import Here, Move, RankProgress
+from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy
 from rdzv.keys import JobKeys
-from rdzv.live_round import DrainingSnapshot, Observations, Policy
 from rdzv.model import Snapshot
+from rdzv.records.commit import Vote
 from rdzv.store import Compare, Delete, Operation
 from tests.chaos.drain_model import GENERATION, ROUND_KEY, World
 

@@ -18,9 +18,9 @@ from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.session import SHARED_RUN
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
+from rdzv.members.registrar import RENEWALS_PER_TTL
+from rdzv.members.registration import Held
 from rdzv.membership import snapshot_of
-from rdzv.registrar import RENEWALS_PER_TTL
-from rdzv.registration import Held
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd3.driver import Etcd3Store

@@ -12,8 +12,8 @@ from itertools import count, pairwise
 
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
+from rdzv.mirror import Mirror
 from rdzv.store import Compare, Put, Store, WatchEvent
-from rdzv.watching import Mirror
 
 WRITE_EVERY_S = 0.1
 SWAP_EVERY_S = 0.1

@@ -17,12 +17,12 @@ from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.pod.relay import Relay
 from rdzv.errors import Fenced, StoreAmbiguous, StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.registrar import Registrar
-from rdzv.registration import Held, Identity
+from rdzv.members.registrar import Registrar
+from rdzv.members.registration import Held, Identity
+from rdzv.mirror import Mirror
 from rdzv.store import DEFAULT_TIMEOUT_S, Compare, Operation, Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
-from rdzv.watching import Mirror
 from tests.chaos.history import History, HistoryClient, history_client
 from tests.ports import free_ports
 

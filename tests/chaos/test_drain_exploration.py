@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from rdzv.live_round import Policy
+from rdzv.drain.inputs import Policy
 from tests.chaos.drain_model import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
 
 COMMIT_BELOW_MIN = Policy(below_min="commit", hold_s=HOLD_S)

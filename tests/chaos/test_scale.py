@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.scale import Phase, grow_and_shrink
-from rdzv.pacing import FIRST_PAUSE_S
-from rdzv.registrar import RENEWALS_PER_TTL
+from rdzv.members.pacing import FIRST_PAUSE_S
+from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.store.backoff import Doubling
 from tests.chaos.etcd_cluster import find_etcd
 from tests.contract.calm import CALM_S, loop_lag

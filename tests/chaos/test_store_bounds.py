@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.history import HISTORY_LENGTH
-from rdzv.leftovers import KEPT_MIN
+from rdzv.members.leftovers import KEPT_MIN
+from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.bounds_load import (

@@ -24,13 +24,13 @@ from agent.parts import drains_of, job_client, member_parts
 from agent.rundir import NOTICE_SOCKET_NAME
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.nodes import Node, Round, Seat
-from rdzv.commit import Commit, LastCommit, Vote
 from rdzv.errors import RecordError
-from rdzv.history import HistoryEntry
 from rdzv.job import JobClient
 from rdzv.listing import decide
+from rdzv.members.registration import Held
 from rdzv.model import Drain, Snapshot
-from rdzv.registration import Held
+from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -10,13 +10,13 @@ from typing import Literal
 
 from agent.rundir import RunDir
 from launcher_shim.c10d.nodes import Node, Round
+from rdzv.drain.inputs import LiveRound
 from rdzv.listing import decide
-from rdzv.live_round import LiveRound
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut
-from rdzv.watching import Mirror
 from tests.contract.job_harness import KEYS
 
 RUN = "digits"

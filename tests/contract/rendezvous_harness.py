@@ -31,8 +31,8 @@ from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.rendezvous import Rendezvous
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership, Policy
-from rdzv.quarantine import TERMS, Terms
-from rdzv.registration import Held
+from rdzv.members.registration import Held
+from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut

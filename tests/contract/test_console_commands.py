@@ -16,10 +16,10 @@ import pytest
 
 from launcher_shim.c10d.nodes import Node, Round, Seat
 from rdzv.errors import StoreError
-from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
-from rdzv.quarantine import Quarantine
+from rdzv.records.history import HistoryEntry
+from rdzv.records.quarantine import Quarantine
 from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore

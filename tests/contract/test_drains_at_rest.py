@@ -15,8 +15,8 @@ import pytest
 import agent.draining.drains
 from agent.draining.sight import Sight
 from agent.rundir import RunDir
-from rdzv.draining import cancel
-from rdzv.live_round import DrainingSnapshot, Policy
+from rdzv.drain.decision import cancel
+from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.model import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

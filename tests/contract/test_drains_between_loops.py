@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import agent.draining.drains
-from rdzv.draining import cancel
-from rdzv.live_round import Policy
+from rdzv.drain.decision import cancel
+from rdzv.drain.inputs import Policy
 from rdzv.store.memory.client import MemoryStore
 from tests.contract.drain_harness import Job, Loop, job
 from tests.contract.job_harness import KEYS

@@ -11,8 +11,8 @@ from itertools import permutations
 import pytest
 
 import agent.draining.drains
-from rdzv.draining import cancel
-from rdzv.live_round import Policy
+from rdzv.drain.decision import cancel
+from rdzv.drain.inputs import Policy
 from rdzv.model import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

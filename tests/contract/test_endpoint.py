@@ -23,8 +23,8 @@ from launcher_shim.c10d.relay import Relay
 from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
 from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
 from rdzv.job import JobClient
-from rdzv.registrar import Registrar
-from rdzv.registration import Held
+from rdzv.members.registrar import Registrar
+from rdzv.members.registration import Held
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults

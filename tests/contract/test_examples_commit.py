@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import muster
-from rdzv.commit import LastCommit
-from rdzv.gate import Gate
+from rdzv.drain.gate import Gate
+from rdzv.records.commit import LastCommit
 from tests.ports import free_ports
 from tests.unit.pod_gate import PodGate
 

@@ -85,7 +85,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
             await first.mirror.reached(last)
         assert foreign_key not in first.mirror.kvs
         assert RUN.value(b"mine") in first.mirror.kvs
-        warnings = [record for record in caplog.records if record.name == "rdzv.watching"]
+        warnings = [record for record in caplog.records if record.name == "rdzv.mirror"]
         assert [record.levelname for record in warnings] == ["WARNING"]
         assert ascii(foreign_key)[1:-1] in warnings[0].getMessage()
         assert warnings[0].getMessage().isprintable()
@@ -103,7 +103,7 @@ async def test_many_foreign_keys_are_no_flood_of_warnings(caplog: pytest.LogCapt
     await writer.txn([], [Put(f"{KEYS.prefix}é{number}", b"") for number in range(100)])
     async with running(engine, "w-0") as pod:
         assert not any("é" in key for key in pod.mirror.kvs)
-    assert len([record for record in caplog.records if record.name == "rdzv.watching"]) < 20
+    assert len([record for record in caplog.records if record.name == "rdzv.mirror"]) < 20
 
 
 async def test_a_part_that_fails_on_news_takes_nobody_down(

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv.commit import LastCommit
-from rdzv.gate import Gate
+from rdzv.drain.gate import Gate
+from rdzv.records.commit import LastCommit
 from rdzv.store import Put
 from tests.contract.agent_harness import muster
 from tests.contract.job_harness import KEYS

@@ -14,10 +14,10 @@ import pytest
 from agent.host_delivery import HostDelivery
 from agent.rundir import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S, token_of
-from rdzv.history import HistoryEntry
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 

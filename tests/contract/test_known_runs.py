@@ -15,10 +15,10 @@ from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
 from launcher_shim.c10d.nodes import Round, Seat
 from launcher_shim.c10d.session import SHARED_RUN
-from rdzv.commit import Commit, Vote
-from rdzv.draining import decide
-from rdzv.live_round import DrainingSnapshot, Observations, Policy, observe
+from rdzv.drain.decision import decide
+from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
 from rdzv.model import Drain, Member, Outcome
+from rdzv.records.commit import Commit, Vote
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS

@@ -14,9 +14,9 @@ from agent.draining.own_drain import OwnDrain
 from agent.draining.writing import Writing
 from agent.notices.notice import Notice
 from agent.rundir import RunDir
-from rdzv.commit import Commit
-from rdzv.draining import cancel, first_write
+from rdzv.drain.decision import cancel, first_write
 from rdzv.model import Drain
+from rdzv.records.commit import Commit
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS, identity

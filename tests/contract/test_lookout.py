@@ -21,8 +21,8 @@ from agent.pod_programs import program
 from agent.rundir import RunDir
 from launcher_shim.c10d.state import SENTINEL
 from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
-from rdzv.bypass import Bypass
 from rdzv.model import Member
+from rdzv.records.bypass import Bypass
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.agent_harness import until

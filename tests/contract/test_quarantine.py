@@ -13,8 +13,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.runs import Policy
-from rdzv.history import HistoryEntry
-from rdzv.quarantine import Quarantine, Terms
+from rdzv.records.history import HistoryEntry
+from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete
 from rdzv.store.memory.client import MemoryStore
 from tests.contract.job_harness import KEYS

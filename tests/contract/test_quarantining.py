@@ -16,7 +16,7 @@ from launcher_shim.c10d.registered import Registered
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.model import Job, Member
-from rdzv.quarantine import Terms
+from rdzv.records.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 

@@ -13,11 +13,11 @@ import pytest
 from agent.parts import member_parts
 from agent.surroundings import MemberSettings
 from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
-from rdzv.history import HISTORY_LENGTH
 from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.members.registration import Held, Identity
 from rdzv.model import Snapshot
-from rdzv.registrar import Registrar
-from rdzv.registration import Held, Identity
+from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults

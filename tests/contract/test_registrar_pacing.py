@@ -12,7 +12,7 @@ from time import monotonic
 import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreError, StoreFull, StoreRefused, StoreUnavailable
-from rdzv.registration import Held
+from rdzv.members.registration import Held
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults

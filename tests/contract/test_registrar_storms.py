@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
 from rdzv.job import JobClient
+from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Job
-from rdzv.registrar import RENEWALS_PER_TTL
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
-from rdzv.watching import Mirror
 from tests.contract.awake_clock import awake_clock
 from tests.contract.job_harness import KEYS, identity, loaded
 from tests.contract.test_registrar import (

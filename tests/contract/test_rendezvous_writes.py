@@ -24,10 +24,10 @@ from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, de
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
+from rdzv.mirror import Mirror
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from rdzv.watching import Mirror
 from tests.contract.calm import calmly
 from tests.contract.job_harness import Unreliable
 

@@ -12,12 +12,12 @@ from time import monotonic
 import pytest
 
 from rdzv.errors import StoreUnavailable
+from rdzv.mirror import Mirror, Watching
 from rdzv.store import DEFAULT_TIMEOUT_S, Page, Put
 from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.watching import Mirror, Watching
 from tests.chaos.tcp_proxy import TcpProxy
 from tests.contract.store_backend import DRIVERS
 

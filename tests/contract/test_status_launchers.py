@@ -8,10 +8,10 @@ import json
 import pytest
 
 from console import status
-from rdzv.bypass import Bypass
 from rdzv.errors import StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Job, Member, dump_record
+from rdzv.records.bypass import Bypass
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore

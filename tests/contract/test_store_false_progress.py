@@ -14,13 +14,13 @@ from time import monotonic
 import pytest
 
 from rdzv.errors import Compacted
+from rdzv.mirror import Mirror, Watching
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
-from rdzv.watching import Mirror, Watching
 from tests.contract.store_backend import DRIVERS
 
 FALSE, TRUE = "3.5.7", "3.5.8"

@@ -12,10 +12,10 @@ import pytest
 from agent.sweeper import Sweeper
 from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.session import SHARED_RUN
-from rdzv.history import HistoryEntry
 from rdzv.job import JobClient
-from rdzv.leftovers import KEPT_MIN
+from rdzv.members.leftovers import KEPT_MIN
 from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut

@@ -16,8 +16,8 @@ import pytest
 
 import muster
 from agent.progress import read_line
-from rdzv.commit import LastCommit
-from rdzv.gate import Gate
+from rdzv.drain.gate import Gate
+from rdzv.records.commit import LastCommit
 from tests.unit.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]

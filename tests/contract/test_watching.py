@@ -12,11 +12,11 @@ from time import monotonic
 import pytest
 
 from rdzv.errors import StoreRefused, StoreUnavailable
+from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from rdzv.watching import Mirror, Watching
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.agent_harness import until
 
@@ -46,7 +46,7 @@ def _everything(caplog: pytest.LogCaptureFixture) -> None:
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """What the watching has said, with its level."""
-    records = [record for record in caplog.records if record.name == "rdzv.watching"]
+    records = [record for record in caplog.records if record.name == "rdzv.mirror"]
     return [(record.levelname, record.getMessage()) for record in records]
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from rdzv.quarantine import TERMS, Quarantine
+from rdzv.records.quarantine import TERMS, Quarantine
 from tests.e2e.job import FORM_TIMEOUT_S, Job
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]

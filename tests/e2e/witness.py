@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from launcher_shim.c10d.nodes import Node, Round
-from rdzv.commit import Commit
 from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name
 from rdzv.model import Snapshot
+from rdzv.records.commit import Commit
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore

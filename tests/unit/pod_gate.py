@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Thread
 
 from agent.progress import ProgressLine, read_line
-from rdzv.gate import Gate
+from rdzv.drain.gate import Gate
 
 DEADLINE_S = 30.0
 

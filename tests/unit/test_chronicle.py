@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.draining.chronicle import Chronicle
-from rdzv.commit import Commit
 from rdzv.model import Drain, Snapshot
+from rdzv.records.commit import Commit
 
 DRAIN = Drain("uid-b", "b", "spot", "sigterm")
 BEGUN = Snapshot(9, drains={"uid-b": DRAIN})

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.store import Compare, KeyValue, WatchEvent
-from rdzv.watching import Mirror
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from rdzv import listing
-from rdzv.commit import Vote, vote_transaction
-from rdzv.draining import cancel, decide, transaction
+from rdzv.drain.decision import cancel, decide, transaction
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
-from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Drain, Job, Member
+from rdzv.records.commit import Vote, vote_transaction
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from rdzv.watching import Mirror
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)

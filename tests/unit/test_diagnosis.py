@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rdzv.diagnosis import EndpointReport, Finding, Member, Report, RightsReport, diagnose
-from rdzv.history import HistoryEntry
+from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 
 GB = 1_000_000_000

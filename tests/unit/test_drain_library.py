@@ -26,9 +26,9 @@ from agent.progress import read_ranks
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
-from rdzv.commit import Commit, LastCommit, Vote
-from rdzv.gate import Gate, Here, local
-from rdzv.live_round import LiveRound
+from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.inputs import LiveRound
+from rdzv.records.commit import Commit, LastCommit, Vote
 from tests.unit.pod_gate import DEADLINE_S, PodGate, beside, wait
 
 MASTER = "10.0.0.7:40123"

@@ -10,12 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv import listing
-from rdzv.commit import Commit, LastCommit, Vote
-from rdzv.draining import Decision, cancel, decide, ends_round, granted, joins_wait, transaction
+from rdzv.drain.decision import (
+    Decision,
+    cancel,
+    decide,
+    ends_round,
+    granted,
+    joins_wait,
+    transaction,
+)
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy, observe
+from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
-from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy, observe
 from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
-from rdzv.phases import phase_of
+from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.store import Compare, Delete, Put
 
 KEYS = JobKeys("team", "digits")

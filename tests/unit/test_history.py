@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from rdzv.history import Happening, HistoryEntry, entry_operations
 from rdzv.keys import JobKeys
+from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.store import Operation
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, transact

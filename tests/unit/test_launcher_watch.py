@@ -9,7 +9,7 @@ import pytest
 
 from agent.launch_report import Launch
 from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
-from rdzv.bypass import Bypass
+from rdzv.records.bypass import Bypass
 from rdzv.store import KeyValue
 
 POLICY = Policy("digits", 2, 4, 29400)

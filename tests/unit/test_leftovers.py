@@ -9,7 +9,7 @@ import pytest
 
 from launcher_shim.c10d.orphans import orphans
 from rdzv.keys import JobKeys
-from rdzv.leftovers import KEPT_MIN, kept, leftovers
+from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
 from rdzv.model import Job, Member, Snapshot
 from rdzv.store import KeyValue
 

@@ -11,7 +11,7 @@ from launcher_shim.c10d.live_round import live_round, master_token, newest
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.observations import Observations, stand
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from rdzv.live_round import LiveRound
+from rdzv.drain.inputs import LiveRound
 
 POLICY = Policy(2, 4)
 WORLD = Round(

@@ -12,14 +12,14 @@ import muster
 import muster.draining
 import muster.progress
 from console.forget import forgetting
-from rdzv.commit import Commit, LastCommit, Vote
-from rdzv.draining import decide, transaction
-from rdzv.gate import Gate
-from rdzv.history import HistoryEntry
+from rdzv.drain.decision import decide, transaction
+from rdzv.drain.gate import Gate
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
-from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.model import Drain, Job, Member, Snapshot
+from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.unit.pod_gate import PodGate
 

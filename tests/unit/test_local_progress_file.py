@@ -19,7 +19,7 @@ import muster
 import muster.progress
 from agent.progress import is_gone, is_whole, read_line, read_lines, read_ranks
 from muster.progress import BLOCK_BYTES, ProgressFile
-from rdzv.gate import RankProgress
+from rdzv.drain.gate import RankProgress
 
 ROOT = Path(muster.__file__).parent
 

@@ -14,8 +14,8 @@ from console.local.progress import Progress
 from console.local.rounds import Rounds
 from console.local.timeline import Moment, Timeline
 from launcher_shim.c10d.nodes import ClosedWhy, Round, Seat
-from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
 KEYS = JobKeys("local", "digits")

@@ -27,7 +27,7 @@ def lines(log_format: str, *records: tuple[str, dict[str, object]]) -> list[str]
     assert log_format in ("json", "plain")
     logs.configure(log_format, {"job": "digits", "member": "node-0"}, stream)  # type: ignore[arg-type]
     for message, extra in records:
-        logging.getLogger("rdzv.registrar").info("%s", message, extra=extra)
+        logging.getLogger("rdzv.members.registrar").info("%s", message, extra=extra)
     return stream.getvalue().splitlines()
 
 
@@ -47,7 +47,7 @@ def test_json_lines_carry_sentence_event_and_fields() -> None:
 
 def test_the_event_of_a_line_without_one_is_its_logger() -> None:
     (text,) = lines("json", ("x", {}))
-    assert json.loads(text)["event"] == "rdzv.registrar"
+    assert json.loads(text)["event"] == "rdzv.members.registrar"
 
 
 @pytest.mark.parametrize("log_format", ["json", "plain"])

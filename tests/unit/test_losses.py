@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
 
-from rdzv.losses import lost_members
+from rdzv.members.losses import lost_members
 from rdzv.model import Job, Member, Snapshot
 
 A = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 4)

@@ -17,7 +17,7 @@ DRAINS = "agent/draining/drains.py"
 CLIENT = "rdzv/job.py"
 
 MADE_IN = {
-    ("rdzv.watching", "Mirror"): {
+    ("rdzv.mirror", "Mirror"): {
         CLIENT,
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
         "tests/contract/test_slow_relist.py",
@@ -26,14 +26,14 @@ MADE_IN = {
         "tests/unit/test_commit_records.py",
         "tests/unit/test_commit_writes.py",
     },
-    ("rdzv.watching", "Watching"): {
+    ("rdzv.mirror", "Watching"): {
         CLIENT,
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_store_false_progress.py",
         "tests/contract/test_watching.py",
     },
-    ("rdzv.registrar", "Registrar"): {ASSEMBLY},
-    ("rdzv.losses", "Losses"): {ASSEMBLY},
+    ("rdzv.members.registrar", "Registrar"): {ASSEMBLY},
+    ("rdzv.members.losses", "Losses"): {ASSEMBLY},
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
     ("agent.host_delivery", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
@@ -130,10 +130,10 @@ def test_the_assembly_is_given_its_clocks(path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "called"),
     [
-        ("from rdzv.watching import Mirror\nMirror('/')", ("rdzv.watching", "Mirror")),
-        ("from rdzv.watching import Mirror as M\nM('/')", ("rdzv.watching", "Mirror")),
-        ("from rdzv import watching\nwatching.Mirror('/')", ("rdzv.watching", "Mirror")),
-        ("import rdzv.watching\nrdzv.watching.Mirror('/')", ("rdzv.watching", "Mirror")),
+        ("from rdzv.mirror import Mirror\nMirror('/')", ("rdzv.mirror", "Mirror")),
+        ("from rdzv.mirror import Mirror as M\nM('/')", ("rdzv.mirror", "Mirror")),
+        ("from rdzv import mirror\nmirror.Mirror('/')", ("rdzv.mirror", "Mirror")),
+        ("import rdzv.mirror\nrdzv.mirror.Mirror('/')", ("rdzv.mirror", "Mirror")),
     ],
 )
 def test_no_way_of_importing_hides_a_part(text: str, called: tuple[str, str]) -> None:

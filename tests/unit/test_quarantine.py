@@ -14,13 +14,13 @@ from launcher_shim.c10d.rounds import decide
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from rdzv import listing
-from rdzv.draining import is_enough
+from rdzv.drain.decision import is_enough
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.leftovers import leftovers
+from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
 from rdzv.model import Job, Member, Snapshot
-from rdzv.quarantine import Quarantine, Terms, after_death, after_time
+from rdzv.records.quarantine import Quarantine, Terms, after_death, after_time
 from rdzv.store import KeyValue, RangeResult
 
 KEYS = JobKeys("team", "digits")

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
-from rdzv.registration import (
+from rdzv.members.registration import (
     FORMER_UIDS_MAX,
     Held,
     Identity,
@@ -15,6 +14,7 @@ from rdzv.registration import (
     Wait,
     plan,
 )
+from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 
 ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
 JOB = Job(2, 4, generation=5, mod_revision=9)

@@ -23,8 +23,8 @@ from launcher_shim.c10d.nodes import (
 from launcher_shim.c10d.observations import Observations, Standings, observe, stand
 from launcher_shim.c10d.rounds import decide, next_round
 from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
-from rdzv.watching import HEALTHY_S
 
 NOW = 500.0
 POLICY = Policy(min_nodes=2, max_nodes=4)

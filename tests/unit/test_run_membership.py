@@ -9,9 +9,9 @@ import pytest
 
 from launcher_shim.c10d.run_membership import run_membership
 from launcher_shim.c10d.runs import Membership
-from rdzv.commit import Commit, Vote
-from rdzv.draining import savers
+from rdzv.drain.decision import savers
 from rdzv.model import Drain, Incarnation, Job, Member, Outcome, Snapshot
+from rdzv.records.commit import Commit, Vote
 
 RUN = "digits"
 

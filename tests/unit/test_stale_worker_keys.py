@@ -8,8 +8,8 @@ import pytest
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, Round
 from launcher_shim.c10d.session import SHARED_RUN
 from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
-from rdzv.history import HistoryEntry
 from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
 
 KEYS = JobKeys("team", "digits")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE
-from rdzv.draining import is_enough
+from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
 from rdzv.model import Drain, Snapshot
 from tests.chaos.simulation.pods import Pod, SimulatedJob

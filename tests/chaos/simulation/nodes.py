@@ -16,7 +16,7 @@ from typing import Literal
 from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
-from rdzv.registration import Identity
+from rdzv.members.registration import Identity
 from tests.chaos.simulation.loop import LONGEST_S, Process, SimulatedLoop
 from tests.chaos.simulation.network import Link, Sender
 from tests.chaos.simulation.run_dir import MemoryRunDir

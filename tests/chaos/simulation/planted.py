@@ -16,10 +16,10 @@ from unittest.mock import patch
 import launcher_shim.c10d.rounds
 import launcher_shim.c10d.run_membership
 import launcher_shim.c10d.views
-import rdzv.draining
-import rdzv.gate
+import rdzv.drain.decision
+import rdzv.drain.gate
 import rdzv.listing
-import rdzv.registration
+import rdzv.members.registration
 from agent.draining.own_drain import OwnDrain
 from agent.draining.writing import Writing
 from agent.host_delivery import HostDelivery
@@ -29,11 +29,11 @@ from launcher_shim.c10d.registered import Registered
 from launcher_shim.c10d.round_key import RoundKey
 from launcher_shim.c10d.runs import Policy
 from rdzv.errors import StoreError
+from rdzv.members.registrar import RENEWALS_PER_TTL, Registrar
+from rdzv.members.registration import Refuse
+from rdzv.mirror import Mirror, Watching
 from rdzv.model import Snapshot
-from rdzv.registrar import RENEWALS_PER_TTL, Registrar
-from rdzv.registration import Refuse
 from rdzv.store import Compare, Put
-from rdzv.watching import Mirror, Watching
 from tests.chaos.simulation.network import Link
 from tests.chaos.simulation.ranks import Rank
 
@@ -100,14 +100,14 @@ def name_not_compared() -> list[Patch]:
 def former_uids_forgotten() -> list[Patch]:
     """A late pod of a deleted Job takes the job over at once."""
     return [
-        patch("rdzv.registration._former_uids", lambda stored, uid: ()),
-        patch("rdzv.registration.CONTESTED_LEASE_TIMES", 0),
+        patch("rdzv.members.registration._former_uids", lambda stored, uid: ()),
+        patch("rdzv.members.registration.CONTESTED_LEASE_TIMES", 0),
     ]
 
 
 def restored_name_fences() -> list[Patch]:
     """Whoever held a name when the store was backed up has it for ever."""
-    original = rdzv.registration.plan
+    original = rdzv.members.registration.plan
 
     def plan(snapshot: Any, identity: Any, held: Any, **known: Any) -> Any:
         holder = snapshot.incarnations.get(identity.member)
@@ -115,7 +115,7 @@ def restored_name_fences() -> list[Patch]:
             return Refuse(True, "planted")
         return original(snapshot, identity, held, **known)
 
-    return [patch("rdzv.registrar.plan", plan)]
+    return [patch("rdzv.members.registrar.plan", plan)]
 
 
 def late_events_dropped() -> list[Patch]:
@@ -309,20 +309,20 @@ def stuck_workers_awaited() -> list[Patch]:
 
 def done_before_all_have_saved() -> list[Patch]:
     """One acknowledgement is enough."""
-    original = rdzv.draining._save
+    original = rdzv.drain.decision._save
 
     def save(scene: Any, round: Any) -> Any:
-        votes = rdzv.draining._votes(scene, round)
+        votes = rdzv.drain.decision._votes(scene, round)
         if saved := [member for member in votes if votes[member].acked is not None]:
             return original(scene, replace(round, members=tuple(saved)))
         return original(scene, round)
 
-    return [patch("rdzv.draining._save", save)]
+    return [patch("rdzv.drain.decision._save", save)]
 
 
 def vote_not_one_more() -> list[Patch]:
     """A vote is the highest boundary, where it has to be the one after it."""
-    original = rdzv.gate._vote
+    original = rdzv.drain.gate._vote
 
     def vote(here: Any, commit: Any, round: Any) -> Any:
         return original(
@@ -331,7 +331,7 @@ def vote_not_one_more() -> list[Patch]:
             round,
         )
 
-    return [patch("rdzv.gate._vote", vote)]
+    return [patch("rdzv.drain.gate._vote", vote)]
 
 
 def stale_gate() -> list[Patch]:
@@ -370,7 +370,7 @@ def drains_not_fenced() -> list[Patch]:
 def min_not_compared() -> list[Patch]:
     """Whoever drains is let go below min."""
     return [
-        patch("rdzv.draining.is_enough", lambda membership, listing: True),
+        patch("rdzv.drain.decision.is_enough", lambda membership, listing: True),
     ]
 
 

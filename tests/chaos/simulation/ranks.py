@@ -16,7 +16,7 @@ from agent.draining.gatekeeper import GATE_NAME
 from launcher_shim.c10d.fillers import NOWHERE_PORT
 from muster import boundary
 from muster.draining import ENTERED_STEP
-from rdzv.gate import Gate, RankProgress
+from rdzv.drain.gate import Gate, RankProgress
 
 if TYPE_CHECKING:
     from tests.chaos.simulation.pods import Pod, SimulatedJob

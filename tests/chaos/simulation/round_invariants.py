@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from launcher_shim.c10d.nodes import Node, Round, Seat
-from rdzv.draining import granted
+from rdzv.drain.decision import granted
+from rdzv.mirror import Mirror
 from rdzv.model import Job, Snapshot
 from rdzv.store import WatchEvent
-from rdzv.watching import Mirror
 from tests.chaos.simulation.nodes import KEYS
 from tests.chaos.simulation.other_runs import FAILED, FRESH
 from tests.chaos.simulation.pods import Pod, SimulatedJob

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from agent.launch_report import Launch
 from agent.rundir import HOSTS_NAME, STATE_NAME, RunDir, State
-from rdzv.gate import RankProgress
+from rdzv.drain.gate import RankProgress
 
 
 class MemoryRunDir(RunDir):

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rdzv.commit import Commit, Phase, Vote
 from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.model import Drain, Snapshot
+from rdzv.records.commit import Commit, Phase, Vote
 
 
 @dataclass(frozen=True, slots=True)

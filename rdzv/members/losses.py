@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import time
 
-from rdzv.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
 from rdzv.listing import decide
 from rdzv.membership import Membership
+from rdzv.mirror import Mirror
 from rdzv.model import Member, Snapshot
+from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
 from rdzv.store import KeyValue, Store, WatchEvent
-from rdzv.watching import Mirror
 
 
 def lost_members(

@@ -16,11 +16,11 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.commit import Commit, LastCommit, Vote
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
-from rdzv.live_round import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.model import Drain, Outcome, Snapshot
+from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.store import Compare, Delete, Operation, Put
 
 COUNTED_MAX = 64

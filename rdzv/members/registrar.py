@@ -25,14 +25,14 @@ from rdzv.errors import (
     StoreError,
     StoreFull,
 )
-from rdzv.history import Happening, HistoryEntry, entry_operations
+from rdzv.members.pacing import Pacing
+from rdzv.members.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.membership import Membership, snapshot_of
+from rdzv.mirror import Mirror
 from rdzv.model import Incarnation, Snapshot
-from rdzv.pacing import Pacing
 from rdzv.paging import read_all
-from rdzv.registration import Held, Identity, Refuse, Register, Wait, plan
+from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.store import Compare, Delete, Operation, Put, Store
-from rdzv.watching import Mirror
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rdzv.draining import granted
+from rdzv.drain.decision import granted
 from rdzv.model import Drain, Outcome, Snapshot
 
 Name = Literal["draining", "agreeing", "saving", "saved", "released"]

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
-from rdzv.commit import Commit, LastCommit, Phase, Vote
-from rdzv.draining import granted
+from rdzv.drain.decision import granted
+from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.live_round import LiveRound
 from rdzv.model import Drain, dump_record, load_record, take
+from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 
 
 @dataclass(frozen=True, slots=True)
