@@ -14,9 +14,9 @@ from importlib.resources import files
 
 _MODULES = (
     "launcher_shim/__init__.py",
-    "launcher_shim/c10d/__init__.py",
-    "launcher_shim/c10d/wire.py",
-    "launcher_shim/c10d/wire_parser.py",
+    "launcher_shim/tcpstore/__init__.py",
+    "launcher_shim/tcpstore/wire.py",
+    "launcher_shim/tcpstore/parser.py",
     "launcher_shim/pod/__init__.py",
     "launcher_shim/pod/container.py",
     "launcher_shim/pod/delivery.py",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError

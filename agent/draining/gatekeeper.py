@@ -15,7 +15,7 @@ from agent.draining.own_drain import OwnDrain
 from agent.draining.sight import Sight
 from agent.draining.writing import Writing
 from agent.rundir import RunDir
-from launcher_shim.c10d.diary import Diary
+from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.errors import RecordError

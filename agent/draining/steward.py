@@ -13,7 +13,7 @@ from agent.draining.chronicle import Chronicle
 from agent.draining.own_drain import OwnDrain
 from agent.draining.sight import Sight
 from agent.draining.writing import Writing
-from launcher_shim.c10d.diary import Diary
+from rdzv.diary import Diary
 from rdzv.drain.decision import Decision, decide, transaction
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
 from rdzv.model import Drain

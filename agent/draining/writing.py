@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from random import Random
 from time import time
 
-from launcher_shim.c10d.diary import Diary
+from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.members.registrar import Registrar
 from rdzv.mirror import Mirror

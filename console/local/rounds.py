@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from console.local.outcome import Closing
 from console.local.timeline import Timeline
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry

@@ -10,30 +10,30 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.known_rounds import KnownRounds
-from launcher_shim.c10d.kv import Kv
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
-from launcher_shim.c10d.ledger import Stamp
-from launcher_shim.c10d.live_round import master_token, newest
-from launcher_shim.c10d.note import Note
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.registered import Registered
-from launcher_shim.c10d.relay import Relay
-from launcher_shim.c10d.rendezvous import Rendezvous
-from launcher_shim.c10d.run_membership import run_membership
-from launcher_shim.c10d.runs import Membership as RunMembership
-from launcher_shim.c10d.runs import Policy
-from launcher_shim.c10d.server import C10dServer
-from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
+from launcher_shim.c10d.rounds.drain_view import master_token, newest
+from launcher_shim.c10d.rounds.inputs import Membership as RunMembership
+from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.rounds.run_membership import run_membership
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.server import C10dServer
+from launcher_shim.c10d.serving.session import SHARED_RUN, LauncherSession
 from launcher_shim.c10d.stages import container_of, torch_run_id
+from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.tcpstore import wire
 from rdzv.drain.decision import savers
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import StoreError
+from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from launcher_shim.c10d.live_round import precedence
-from launcher_shim.c10d.mirrored_run import MirroredRun
-from launcher_shim.c10d.nodes import Round, first_round
-from launcher_shim.c10d.session import SHARED_RUN
+from launcher_shim.c10d.rounds.drain_view import precedence
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.records import Round, first_round
+from launcher_shim.c10d.serving.session import SHARED_RUN
 from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue, WatchEvent
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.nodes import Seat
+from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.stages import container_of
+from launcher_shim.tcpstore import wire
 
 
 def line_key(member: str) -> bytes:

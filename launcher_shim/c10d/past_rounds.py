@@ -11,12 +11,12 @@ import logging
 from collections.abc import Sequence
 from time import time
 
-from launcher_shim.c10d.kv import Kv
-from launcher_shim.c10d.nodes import Round
 from launcher_shim.c10d.past_runs import surplus
-from launcher_shim.c10d.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.torch_keys import round_key, round_prefix
+from launcher_shim.c10d.values.operations import Kv
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.tcpstore import wire
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from launcher_shim.c10d.agents import Agent
+from launcher_shim.c10d.torch.agent import Agent
 from rdzv.errors import WireError
 
 

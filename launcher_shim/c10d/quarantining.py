@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from time import time
 
-from launcher_shim.c10d.claim import Ending
-from launcher_shim.c10d.registered import Registered
+from launcher_shim.c10d.rounds.claim import Ending
 from rdzv.errors import LeaseLost, StoreError
+from rdzv.members.guard import Registered
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
 from rdzv.model import Snapshot

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
-from launcher_shim.c10d.wire import CONTAINER_BYTES, SESSION_BYTES
+from launcher_shim.tcpstore.wire import CONTAINER_BYTES, SESSION_BYTES
 from rdzv.model import dump_record, load_record, take
 
 FILE_NAME = "stages.json"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
-import launcher_shim.c10d.wire as wire
+import launcher_shim.tcpstore.wire as wire
 
 
 class _Unsettled(NamedTuple):

@@ -19,7 +19,7 @@ import struct
 import sys
 from typing import BinaryIO, Mapping, Optional, Sequence, Tuple
 
-import launcher_shim.c10d.wire as wire
+import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.launch import split, told

@@ -15,9 +15,9 @@ import os
 import socket
 from typing import List, Optional, Set, cast
 
-import launcher_shim.c10d.wire as wire
-from launcher_shim.c10d.wire_parser import RequestParser
+import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.ledger import Ledger
+from launcher_shim.tcpstore.parser import RequestParser
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,15 @@ from time import monotonic
 
 from agent.parts import MemberParts, endpoint_of, member_parts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.torch.state_codec import (
+    SENTINEL,
+    Flavour,
+    NodeDesc,
+    TorchState,
+    decode,
+    encode,
+)
+from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity

@@ -17,7 +17,7 @@ from typing import Literal
 
 import pytest
 
-from launcher_shim.c10d import wire
+from launcher_shim.tcpstore import wire
 from tests.contract.raw_client import RawClient, connected
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from launcher_shim.c10d import wire
+from launcher_shim.tcpstore import wire
 from rdzv.keys import RunKeys
 from rdzv.store import Range, Store, WatchBatch, WatchEvent
 from tests.chaos.history import History, Record

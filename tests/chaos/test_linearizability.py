@@ -14,13 +14,13 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.cell import Cell
-from launcher_shim.c10d.cells import Cells
-from launcher_shim.c10d.floor import Floor
-from launcher_shim.c10d.kv import Kv
-from launcher_shim.c10d.ledger import Ledger
-from launcher_shim.c10d.relay import Relay
-from launcher_shim.c10d.session import SHARED_RUN, LauncherSession, Runs
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.session import SHARED_RUN, LauncherSession, Runs
+from launcher_shim.c10d.values.cell import Cell
+from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.ledger import Ledger
+from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.c10d.values.read_floor import Floor
 from rdzv.keys import JobKeys
 from rdzv.store import Compare
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -50,7 +50,7 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.transactions.RETRY_PAUSE_S", 0.005)
+    monkeypatch.setattr("launcher_shim.c10d.values.transactions.RETRY_PAUSE_S", 0.005)
     # A store that loses one call in ten fails some registrations five times in a row.
     monkeypatch.setattr("rdzv.members.pacing.FIRST_PAUSE_S", 0.005)
 

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
 from tests.contract.rendezvous_harness import Job, job
 
 POLICY = Policy(

@@ -7,8 +7,8 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Sequence
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.cell import NotANumber, read_number, wrap_int64
+from launcher_shim.c10d.values.cell import NotANumber, read_number, wrap_int64
+from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from agent.rundir import RunDir
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.drain.inputs import LiveRound
 from rdzv.listing import decide
 from rdzv.membership import Membership

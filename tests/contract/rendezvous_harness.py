@@ -25,12 +25,12 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
-from launcher_shim.c10d.agents import Agent, connect
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.registered import Registered
-from launcher_shim.c10d.rendezvous import Rendezvous
-from launcher_shim.c10d.run_membership import run_membership
-from launcher_shim.c10d.runs import Membership, Policy
+from launcher_shim.c10d.rounds.inputs import Membership, Policy
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.run_membership import run_membership
+from launcher_shim.c10d.torch.agent import Agent, connect
+from rdzv.members.guard import Registered
 from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put

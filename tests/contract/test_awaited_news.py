@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from launcher_shim.c10d.agents import connect
+from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.test_rendezvous_writes import Client, pod
 

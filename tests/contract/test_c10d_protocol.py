@@ -19,7 +19,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher_shim.c10d import wire
+from launcher_shim.tcpstore import wire
 from tests.contract.agent_harness import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.connection import PARKED_MAX, Connection
-from launcher_shim.c10d.relay import Relay
-from launcher_shim.c10d.server import HELD_MAX, C10dServer
+from launcher_shim.c10d.serving.connection import PARKED_MAX, Connection
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
+from launcher_shim.tcpstore import wire
 from rdzv.errors import ConfigError, StoreUnavailable
 from tests.contract.agent_harness import PATIENCE_S, until
 from tests.contract.c10d_memory import MemorySession, MemoryStore

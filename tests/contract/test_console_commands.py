@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Incarnation, Job, Member

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 import launcher_shim.c10d.endpoint
-from launcher_shim.c10d import wire
+from launcher_shim.tcpstore import wire
 from rdzv.model import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -13,7 +13,7 @@ import agent.draining.notes
 from agent.boot_clock import boot_s
 from agent.draining.notes import Notes
 from agent.notices.notice import Notice
-from launcher_shim.c10d.nodes import Node
+from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.model import Drain
 from rdzv.store import Put

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from launcher_shim.c10d import wire
+from launcher_shim.tcpstore import wire
 from rdzv.errors import StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Compare, Delete, Operation, TxnResult

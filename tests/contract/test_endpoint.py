@@ -14,14 +14,21 @@ import pytest
 
 from agent.parts import endpoint_of, member_parts
 from agent.surroundings import MemberSettings, Sockets
-from launcher_shim.c10d import wire
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
-from launcher_shim.c10d.nodes import Node, Round
-from launcher_shim.c10d.note import Note
-from launcher_shim.c10d.relay import Relay
-from launcher_shim.c10d.session import SHARED_RUN, LauncherSession
-from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.session import SHARED_RUN, LauncherSession
+from launcher_shim.c10d.torch.state_codec import (
+    SENTINEL,
+    Flavour,
+    NodeDesc,
+    TorchState,
+    decode,
+    encode,
+)
+from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 import launcher_shim.c10d.endpoint
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS, begin_next_life
 from tests.contract.test_endpoint import Pod, pod

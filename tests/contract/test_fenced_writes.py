@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.c10d import endpoint, wire
-from launcher_shim.c10d.session import SHARED_RUN
+from launcher_shim.c10d import endpoint
+from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.model import Job
 from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult

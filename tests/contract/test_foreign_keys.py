@@ -12,7 +12,7 @@ import pytest
 
 from agent.parts import endpoint_of, job_client, member_parts
 from agent.surroundings import MemberSettings, Sockets
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS, identity, surroundings

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.answers import ANSWER_MAX, ANSWERS_MAX
-from launcher_shim.c10d.cell import NotANumber, read_number
-from launcher_shim.c10d.kv import Kv
-from launcher_shim.c10d.ledger import Stamp
-from launcher_shim.c10d.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
-from launcher_shim.c10d.registered import Registered
-from launcher_shim.c10d.transactions import RETRY_PAUSE_S
+from launcher_shim.c10d.values.answers import ANSWER_MAX, ANSWERS_MAX
+from launcher_shim.c10d.values.cell import NotANumber, read_number
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.limits import BATCH_MAX, MAX_VALUE_BYTES, READS_MAX
+from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.c10d.values.transactions import RETRY_PAUSE_S
+from launcher_shim.tcpstore import wire
 from rdzv.errors import WireError
 from rdzv.job import JobClient
+from rdzv.members.guard import Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
@@ -549,7 +549,7 @@ async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
 async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.kv.SEE_SUM_S", 0.01)
+    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 0.01)
     async with sidecars(None, None) as (one, two), asyncio.timeout(20):
         one._unsubscribe()  # the watch brings nothing
         assert await two.add(b"/n", 5, Stamp("b", 1)) == 5
@@ -562,7 +562,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what happened meanwhile it shows the end."""
-    monkeypatch.setattr("launcher_shim.c10d.kv.SEE_SUM_S", 3600.0)
+    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 3600.0)
     async with client(MemoryEngine()) as one:
         kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
@@ -588,7 +588,7 @@ async def until_added(kv: Kv) -> None:
 async def test_nothing_is_applied_twice_or_lost_when_answers_are(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.transactions.RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr("launcher_shim.c10d.values.transactions.RETRY_PAUSE_S", 0.001)
     faults = [Unreliable(seed * 10 + n, 0.3) for n in range(3)]
     random = Random(seed)
     async with sidecars(*faults) as kvs:

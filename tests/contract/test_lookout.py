@@ -19,7 +19,7 @@ from agent.launcher_watch import Policy
 from agent.lookout import Lookout
 from agent.pod_programs import program
 from agent.rundir import RunDir
-from launcher_shim.c10d.state import SENTINEL
+from launcher_shim.c10d.torch.state_codec import SENTINEL
 from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
 from rdzv.model import Member
 from rdzv.records.bypass import Bypass

@@ -10,10 +10,10 @@ from dataclasses import replace
 from random import Random
 from time import monotonic
 
-from launcher_shim.c10d.agents import connect
-from launcher_shim.c10d.nodes import Node
-from launcher_shim.c10d.own_node import OwnNode
-from launcher_shim.c10d.registered import Registered
+from launcher_shim.c10d.rounds.own_node import OwnNode
+from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.torch.agent import connect
+from rdzv.members.guard import Registered
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
 from rdzv.store.memory.faults import Faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from launcher_shim.c10d.nodes import Round, Seat
+from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.model import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

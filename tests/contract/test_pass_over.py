@@ -13,8 +13,8 @@ import pytest
 
 import launcher_shim.pod.pass_over
 from agent.pod_programs import program
-from launcher_shim.c10d import wire
 from launcher_shim.pod.pass_over import passes_over
+from launcher_shim.tcpstore import wire
 
 PATIENCE_S = 60.0
 

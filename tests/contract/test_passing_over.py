@@ -16,7 +16,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.launch_lines import was_run
-from launcher_shim.c10d.nodes import Seat
+from launcher_shim.c10d.rounds.records import Seat
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_stages import Files, Torchrun, container, passes, ran

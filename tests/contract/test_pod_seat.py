@@ -17,8 +17,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 import launcher_shim.c10d.endpoint
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.agent_harness import until
 from tests.contract.raw_client import connected

@@ -12,7 +12,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete

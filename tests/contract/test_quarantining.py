@@ -12,9 +12,9 @@ import pytest
 
 from launcher_shim.c10d import quarantining
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.registered import Registered
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
+from rdzv.members.guard import Registered
 from rdzv.model import Job, Member
 from rdzv.records.quarantine import Terms
 from rdzv.store import Put

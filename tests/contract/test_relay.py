@@ -13,8 +13,8 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.state import SENTINEL
+from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer

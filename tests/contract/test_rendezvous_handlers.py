@@ -16,9 +16,9 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from launcher_shim.c10d.agents import connect
-from launcher_shim.c10d.nodes import Round
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.rendezvous_harness import Job, job
 

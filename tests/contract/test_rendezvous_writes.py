@@ -14,16 +14,23 @@ from time import monotonic
 
 import pytest
 
-from launcher_shim.c10d.agents import Agent, connect
-from launcher_shim.c10d.nodes import Node, Round
-from launcher_shim.c10d.registered import Registered
-from launcher_shim.c10d.rendezvous import Rendezvous
-from launcher_shim.c10d.round_key import RoundKey
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.round_key import RoundKey
+from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.torch.state_codec import (
+    SENTINEL,
+    Flavour,
+    NodeDesc,
+    TorchState,
+    decode,
+    encode,
+)
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
+from rdzv.members.guard import Registered
 from rdzv.mirror import Mirror
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -533,7 +540,7 @@ def all_ask(one: Pod) -> bool:
 
 
 async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.turns.TURN_S", 3600.0)
+    monkeypatch.setattr("launcher_shim.c10d.rounds.turns.TURN_S", 3600.0)
     late = {name: LateWatch() for name in "abcd"}
     async with pods_that_all_see_a_round_due(late, monkeypatch) as (pods, senders):
         await asyncio.sleep(1)  # in which all of them would have written, were it not for turns
@@ -544,7 +551,7 @@ async def test_one_sidecar_writes_what_all_see_due(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.turns.TURN_S", 0.01)
+    monkeypatch.setattr("launcher_shim.c10d.rounds.turns.TURN_S", 0.01)
     late = {name: LateWatch() for name in "abcd"}
     late["a"].passing.set()
     late["d"].refusing = True

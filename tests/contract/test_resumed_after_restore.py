@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher_shim.c10d.agents import connect
-from launcher_shim.c10d.nodes import Node
+from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.torch.agent import connect
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.test_rendezvous_writes import RUN, TTL_S, Pod, pod, until

@@ -17,11 +17,11 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from agent.pod_programs import program
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.ledger import Stamp
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import FILE_NAME, Stages
+from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.pod.relay import Relay
+from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS
 from tests.contract.raw_client import connected

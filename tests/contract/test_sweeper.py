@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.sweeper import Sweeper
-from launcher_shim.c10d.nodes import Round
-from launcher_shim.c10d.session import SHARED_RUN
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.serving.session import SHARED_RUN
 from rdzv.job import JobClient
 from rdzv.members.leftovers import KEPT_MIN
 from rdzv.model import Drain, Incarnation, Job, Member

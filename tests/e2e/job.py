@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import console
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from tests.chaos.tcp_proxy import TcpProxy

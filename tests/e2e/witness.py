@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name

@@ -21,13 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import atheris
 
 with atheris.instrument_imports(include=["launcher_shim.c10d"]):
-    from launcher_shim.c10d import pickled, state, wire
-    from launcher_shim.c10d.wire_parser import RequestParser
+    from launcher_shim.c10d.torch import pickle_reader, state_codec
+    from launcher_shim.tcpstore import wire
+    from launcher_shim.tcpstore.parser import RequestParser
 
 from rdzv.errors import StateError
 
-_NODES = [state.NodeDesc("worker-0", 17, 0), state.NodeDesc("worker-1", 70_000, 1)]
-_SEED_STATE = state.TorchState(
+_NODES = [state_codec.NodeDesc("worker-0", 17, 0), state_codec.NodeDesc("worker-1", 70_000, 1)]
+_SEED_STATE = state_codec.TorchState(
     round=1,
     deadline=datetime(2026, 1, 1, tzinfo=UTC),
     participants={node: rank for rank, node in enumerate(_NODES)},
@@ -65,10 +66,10 @@ def _parse(segments: list[bytes]) -> tuple[list[wire.Request], bool]:
 def fuzz_state(data: bytes) -> None:
     """Decode the bytes as a pickle; what is accepted must mean the same when written again."""
     try:
-        value, flavour = state.decode(b64encode(b"\x80\x04" + data))
+        value, flavour = state_codec.decode(b64encode(b"\x80\x04" + data))
     except StateError:
         return
-    again, _ = state.decode(state.encode(value, flavour))
+    again, _ = state_codec.decode(state_codec.encode(value, flavour))
     if again != value:
         raise AssertionError(f"{value!r} came back as {again!r}")
 
@@ -90,7 +91,7 @@ def _forbid_unpickling() -> None:
 
 
 def _seeds() -> list[bytes]:
-    written = b64decode(state.encode(_SEED_STATE, state.Flavour(aware=True)))
+    written = b64decode(state_codec.encode(_SEED_STATE, state_codec.Flavour(aware=True)))
     requests: list[wire.Request] = [
         wire.Set(b"/a", b"1"),
         wire.Wait((b"/a", b"/b")),
@@ -108,7 +109,7 @@ def main() -> None:
     """Run libFuzzer with the arguments of the command line."""
     for seed in _seeds():
         fuzz_one(seed)
-    if pickled.MODULE.encode() not in _seeds()[0]:
+    if pickle_reader.MODULE.encode() not in _seeds()[0]:
         raise AssertionError("the seed is no state")
     corpus = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
     for directory in corpus[:1]:

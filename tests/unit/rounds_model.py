@@ -19,11 +19,11 @@ from functools import cache
 from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
-from launcher_shim.c10d.observations import LOST, Observations, Standings, stand
-from launcher_shim.c10d.rounds import decide
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.views import View, hand, view
+from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import LOST, Observations, Standings, stand
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.views import View, hand, view
 
 T = TypeVar("T")
 

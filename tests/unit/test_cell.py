@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.cell import ABSENT, Cell, Part, read_number, wrap_int64
+from launcher_shim.c10d.values.cell import ABSENT, Cell, Part, read_number, wrap_int64
 
 
 def counted_anew(cell: Cell) -> tuple[bytes | None, int]:

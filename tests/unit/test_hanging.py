@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.hanging import Decision, Signs, decide
-from launcher_shim.c10d.nodes import LeftReason, Node, Round, Seat
-from launcher_shim.c10d.observations import Observations, stand
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.views import trains_no_more
+from launcher_shim.c10d.rounds.hanging import Decision, Signs, decide
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.records import LeftReason, Node, Round, Seat
+from launcher_shim.c10d.rounds.views import trains_no_more
 
 NOW = 1000.0
 POLICY = Policy(min_nodes=2, max_nodes=4)

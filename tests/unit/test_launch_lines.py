@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
-from launcher_shim.c10d.nodes import Seat
+from launcher_shim.c10d.rounds.records import Seat
 
 ONE, TWO, AGAIN = "1" * 16, "2" * 16, "3" * 16
 FROZEN = (Seat("w-0", ONE + "c" * 16, 1), Seat("w-1", TWO + "c" * 16, 1))

@@ -23,7 +23,7 @@ MAY_IMPORT = {
 }
 """For each part, the longest match of a file's path: the packages of ours that it may import."""
 
-FRAMES = ("launcher_shim/c10d/wire.py", "launcher_shim/c10d/wire_parser.py")
+FRAMES = ("launcher_shim/tcpstore/wire.py", "launcher_shim/tcpstore/parser.py")
 """How torch's requests look on the wire: what muster-run shares with the sidecar."""
 
 STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", *FRAMES)
@@ -117,7 +117,7 @@ def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
 
 
 def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
-    ways = {"launcher_shim/__init__.py", "launcher_shim/c10d/__init__.py"}
+    ways = {"launcher_shim/__init__.py", "launcher_shim/tcpstore/__init__.py"}
     for path in [
         *(ROOT / "launcher_shim" / "pod").rglob("*.py"),
         *(ROOT / name for name in FRAMES),
@@ -126,7 +126,7 @@ def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
         assert others <= {*FRAMES, *ways}, path
 
 
-@pytest.mark.parametrize("package", ["launcher_shim", "launcher_shim/c10d"])
+@pytest.mark.parametrize("package", ["launcher_shim", "launcher_shim/tcpstore"])
 def test_packages_on_the_way_to_the_frames_import_nothing(package: str) -> None:
     assert list(imports(ROOT / package / "__init__.py")) == []
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.orphans import orphans
+from launcher_shim.c10d.values.orphans import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
 from rdzv.model import Job, Member, Snapshot

@@ -7,10 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.live_round import live_round, master_token, newest
-from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE, LeftReason, Node, NodeState, Round, Seat
-from launcher_shim.c10d.observations import Observations, stand
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.drain_view import live_round, master_token, newest
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.records import (
+    ROUNDS_PER_LIFE,
+    LeftReason,
+    Node,
+    NodeState,
+    Round,
+    Seat,
+)
 from rdzv.drain.inputs import LiveRound
 
 POLICY = Policy(2, 4)

@@ -13,7 +13,7 @@ from console.local.picture import WIDTH, Axis, draw_picture, nice_step
 from console.local.progress import Progress
 from console.local.rounds import Rounds
 from console.local.timeline import Moment, Timeline
-from launcher_shim.c10d.nodes import ClosedWhy, Round, Seat
+from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.fillers import filler
-from launcher_shim.c10d.merge import Wish, first_name, foreign_size, wish
-from launcher_shim.c10d.state import NodeDesc, TorchState
+from launcher_shim.c10d.torch.placeholders import filler
+from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
+from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
 from launcher_shim.c10d.torch_keys import round_key
 
 ME = NodeDesc("10.0.0.1", 42, 0)

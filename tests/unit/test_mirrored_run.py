@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from launcher_shim.c10d.mirrored_run import MirroredRun
-from launcher_shim.c10d.nodes import Node, Round
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 

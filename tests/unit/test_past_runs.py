@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.nodes import Node, Round, Seat
 from launcher_shim.c10d.past_runs import surplus
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
 

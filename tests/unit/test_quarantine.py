@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
-from launcher_shim.c10d.observations import Observations
-from launcher_shim.c10d.rounds import decide
-from launcher_shim.c10d.run_membership import run_membership
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.drain.decision import is_enough
 from rdzv.errors import RecordError

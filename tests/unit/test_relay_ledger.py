@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.wire_parser import RequestParser
 from launcher_shim.pod.ledger import Ledger
+from launcher_shim.tcpstore import wire
+from launcher_shim.tcpstore.parser import RequestParser
 
 SESSION = bytes(range(16))
 

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.nodes import (
+from launcher_shim.c10d.rounds.decision import decide, next_round
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, Standings, observe, stand
+from launcher_shim.c10d.rounds.records import (
     ClosedWhy,
     LeftReason,
     Node,
@@ -20,9 +23,6 @@ from launcher_shim.c10d.nodes import (
     Seat,
     first_round,
 )
-from launcher_shim.c10d.observations import Observations, Standings, observe, stand
-from launcher_shim.c10d.rounds import decide, next_round
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
 from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
 

@@ -15,7 +15,7 @@ from typing import get_args
 
 import pytest
 
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
 from tests.unit.rounds_model import Broken, Fault, Rules, explore, walk
 
 TWO = Rules(2, Policy(2, 2))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d.mirrored_run import MirroredRun
-from launcher_shim.c10d.nodes import INT64_MAX, ROUNDS_PER_LIFE, Node, Round, Seat
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.records import INT64_MAX, ROUNDS_PER_LIFE, Node, Round, Seat
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.nodes import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
-from launcher_shim.c10d.observations import Observations, observe, stand
-from launcher_shim.c10d.portrait import FAR_FUTURE, WAITER, portray
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.state import Flavour, NodeDesc, decode, encode
-from launcher_shim.c10d.views import View, hand, must_form_again, view
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, observe, stand
+from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.rounds.views import View, hand, must_form_again, view
+from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
+from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
 
 POLICY = Policy(min_nodes=2, max_nodes=4)
 ME = NodeDesc("10.0.0.1", 42, 0)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.run_membership import run_membership
-from launcher_shim.c10d.runs import Membership
+from launcher_shim.c10d.rounds.inputs import Membership
+from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
 from rdzv.model import Drain, Incarnation, Job, Member, Outcome, Snapshot
 from rdzv.records.commit import Commit, Vote

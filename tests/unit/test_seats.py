@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.nodes import LeftReason, Node, NodeState, Round, Seat
-from launcher_shim.c10d.observations import Observations, observe, stand
-from launcher_shim.c10d.rounds import decide, next_round
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.views import view
+from launcher_shim.c10d.rounds.decision import decide, next_round
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, observe, stand
+from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.rounds.views import view
 from rdzv.store import KeyValue
 
 NOW = 500.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from random import Random
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
-from launcher_shim.c10d.runs import RunSnapshot
-from launcher_shim.c10d.turns import SPREAD, TURN_S, delay_s, order
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.turns import SPREAD, TURN_S, delay_s, order
 
 
 def asking(member: str, revision: int) -> Node:

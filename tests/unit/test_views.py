@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-from launcher_shim.c10d.nodes import Node, Round
-from launcher_shim.c10d.observations import Observations, stand
-from launcher_shim.c10d.runs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.views import must_form_again
+from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.views import must_form_again
 
 POLICY = Policy(2, 4)
 

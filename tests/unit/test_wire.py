@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.wire_parser import RequestParser
+from launcher_shim.tcpstore import wire
+from launcher_shim.tcpstore.parser import RequestParser
 
 keys = st.binary(max_size=40)
 values = st.binary(max_size=200)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from launcher_shim.c10d.nodes import ROUNDS_PER_LIFE
+from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
 from rdzv.model import Drain, Snapshot

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
 from tests.chaos.simulation.network import FAIR
 from tests.chaos.simulation.pods import Pod, SimulatedJob
 from tests.chaos.simulation.ranks import Rank

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.store import Put
 from rdzv.store.memory.client import transact
 from tests.chaos.simulation.nodes import KEYS

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
-import launcher_shim.c10d.rounds
-import launcher_shim.c10d.run_membership
-import launcher_shim.c10d.views
+import launcher_shim.c10d.rounds.decision
+import launcher_shim.c10d.rounds.run_membership
+import launcher_shim.c10d.rounds.views
 import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
@@ -24,11 +24,11 @@ from agent.draining.own_drain import OwnDrain
 from agent.draining.writing import Writing
 from agent.host_delivery import HostDelivery
 from agent.notices.socket import Phase
-from launcher_shim.c10d.observations import stand
-from launcher_shim.c10d.registered import Registered
-from launcher_shim.c10d.round_key import RoundKey
-from launcher_shim.c10d.runs import Policy
+from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.observations import stand
+from launcher_shim.c10d.rounds.round_key import RoundKey
 from rdzv.errors import StoreError
+from rdzv.members.guard import Registered
 from rdzv.members.registrar import RENEWALS_PER_TTL, Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
@@ -177,7 +177,7 @@ def foreign_keys_taken_in() -> list[Patch]:
 
 def places_by_age() -> list[Patch]:
     """The oldest members have the places, whether or not their torchrun asks for one."""
-    original = launcher_shim.c10d.run_membership.run_membership
+    original = launcher_shim.c10d.rounds.run_membership.run_membership
 
     def members(snapshot: Any, *others: Any) -> Any:
         oldest = (member.name for member in rdzv.listing.decide(snapshot).listed)
@@ -213,7 +213,10 @@ def launchers_not_fenced() -> list[Patch]:
 def cut_taken_for_death() -> list[Patch]:
     """Nobody is given time to return from a cut."""
     return [
-        patch("launcher_shim.c10d.observations._return_until", lambda *_, **__: float("-inf")),
+        patch(
+            "launcher_shim.c10d.rounds.observations._return_until",
+            lambda *_, **__: float("-inf"),
+        ),
         patch("launcher_shim.c10d.endpoint.Policy", _hasty_policy),
     ]
 
@@ -224,28 +227,33 @@ def _hasty_policy(*args: Any, **changes: Any) -> Policy:
 
 def fillers_forgotten() -> list[Patch]:
     """Who was given a filler stays where it says, once all of its world are back."""
-    original = launcher_shim.c10d.views.view
+    original = launcher_shim.c10d.rounds.views.view
 
     def view(*args: Any, **known: Any) -> Any:
         return original(*args, **{**known, "filled_round": -1})
 
-    return [patch("launcher_shim.c10d.rendezvous.view", view)]
+    return [patch("launcher_shim.c10d.rounds.rendezvous.view", view)]
 
 
 def lost_rounds_entered() -> list[Patch]:
     """A round that the store had lost is entered by who was not in it yet."""
-    original = launcher_shim.c10d.views.hand
+    original = launcher_shim.c10d.rounds.views.hand
 
     def hand(snapshot: Any, *others: Any) -> Any:
         current = replace(snapshot.round, restored=False)
         return original(replace(snapshot, round=current), *others)
 
-    return [patch("launcher_shim.c10d.rendezvous.hand", hand)]
+    return [patch("launcher_shim.c10d.rounds.rendezvous.hand", hand)]
 
 
 def lost_worlds_not_awaited() -> list[Patch]:
     """The first world of a later life forms at once, whoever has trained in that life before."""
-    return [patch("launcher_shim.c10d.rounds._worlds_return_until_s", lambda *_: float("-inf"))]
+    return [
+        patch(
+            "launcher_shim.c10d.rounds.decision._worlds_return_until_s",
+            lambda *_: float("-inf"),
+        )
+    ]
 
 
 def leavers_excused() -> list[Patch]:
@@ -255,16 +263,16 @@ def leavers_excused() -> list[Patch]:
         if stand(now, snapshot, *others).lost:
             leaving = snapshot.membership.leaving
             snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
-        return launcher_shim.c10d.rounds.decide(now, snapshot, *others)
+        return launcher_shim.c10d.rounds.decision.decide(now, snapshot, *others)
 
     def shown(snapshot: Any, standings: Any, policy: Any, node: Any, **known: Any) -> Any:
-        made = launcher_shim.c10d.views.view(snapshot, standings, policy, node, **known)
+        made = launcher_shim.c10d.rounds.views.view(snapshot, standings, policy, node, **known)
         leaves = node.member in snapshot.membership.leaving
         return replace(made, phantom=made.phantom and not leaves)
 
     return [
-        patch("launcher_shim.c10d.rendezvous.decide", decide),
-        patch("launcher_shim.c10d.rendezvous.view", shown),
+        patch("launcher_shim.c10d.rounds.rendezvous.decide", decide),
+        patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
     ]
 
 
@@ -273,14 +281,14 @@ def failure_is_final() -> list[Patch]:
 
     def shown(*args: Any, **known: Any) -> Any:
         snapshot, *others = args
-        return launcher_shim.c10d.views.view(_as_success(snapshot), *others, **known)
+        return launcher_shim.c10d.rounds.views.view(_as_success(snapshot), *others, **known)
 
     def decide(now: float, snapshot: Any, *others: Any) -> Any:
-        return launcher_shim.c10d.rounds.decide(now, _as_success(snapshot), *others)
+        return launcher_shim.c10d.rounds.decision.decide(now, _as_success(snapshot), *others)
 
     return [
-        patch("launcher_shim.c10d.rendezvous.view", shown),
-        patch("launcher_shim.c10d.rendezvous.decide", decide),
+        patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
+        patch("launcher_shim.c10d.rounds.rendezvous.decide", decide),
     ]
 
 
@@ -291,17 +299,17 @@ def _as_success(snapshot: Any) -> Any:
 
 def losses_untold_once_one_has_finished() -> list[Patch]:
     """Once one stands in the exit barrier, nobody is told that another one is lost."""
-    original = launcher_shim.c10d.views._is_lost
+    original = launcher_shim.c10d.rounds.views._is_lost
 
     def is_lost(snapshot: Any, standings: Any) -> bool:
         return not snapshot.round.finishing and original(snapshot, standings)
 
-    return [patch("launcher_shim.c10d.views._is_lost", is_lost)]
+    return [patch("launcher_shim.c10d.rounds.views._is_lost", is_lost)]
 
 
 def stuck_workers_awaited() -> list[Patch]:
     """A torchrun that asks for anything is waited for, however long its workers take to end."""
-    return [patch("launcher_shim.c10d.rendezvous.trains_no_more", lambda *known: False)]
+    return [patch("launcher_shim.c10d.rounds.rendezvous.trains_no_more", lambda *known: False)]
 
 
 # --- drains ---

@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from agent.draining.gatekeeper import GATE_NAME
-from launcher_shim.c10d.fillers import NOWHERE_PORT
+from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from rdzv.drain.gate import Gate, RankProgress

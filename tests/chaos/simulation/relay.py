@@ -12,9 +12,9 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.relay import Relay
-from launcher_shim.c10d.session import LauncherSession
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.session import LauncherSession
+from launcher_shim.tcpstore import wire
 
 if TYPE_CHECKING:
     from tests.chaos.simulation.loop import SimulatedLoop

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from launcher_shim.c10d.nodes import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.drain.decision import granted
 from rdzv.mirror import Mirror
 from rdzv.model import Job, Snapshot

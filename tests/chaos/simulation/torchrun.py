@@ -14,8 +14,15 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d import wire
-from launcher_shim.c10d.state import SENTINEL, Flavour, NodeDesc, TorchState, decode, encode
+from launcher_shim.c10d.torch.state_codec import (
+    SENTINEL,
+    Flavour,
+    NodeDesc,
+    TorchState,
+    decode,
+    encode,
+)
+from launcher_shim.tcpstore import wire
 from tests.chaos.simulation.ranks import Rank
 from tests.chaos.simulation.relay import Connection
 

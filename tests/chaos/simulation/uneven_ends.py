@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.nodes import Round
+from launcher_shim.c10d.rounds.records import Round
 
 if TYPE_CHECKING:
     from tests.chaos.simulation.story import Story

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one connection of a torchrun claims in a run, as the rendezvous looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher_shim.c10d.rounds.records import Node
+
+Ending = Literal["died", "gave up", "other"]
+"""How a torchrun has ended: by itself while it had a place; by itself while it waited for one, as
+when its time to join was over; or because it was told to, or its work was done."""
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One connection's claim to its member's place. The agent behind it writes it.
+
+    A newer connection of the same member replaces the older one when it first names itself.
+    """
+
+    nonce: str
+    """Names the connection, also for the sidecars after this one."""
+    seen_s: float
+    """When the torchrun last gave a sign of life."""
+    asked_s: float
+    """Since when its time to join runs: since it asked, or was promoted."""
+    pending: int = 0
+    """Requests that are not answered yet: while there is one, it is no sign of a hang to be silent.
+    """
+    parked: bool = False
+    """Whether it was shown that it is redundant, which only a promotion ends."""
+    parks: bool = True
+    """Whether its version of torch knows a redundancy list, and its maximum is the job's."""
+    filled_round: int = -1
+    """The round that it was given fillers for: there it never meets the others."""
+    gave_up: bool = False
+    """Whether its torchrun has ended its wait for a place by itself."""
+    addr: str = ""
+    pid: int = -1
+    """Its torchrun's process number, in its own container; -1 while it has not named itself."""
+    local_id: int = -1
+    flavour: str = ""
+    """How its torch spells a state (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
+
+    @property
+    def named(self) -> bool:
+        """Whether its torchrun has named itself."""
+        return self.pid >= 0
+
+    def request_began(self, now_s: float) -> None:
+        """Take note of a request."""
+        self.pending += 1
+        self.seen_s = now_s
+
+    def request_ended(self, now_s: float) -> None:
+        """Take note of an answer."""
+        self.pending -= 1
+        self.seen_s = now_s
+
+    def excuse(self, now_s: float) -> None:
+        """Count the silence from now on: it was this sidecar that stood still."""
+        self.seen_s = now_s
+
+    def resume(self, node: Node) -> None:
+        """Go on for a client that outlived the sidecar before this one."""
+        self.addr, self.pid, self.local_id = node.addr, node.pid, node.local_id
+        self.flavour = node.flavour
+        # It may have been parked: promotion is safe at any time.
+        self.parked = True
+
+    def asking(self, member: str, ask: int) -> Node:
+        """Make the record of ``member`` asking for the ``ask``-th time by this connection."""
+        return Node(
+            member=member,
+            state="asking",
+            nonce=self.nonce,
+            ask=ask,
+            addr=self.addr,
+            pid=self.pid,
+            local_id=self.local_id,
+            flavour=self.flavour,
+        )

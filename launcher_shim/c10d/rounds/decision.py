@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a round is complete and when it is over: pure, and the same in every sidecar.
+
+Agents never decide. A sidecar that sees a condition met writes it on the round key, under a
+compare on everything the decision rests on; whoever loses sees the winner's result.
+torch alone always sits out its last call, because it cannot know who is coming: the membership
+tells, so a round here completes as soon as everybody who is coming has come.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import GONE, Observations, stand
+from launcher_shim.c10d.rounds.records import Node, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``round``: what the round key should become, or None. ``reason``: one sentence.
+
+    ``wake_at_s``: when time alone would change the answer.
+    """
+
+    round: Round | None
+    reason: str
+    wake_at_s: float = math.inf
+
+
+def decide(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    """Decide what becomes of the round."""
+    current = snapshot.round
+    if current.closed == "success":
+        return Decision(None, "the run is closed by success")
+    if current.complete:
+        return _over(now, snapshot, observations, policy)
+    return _complete(now, snapshot, observations, policy)
+
+
+def next_round(current: Round) -> Round:
+    """Open the round after ``current``."""
+    former = tuple(seat.member for seat in current.frozen)
+    return Round(current.number + 1, former=former, mod_revision=current.mod_revision)
+
+
+def _over(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    current = snapshot.round
+    standings = stand(now, snapshot, observations, policy)
+    failed = bool(current.closed)
+    lost = failed or standings.lost
+    # Who was let go stands still until SIGTERM, and is shown no waiter, so that nobody may wait for
+    # it to leave. While all may end well, who stands in the exit barrier is left in peace.
+    ends_well = current.finishing and not lost
+    granted = frozenset[str]() if ends_well else snapshot.membership.granted
+    # It holds on there, as natively, until others are enough to go on without it.
+    enough = lost and len(snapshot.candidates(policy.min_nodes)) >= policy.min_nodes
+    # A world that has failed is not kept for those who may return to it.
+    gone = GONE | {"missing"} if failed else GONE
+    staying = [
+        seat
+        for seat, standing in standings.of.items()
+        if standing not in gone
+        and seat.member not in granted
+        and not (enough and standing == "here" and snapshot.nodes[seat.member].finished)
+    ]
+    if failed and not staying and not snapshot.anybody_asks():
+        # What the run came to stays on record until a torchrun begins anew.
+        return Decision(None, f"round {current.number} is closed by failure, and nobody asks")
+    if not staying:
+        return Decision(
+            next_round(current),
+            f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
+        )
+    return Decision(
+        None,
+        f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
+        standings.wake_at_s,
+    )
+
+
+def _complete(
+    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+) -> Decision:
+    current = snapshot.round
+    asking = snapshot.candidates(policy.min_nodes)[: policy.max_nodes]
+    ask = "node asks" if len(asking) == 1 else "nodes ask"
+    here = f"round {current.number}: {len(asking)} {ask}"
+    if len(asking) < policy.min_nodes:
+        return Decision(None, f"{here}, {policy.min_nodes} are needed")
+    if (until_s := _worlds_return_until_s(current, observations, policy)) > now:
+        return Decision(
+            None, f"{here}, waiting for a world that a restored store may have lost", until_s
+        )
+
+    frozen = tuple(node.seat for node in sorted(asking, key=lambda node: node.rank_order))
+    freeze = replace(current, complete=True, frozen=frozen, former=())
+    met_min_s = now if observations.met_min_s is None else observations.met_min_s
+    awaited = _awaited(now, snapshot, observations, policy, met_min_s)
+    if len(asking) == policy.max_nodes:
+        awaited = _holders(awaited, snapshot, asking)
+        if not awaited:
+            return Decision(freeze, f"{here}, which is the maximum: complete")
+    elif policy.desired is not None and len(asking) < policy.desired:
+        patience_s = policy.first_call_s if current.is_first else policy.last_call_s
+        awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
+    pending = {who: until for who, until in awaited.items() if until > now}
+    if pending:
+        return Decision(
+            None, f"{here}, waiting for {', '.join(sorted(pending))}", min(pending.values())
+        )
+    if awaited:
+        return Decision(freeze, f"{here}, the last call is over: complete")
+    return Decision(freeze, f"{here}, and nobody else is coming: complete")
+
+
+def _worlds_return_until_s(current: Round, observations: Observations, policy: Policy) -> float:
+    """Until when a world of this life of the job may return that the store knows nothing of.
+
+    A store that was restored to an earlier life is taken into this one once more by any fresh pod,
+    which cannot tell. Those who have trained in it all along come back as soon as they see that.
+    """
+    began_anew = current.is_first and current.number > 0
+    return observations.life_since_s + policy.life_s if began_anew else -math.inf
+
+
+def _holders(
+    awaited: Mapping[str, float], snapshot: RunSnapshot, chosen: Sequence[Node]
+) -> dict[str, float]:
+    """Of ``awaited``, those whose place one of ``chosen`` would take.
+
+    Every place has somebody who asks. Only a torchrun that trained in the world before and is on
+    its way into this one has the better claim; one that has ended, or never came, has none.
+    """
+    former = frozenset(snapshot.round.former)
+    if all(node.member in former for node in chosen):
+        return {}
+    return {
+        member: until
+        for member, until in awaited.items()
+        if member in former
+        and (node := snapshot.nodes.get(member)) is not None
+        and (node.state == "in" or node.left_reason == "exit")
+    }
+
+
+def _awaited(
+    now: float,
+    snapshot: RunSnapshot,
+    observations: Observations,
+    policy: Policy,
+    met_min_s: float,
+) -> dict[str, float]:
+    """Listed members that may still come, and until when they are waited for."""
+    current = snapshot.round
+    awaited: dict[str, float] = {}
+    for member in snapshot.membership.listed:
+        node = snapshot.nodes.get(member)
+        asks = node is not None and node.state == "asking"
+        if asks or not snapshot.membership.may_join(member):
+            continue
+        if member in snapshot.membership.quarantined:
+            continue
+        # A torchrun that was here before comes back within moments or not at all; one that has
+        # never connected may still be pulling its image or importing torch.
+        if node is None:
+            since_s = observations.absent_s.get(member, met_min_s)
+            if current.is_first:
+                # Images are pulled while sidecars wait: the call is out once a world could form.
+                since_s = max(since_s, met_min_s)
+            awaited[member] = since_s + policy.first_call_s
+        else:
+            since_s = observations.left_s.get(node.seat, met_min_s)
+            if node.left_reason == "exit":
+                # It left the former round to ask for this one, and could not before this one was.
+                since_s = max(since_s, observations.round_since_s)
+            awaited[member] = since_s + policy.last_call_s
+    return awaited

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's round as drains look at it: who is in it, who is gone, and by what its ranks know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import GONE, Standings
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.torch_keys import round_prefix
+from rdzv.drain.inputs import LiveRound
+
+
+def live_round(
+    run_id: str, snapshot: RunSnapshot, standings: Standings, policy: Policy, master: str
+) -> LiveRound:
+    """Make the round of ``snapshot``; an open one has no members."""
+    current = snapshot.round
+    return LiveRound(
+        run=run_id,
+        number=current.number,
+        complete=current.complete,
+        members=tuple(seat.member for seat in current.frozen),
+        left=frozenset(seat.member for seat, where in standings.of.items() if where in GONE),
+        newcomers=snapshot.newcomers(policy.max_nodes),
+        finishing=current.finishing,
+        closed=bool(current.closed),
+        succeeded=current.closed == "success",
+        master=master if current.complete else "",
+        first=current.is_first,
+        mod_revision=current.mod_revision,
+        asking=frozenset(node.member for node in snapshot.asking())
+        - snapshot.membership.quarantined,
+    )
+
+
+def master_token(run_id: str, number: int, value: Callable[[bytes], bytes | None]) -> str:
+    """Read what names a round to its ranks: ``MASTER_ADDR:MASTER_PORT``; empty while unset.
+
+    torch tells a worker neither its rendezvous nor its round, but every round has a worker store
+    of its own. ``value`` looks a launcher's key up.
+    """
+    prefix = round_prefix(run_id, number)
+    address, port = value(prefix + b"MASTER_ADDR"), value(prefix + b"MASTER_PORT")
+    if not address or not port:
+        return ""
+    return f"{address.decode(errors='replace')}:{port.decode(errors='replace')}"
+
+
+def precedence(run: str, one: Round | LiveRound) -> tuple[bool, bool, int, str]:
+    """Order rounds of several runs, the one that counts last: the same in every sidecar."""
+    return (not one.closed, one.complete, one.mod_revision, run)
+
+
+def newest(rounds: Iterable[LiveRound]) -> LiveRound | None:
+    """Choose the round that counts where there are several runs."""
+    return max(rounds, key=lambda one: precedence(one.run, one), default=None)

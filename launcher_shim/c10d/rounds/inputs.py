@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs of a decision about a run: its records, the membership, and the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from launcher_shim.c10d.rounds.records import Node, Round
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The bounds of the job's size, in nodes, and the timeouts of its rounds, in seconds."""
+
+    min_nodes: int
+    """No world is smaller."""
+    max_nodes: int
+    """No world is larger; further nodes wait on standby."""
+    desired: int | None = None
+    """Wait up to ``last_call_s`` for this many nodes, while more may come; None: do not."""
+    last_call_s: float = 2.0
+    """How long a world of ``min_nodes`` waits for a torchrun that was in the world before, counted
+    from when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time
+    without training after a loss."""
+    first_call_s: float = 30.0
+    """How long a world of fewer than ``max_nodes`` waits for a member whose torchrun has never
+    connected. Generous: a world that starts too small has to be formed again."""
+    confirm_s: float = 4.0
+    """How long a node's key must be away before the node counts as dead. A reconnect and a renewal
+    of its lease must fit in; every recovery from a lost node takes this much longer."""
+    return_s: float = 15.0
+    """The same, after this sidecar or the whole world was cut off: others may be reconnecting."""
+    orphan_hold_s: float = 60.0
+    """How long a world whose keys all vanished at once is kept for its return. Longer than the
+    outages it is to survive; while it lasts, no other world can form."""
+    hung_s: float = 30.0
+    """How long an agent may send no request before it counts as hung. Its keep-alive thread sends
+    one every 5 s."""
+    leave_s: float = 120.0
+    """How long an agent may take to leave a world that trains no more, if it goes on sending
+    requests. torch gives workers 30 s before it kills them, and waits for those that the kernel
+    cannot end. Too short: the others form a round without a slow node, and then another one with
+    it. Too long: they wait for one that hangs."""
+    hold_s: float = 2.0
+    """How long an answer may be held back for news, where torch would sleep for 1 s and ask again.
+    It covers the last call; an agent handles a signal only after the answer."""
+    life_s: float = 2.0
+    """How long the first world of a later generation waits for nodes that have been in it before,
+    and have only now seen that a store restored to an earlier one is in it again."""
+    park_s: float = 2.0
+    """How long an agent asks in a round that does not form until it is parked, where its join has
+    no timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """The part of the membership that rounds depend on; members go by name."""
+
+    listed: frozenset[str] = frozenset()
+    """Members that may have a place, those on standby included: each round chooses among them."""
+    leaving: frozenset[str] = frozenset()
+    """Members that are drained, terminating or fenced."""
+    granted: frozenset[str] = frozenset()
+    """Of those that leave, the ones whose leave was granted."""
+    joins_wait: bool = False
+    """Whether the present world saves before it lets anybody in: a newcomer must not end it."""
+    ends_round: bool = False
+    """Whether the present world has saved and waits for a leave or a join: it must form again."""
+    saved: frozenset[str] = frozenset()
+    """Of those that leave, the ones that have saved while others still do: if they are lost, the
+    others still finish their save."""
+    ages: Mapping[str, int] = field(default_factory=dict)
+    """The order of members by age: the smallest number is the oldest."""
+    quarantined: frozenset[str] = frozenset()
+    """Of those listed, the ones whose torchrun keeps dying."""
+
+    def may_join(self, member: str) -> bool:
+        """Whether a node of ``member`` may be frozen into a round."""
+        return member in self.listed and member not in self.leaving
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """One run at one store revision; immutable."""
+
+    revision: int
+    round: Round = field(default_factory=Round)
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    membership: Membership = field(default_factory=Membership)
+
+    def asking(self) -> list[Node]:
+        """Nodes that want a round and may have one, in the order in which places are given.
+
+        Who was in the world before is first, so that nobody who comes back takes the place of one
+        that trains; then the oldest member. Whoever does not ask has no claim to a place, and the
+        quarantined are last.
+        """
+        may_join, ages = self.membership.may_join, self.membership.ages
+        quarantined = self.membership.quarantined
+        former = frozenset(self.round.former)
+        return sorted(
+            (n for n in self.nodes.values() if n.state == "asking" and may_join(n.member)),
+            key=lambda node: (
+                node.member in quarantined,
+                node.member not in former,
+                ages.get(node.member, 0),
+                node.mod_revision,
+                node.member,
+            ),
+        )
+
+    def anybody_asks(self) -> bool:
+        """Whether a node wants a round that does not leave, whether or not it may have one now."""
+        leaving = self.membership.leaving
+        return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
+
+    def candidates(self, min_nodes: int) -> list[Node]:
+        """Of those that ask, who may be frozen: the quarantined only where the others are few."""
+        asking = self.asking()
+        fit = [node for node in asking if node.member not in self.membership.quarantined]
+        return fit if len(fit) >= min_nodes else asking
+
+    def goes_on(self) -> bool:
+        """Whether a torchrun of the present world has left it to ask again: it is not done."""
+        for seat in self.round.frozen:
+            node = self.nodes.get(seat.member)
+            if node is None or node.nonce != seat.nonce:
+                continue
+            if node.ask > seat.ask or node.left_reason == "exit":
+                return True
+        return False
+
+    def newcomers(self, max_nodes: int) -> bool:
+        """Whether somebody asks to join the present world, and it has room."""
+        frozen, quarantined = self.round.frozen, self.membership.quarantined
+        return (
+            self.round.complete
+            and len(frozen) < max_nodes
+            and any(
+                node.seat not in frozen and node.member not in quarantined for node in self.asking()
+            )
+        )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run as the mirror shows it: parsed once per changed key, and never taken back.
+
+A store that was restored from a backup or emptied has lost a round that agents still live in.
+Of the store's word and what this sidecar saw before, the later round counts, until it is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from launcher_shim.c10d.rounds.inputs import Membership, RunSnapshot
+from launcher_shim.c10d.rounds.records import Node, Round, first_round
+from rdzv.errors import RecordError
+from rdzv.keys import RunKeys, last_name
+from rdzv.store import WatchEvent
+
+log = logging.getLogger(__name__)
+
+Touched = Literal["round", "node", ""]
+
+
+class MirroredRun:
+    """The records of one run. ``revision`` is that of the newest batch."""
+
+    def __init__(self, keys: RunKeys) -> None:
+        self.keys = keys
+        self.revision = 0
+        self.stored_round = self.lost_round = first_round(keys.generation)
+        self._nodes: dict[str, Node] = {}
+
+    @property
+    def round(self) -> Round:
+        """The round: the store's word, or a later one that the store has lost."""
+        if self.lost_round.age <= self.stored_round.age:
+            return self.stored_round
+        return replace(
+            self.lost_round,
+            mod_revision=self.stored_round.mod_revision,
+            restored=self.lost_round.complete,
+        )
+
+    @property
+    def lacks_round(self) -> bool:
+        """Whether the store has lost the round, so that it has to be put back."""
+        return self.lost_round.age > self.stored_round.age
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes have a record."""
+        return len(self._nodes)
+
+    def node(self, member: str) -> Node | None:
+        """The record of one node."""
+        return self._nodes.get(member)
+
+    def snapshot(self, revision: int, membership: Membership) -> RunSnapshot:
+        """The run as it is now; ``revision``: the mirror's."""
+        return RunSnapshot(revision, self.round, dict(self._nodes), membership)
+
+    def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
+        """Take note of a batch's revision; True if the store was restored or emptied.
+
+        One that has come as far again since is known by a record that is older than it was.
+        """
+        restored = revision < self.revision or any(map(self._is_older, events))
+        self.revision = revision
+        if restored:
+            self.keep(self.stored_round)
+        return restored
+
+    def apply(self, event: WatchEvent) -> Touched:
+        """Take one change in; say what it was about."""
+        key = event.kv.key
+        if key.startswith(self.keys.nodes):
+            self._apply_node(event)
+            return "node"
+        if key == self.keys.round:
+            self._apply_round(event)
+            return "round"
+        return ""
+
+    def _is_older(self, event: WatchEvent) -> bool:
+        kv = event.kv
+        known: Node | Round | None = None
+        if kv.key == self.keys.round:
+            known = self.stored_round
+        elif kv.key.startswith(self.keys.nodes):
+            known = self._nodes.get(last_name(kv.key))
+        return known is not None and kv.mod_revision < known.mod_revision
+
+    def _apply_node(self, event: WatchEvent) -> None:
+        try:
+            node = Node.from_kv(event.kv) if event.kind == "put" else None
+        except RecordError as error:
+            log.warning("ignoring an unreadable node record: %s", error)
+            node = None
+        if node is not None:
+            self._nodes[node.member] = node
+        else:
+            self._nodes.pop(last_name(event.kv.key), None)
+
+    def _apply_round(self, event: WatchEvent) -> None:
+        if event.kind == "delete":
+            self.keep(self.stored_round)
+            self.stored_round = first_round(self.keys.generation)
+            return
+        try:
+            self.stored_round = Round.from_kv(event.kv)
+        except RecordError as error:
+            log.warning("ignoring an unreadable round record: %s", error)
+            self.keep(self.stored_round)
+            self.stored_round = replace(
+                first_round(self.keys.generation), mod_revision=event.kv.mod_revision
+            )
+
+    def keep(self, known: Round) -> None:
+        """Hold on to a round that the store may have lost."""
+        if known.age > self.lost_round.age:
+            self.lost_round = known

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of the node that this sidecar serves: what it should be, and the writing of it.
+
+Only this sidecar writes the key, and only while the member record hangs on its own lease: what a
+stale incarnation sends changes nothing. Whatever comes between (an outage, a lapsed lease, an
+answer that never came), the key ends up as it *should be now*, not as it once should have been:
+lost tombstones make ghosts that hold a round until everybody times out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from launcher_shim.c10d.rounds.records import Node
+from rdzv.diary import Diary
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError
+from rdzv.members.guard import Registered
+from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEvent
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+"""Longest pause before the store is tried again; news end it earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """A change of the own record that holds only while the round key is at ``round_revision``."""
+
+    node: Node
+    round_revision: int
+
+
+class OwnNode:
+    """Keeps one node key as it should be, for as long as ``run`` runs.
+
+    ``handed`` is called when the record has become what ``run``'s ``handing`` proposed.
+    """
+
+    def __init__(
+        self,
+        *,
+        key: str,
+        round_key: str,
+        store: Store,
+        registered: Registered,
+        random: Random,
+        handed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._key = key
+        self._round_key = round_key
+        self._store = store
+        self._registered = registered
+        self._random = random
+        self._handed = handed
+        self._diary = Diary(log)
+        self._node: Node | None = None
+        self._value = b""
+        self._was_written = False
+        self._was_lost = False
+        self._stored: KeyValue | None = None
+        self._known_at = 0
+        self._stirred = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    @property
+    def node(self) -> Node | None:
+        """What the record should be; None before an agent first asked."""
+        return self._node
+
+    def take_loss(self) -> bool:
+        """Whether the store has lost the record, or had lost it for a while since the last call."""
+        lost, self._was_lost = self._was_lost, self._was_written and self._stored is None
+        return lost or self._was_lost
+
+    def aim(self, node: Node) -> None:
+        """Say what the record should be from now on."""
+        self._become(node)
+        self.stir()
+
+    def stir(self) -> None:
+        """Look again: something that the next write rests on may have changed."""
+        self._stirred.set()
+        self._settle()
+
+    def see(self, event: WatchEvent) -> None:
+        """Take note of what the watch says about the key."""
+        kv = event.kv
+        if kv.mod_revision >= self._known_at:
+            self._know(kv if event.kind == "put" else None, kv.mod_revision)
+            self._stirred.set()
+
+    def forget(self) -> None:
+        """The store was restored or emptied: its revisions start anew."""
+        self._known_at = 0
+
+    def retire(self) -> None:
+        """Want no record any more: the run is of a former life. Who waits for one is let go."""
+        self._node = None
+        self._settle()
+
+    async def written(self, node: Node) -> int:
+        """Wait until the store holds ``node``, or no longer should; return the revision."""
+        while self._node is node and not self._holds():
+            settled = self._settled
+            await settled.wait()
+        return self._known_at
+
+    async def run(self, handing: Callable[[], Handing | None]) -> None:
+        """Write whatever is due, for ever. ``handing`` proposes a change once all is settled."""
+        while True:
+            self._stirred.clear()
+            try:
+                if await self._step(handing):
+                    continue
+            except StoreAmbiguous:
+                await self._reread()
+                continue
+            except LeaseLost:
+                self._diary.say(
+                    "the lease is lost: the node is written once its member is registered again"
+                )
+            except StoreError as error:
+                self._diary.say(f"retrying to write the node record: {error}")
+                await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(RETRY_S if self._due() else None):
+                    await self._stirred.wait()
+            except TimeoutError:
+                continue
+
+    def _holds(self) -> bool:
+        return (
+            self._node is not None
+            and self._stored is not None
+            and self._stored.value == self._value
+        )
+
+    def _due(self) -> bool:
+        return self._node is not None and not (self._holds() and self._on_lease())
+
+    def _on_lease(self) -> bool:
+        return self._stored is not None and self._stored.lease == self._registered.lease()
+
+    async def _step(self, handing: Callable[[], Handing | None]) -> bool:
+        """Write once if something is due; return whether to look again at once."""
+        now, lease = self._node, self._registered.lease()
+        if now is None or lease is None:
+            return False
+        compares = [self._registered.holds()]
+        proposal = None
+        if self._due():
+            wanted = now
+        else:
+            proposal = handing()
+            if proposal is None:
+                return False
+            wanted = proposal.node
+            compares.append(Compare(self._round_key, "mod", "=", proposal.round_revision))
+        known = self._stored.mod_revision if self._stored else 0
+        put = Put(self._key, wanted.to_json(), lease)
+        reads: list[Operation] = [Range(self._key)]
+        result = await self._store.txn(
+            [Compare(self._key, "mod", "=", known), *compares], [put], reads
+        )
+        if result.succeeded:
+            # Of the stored key only these three are looked at here.
+            kv = KeyValue(self._key, put.value, result.revision, result.revision, 1, lease)
+            if proposal is not None and self._node is now:
+                self._become(wanted)
+                # The watch may have shown it before, when it was not yet known for our own.
+                self._handed()
+            self._was_written = True
+            self._diary.say(f"the node is {wanted.state} in the store")
+            self._know(kv, result.revision)
+            return True
+        response = result.responses[0]
+        kvs = response if isinstance(response, tuple) else ()
+        self._know(kvs[0] if kvs else None, result.revision)
+        return (kvs[0].mod_revision if kvs else 0) != known
+
+    async def _reread(self) -> None:
+        try:
+            result = await self._store.range(self._key)
+        except StoreError as error:
+            self._diary.say(f"whether the node record was written is unknown, reading it: {error}")
+            await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
+            return
+        self._know(result.kvs[0] if result.kvs else None, result.revision)
+
+    def _know(self, kv: KeyValue | None, revision: int) -> None:
+        # The watch may have shown what happened after that before the store's answer came.
+        if revision >= self._known_at:
+            self._stored = kv
+            self._known_at = revision
+        self._was_lost |= self._was_written and self._stored is None
+        self._settle()
+
+    def _become(self, node: Node) -> None:
+        self._node = node
+        self._value = node.to_json()
+
+    def _settle(self) -> None:
+        settled, self._settled = self._settled, asyncio.Event()
+        settled.set()

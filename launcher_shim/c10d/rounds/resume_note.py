@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a relay keeps for the sidecar, so that the next one goes on where this one ended."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Self
+
+from launcher_shim.c10d.rounds.records import Node
+from rdzv.errors import RecordError
+from rdzv.model import dump_record, load_record, take
+from rdzv.store import KeyValue
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Which run a client takes part in, in which generation, and its node there if it has one.
+
+    ``finished_round``: the round whose exit barrier its agent has come to. ``filled_round``: the
+    round that its agent was given fillers for.
+
+    It only has to stand in for what a sidecar would have in memory: of it and the node's record in
+    the store the later one counts.
+    """
+
+    run_id: str
+    generation: int
+    node: Node | None = None
+    finished_round: int = -1
+    filled_round: int = -1
+
+    def encode(self) -> bytes:
+        """Encode for the relay."""
+        fields: dict[str, object] = {
+            "run_id": self.run_id,
+            "generation": self.generation,
+            "finished_round": self.finished_round,
+            "filled_round": self.filled_round,
+        }
+        if self.node is not None:
+            fields["member"] = self.node.member
+            fields["node"] = self.node.to_json().decode()
+        return dump_record(fields)
+
+    @classmethod
+    def read(cls, content: bytes) -> Self | None:
+        """Decode; None for a client that took part in nothing, or what is no note of ours."""
+        if not content:
+            return None
+        name = "a relay's note"
+        try:
+            fields = load_record(name, content)
+            node = None
+            if "node" in fields:
+                member = take(name, fields, "member", str)
+                record = take(name, fields, "node", str).encode()
+                node = Node.from_kv(KeyValue(member, record, 0, 0, 0, 0))
+            return cls(
+                take(name, fields, "run_id", str),
+                take(name, fields, "generation", int),
+                node,
+                take(name, fields, "finished_round", int),
+                take(name, fields, "filled_round", int) if "filled_round" in fields else -1,
+            )
+        except RecordError as error:
+            log.warning("taking a client that reconnects for a new one: %s", error)
+            return None

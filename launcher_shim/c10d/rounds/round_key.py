@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing the round key: each decision once, by compare; losers see the winner's result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
+from launcher_shim.c10d.rounds.records import Round
+from rdzv.diary import Diary
+from rdzv.errors import RecordError, StoreAmbiguous, StoreError
+from rdzv.keys import RunKeys
+from rdzv.members.guard import Registered
+from rdzv.store import Compare, KeyValue, Put, Range, Store
+
+log = logging.getLogger(__name__)
+
+PAUSE_S = (0.2, 0.5)
+
+
+class RoundKey:
+    """Writes the round key of one run, while its sidecar is registered.
+
+    ``drains``: prefix of the drains of the run's generation.
+    """
+
+    def __init__(
+        self,
+        keys: RunKeys,
+        drains: str,
+        store: Store,
+        registered: Registered,
+        random: Random,
+    ) -> None:
+        self._keys = keys
+        self._drains = drains
+        self._store = store
+        self._registered = registered
+        self._random = random
+        self._diary = Diary(log)
+
+    async def decide(self, wanted: Round, word: RunSnapshot) -> int | None:
+        """Write ``wanted``, provided that nothing it rests on has changed since ``word``.
+
+        Returns the revision that the watch must have passed before a loser tries again, or None
+        where that is not known.
+        """
+        try:
+            result = await self._store.txn(
+                [
+                    self._is(word.round),
+                    # One compare for all nodes: one for each would pass etcd's limit of 128.
+                    Compare(self._keys.nodes, "mod", "<", word.revision + 1, prefix=True),
+                    # Whose drain has begun meanwhile must not be frozen.
+                    Compare(self._drains, "mod", "<", word.revision + 1, prefix=True),
+                    self._registered.holds(),
+                ],
+                [Put(self._keys.round, wanted.to_json())],
+            )
+        except StoreError as error:
+            # What became of it, the watch will tell; the compares make a repetition harmless.
+            self._diary.say(f"the round waits for the store: {error}")
+            await self._pause()
+            return None
+        if result.succeeded:
+            self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
+        return result.revision
+
+    async def edit(self, current: Round, edit: Callable[[Round], Round | None]) -> int | None:
+        """Change the round until ``edit`` has nothing to change; return the revision of a write.
+
+        Waits while the store is away: whoever asked for it has to wait as well.
+        """
+        while (wanted := edit(current)) is not None:
+            try:
+                result = await self._store.txn(
+                    [self._is(current), self._registered.holds()],
+                    [Put(self._keys.round, wanted.to_json())],
+                    [Range(self._keys.round)],
+                )
+            except StoreAmbiguous:
+                current = await self._reread(current)
+                continue
+            except StoreError as error:
+                self._diary.say(f"the round waits for the store: {error}")
+                await self._pause()
+                continue
+            if result.succeeded:
+                self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
+                return result.revision
+            found = _parse(result.responses[0])
+            if found is None or found.mod_revision == current.mod_revision:
+                # It is our registration that does not hold: it will.
+                await self._pause()
+            current = found or current
+        return None
+
+    def _is(self, current: Round) -> Compare:
+        return Compare(self._keys.round, "mod", "=", current.mod_revision)
+
+    async def _reread(self, known: Round) -> Round:
+        try:
+            result = await self._store.range(self._keys.round)
+        except StoreError as error:
+            self._diary.say(f"whether the round was written is not known yet: {error}")
+            await self._pause()
+            return known
+        return _parse(result.kvs) or known
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._random.uniform(*PAUSE_S))
+
+
+def _stage(current: Round) -> str:
+    if current.closed:
+        return f"closed by {current.closed}"
+    if current.finishing:
+        return "finishing"
+    return "complete" if current.complete else "open"
+
+
+def _parse(kvs: tuple[KeyValue, ...] | int | None) -> Round | None:
+    if not isinstance(kvs, tuple) or not kvs:
+        return None
+    try:
+        return Round.from_kv(kvs[0])
+    except RecordError as error:
+        log.warning("ignoring an unreadable round record: %s", error)
+        return None

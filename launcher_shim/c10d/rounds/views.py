@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each agent is shown of the rendezvous.
+
+Agents never decide: each sees a state made for it, in which the only thing left for torch to do
+is the right one. Only the agent's own description in it is real. Heartbeats and deadlines lie in
+the far future: liveness comes from leases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import Standings
+from launcher_shim.c10d.rounds.records import Node, Round
+
+Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
+"""Where the agent finds itself.
+
+``apart``: in no list. ``participant``: in the frozen world. ``asking``: in an open round.
+``parked``: on the redundancy list of a full world, where torch waits without a time-out.
+``promoted``: on the redundancy list of an empty one: torch takes itself off and renews its join
+deadline. ``waiting``: in the wait list of a full world.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one agent is shown; two equal views are the same bytes.
+
+    ``full``: for one that is not in the world, whether that world looks complete and full.
+    ``phantom``: a waiter that does not exist, which makes torch leave the world without burning a
+    restart.
+    """
+
+    role: Role
+    round: Round
+    full: bool = False
+    phantom: bool = False
+    closed: bool = False
+
+
+def view(
+    snapshot: RunSnapshot,
+    standings: Standings,
+    policy: Policy,
+    node: Node,
+    *,
+    parked: bool,
+    parks: bool,
+    filled_round: int,
+    waited_s: float = 0.0,
+) -> View:
+    """Make the view of ``node``, whose record in ``snapshot`` must be what it should be.
+
+    ``parked``: the agent was last shown ``parked`` (or may have been, before a restart) and has
+    not taken itself off the list since. ``parks``: it knows a redundancy list (torch 2.3) and its
+    own maximum is ours; one that does not waits in the wait list, where its join may time out.
+    ``filled_round``: the round that it was given fillers for. ``waited_s``: for how long its time
+    to join has run. A round that does not form, as below ``min``, may take days.
+    """
+    current = snapshot.round
+    member = node.member
+    leaving = member in snapshot.membership.leaving
+    if node.state == "in" and node.round == current.number and current.complete:
+        again = trains_no_more(snapshot, standings, node, filled_round) or (
+            not leaving and not node.finished and must_form_again(snapshot, standings, policy)
+        )
+        return View("participant", current, phantom=again, closed=current.closed == "success")
+    number = Round(current.number)
+    if current.closed == "success":
+        return View("apart", number, closed=True)
+    if node.state == "in" or node.left_reason == "hung":
+        # Its world is gone, or went on without it: it comes back by asking again.
+        return View("apart", number, phantom=not leaving)
+    welcome = snapshot.membership.may_join(member)
+    frozen = current.complete and node.seat in current.frozen
+    waits = waited_s >= policy.park_s and parks and not frozen
+    if node.state == "asking" and (frozen or (welcome and not current.complete and not waits)):
+        # One that is frozen is shown the world only once its record says that it was; a drain
+        # that begins in between changes nothing about that.
+        return View("promoted" if parked else "asking", number)
+    if node.state == "asking":
+        return View("parked" if parks else "waiting", number, full=True)
+    return View("apart", number, full=current.complete or not welcome)
+
+
+def trains_no_more(
+    snapshot: RunSnapshot, standings: Standings, node: Node, filled_round: int
+) -> bool:
+    """Whether ``node`` is in a world in which it can train no more, so that it is to leave it.
+
+    ``filled_round``: as for ``view``. A world that is only to let somebody in trains until it does.
+    """
+    current = snapshot.round
+    if node.state != "in" or node.round != current.number or not current.complete:
+        return False
+    if node.finished:
+        return False
+    # A filler cannot be taken back: its workers look for each other where nobody is, whoever of its
+    # world has returned.
+    if filled_round == current.number:
+        return True
+    if node.member in snapshot.membership.granted:
+        return False
+    if _is_lost(snapshot, standings):
+        return True
+    return node.member not in snapshot.membership.leaving and _stands_still(snapshot)
+
+
+def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
+    """Whether the present world is to leave its round and form a new one."""
+    current = snapshot.round
+    if not current.complete or current.closed == "success":
+        return False
+    membership = snapshot.membership
+    if _is_lost(snapshot, standings) or _stands_still(snapshot):
+        return True
+    if current.finishing:
+        return False
+    # A newcomer is let in by the whole world at once. Who left it for one while others are on their
+    # way back from a cut would meet them only in yet another round.
+    return (
+        not standings.uncertain
+        and not membership.joins_wait
+        and snapshot.newcomers(policy.max_nodes)
+    )
+
+
+def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
+    """Whether nobody of the present world can train or save on in it, not even who leaves the job.
+
+    That one leaves it as the others do: it may not train on with one who is merely cut off, while
+    the others form the next one. Who was let go stands still until its SIGTERM. Nobody is excused
+    because another one has finished: without the one that is gone, these never will.
+    """
+    current = snapshot.round
+    if not current.complete or current.closed == "success":
+        return False
+    return bool(current.closed) or standings.lost_beside(snapshot.membership.saved)
+
+
+def _stands_still(snapshot: RunSnapshot) -> bool:
+    """Whether the present world has saved, and stands still for somebody to go or come."""
+    current, membership = snapshot.round, snapshot.membership
+    if not current.complete or current.finishing or current.closed == "success":
+        return False
+    return membership.ends_round or any(s.member in membership.granted for s in current.frozen)
+
+
+def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:
+    """Make of ``node``, if it asks and is frozen, one that was handed the round; else None.
+
+    Where one of the world is gone before everybody was handed it, that world can no longer be:
+    then ``node`` withdraws, and asks anew. So it does where the store has lost the round meanwhile
+    and perhaps the address to meet at, which nobody stores again.
+    """
+    current = snapshot.round
+    if not current.complete or node.state != "asking" or node.seat not in current.frozen:
+        return None
+    others = (standing for seat, standing in standings.of.items() if seat != node.seat)
+    gone = any(standing not in ("here", "missing") for standing in others)
+    if current.closed or current.restored or gone:
+        return replace(node, ask=node.ask + 1)
+    return replace(node, state="in", round=current.number)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serves TCPStore clients: sockets, connections, sessions."""

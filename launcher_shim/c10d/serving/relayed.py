@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The relay that a connection comes through, as its session sees it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from launcher_shim.tcpstore import wire
+
+
+class Relay:
+    """Numbers the requests of a client behind a relay, and keeps its session's note there.
+
+    ``number`` is that of the request that is being handled; ``again`` says that it may have been
+    carried out before, by this sidecar or an earlier one.
+    """
+
+    def __init__(self, preface: wire.Preface, keep: Callable[[bytes], None]) -> None:
+        self.session = preface.session
+        self.note = preface.note
+        self.number = 0
+        self.again = False
+        self._repeated = deque(preface.again)
+        self.following = preface.following
+        self._keep = keep
+
+    def next(self) -> int:
+        """Number the next request."""
+        self.again = bool(self._repeated)
+        if self.again:
+            self.number = self._repeated.popleft()
+        else:
+            self.number = self.following
+            self.following += 1
+        return self.number
+
+    def keep(self, note: bytes) -> None:
+        """Let the relay show ``note`` to whichever sidecar it connects to next.
+
+        One that is too long is not kept: what the next sidecar then lacks, the store mostly has.
+        """
+        if note != self.note and len(note) <= wire.NOTE_MAX:
+            self.note = note
+            self._keep(note)

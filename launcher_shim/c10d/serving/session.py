@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One client's connection: which part of Muster answers which request.
+
+The rendezvous answers for the state key, the run's key-value store for all else. What is known
+is answered at once; the rest returns an awaitable, on which the server holds the connection.
+
+The session of a client behind a relay may outlive the sidecar: its connection, its place in the
+rendezvous and the numbers of its requests go on in the next one, by the relay's preface and by
+the note that the relay keeps for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.stages import torch_run_id
+from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.state_codec import SENTINEL
+from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.tcpstore import wire
+from rdzv.errors import LeaseLost, WireError
+
+SHARED_RUN = "~"
+"""Run of clients without a rendezvous, such as workers that share the agents' store."""
+
+Answer = bytes | Awaitable[bytes]
+
+T = TypeVar("T")
+
+
+class Runs(Protocol):
+    """What a session needs of the endpoint."""
+
+    @property
+    def shared(self) -> Kv | None:
+        """Keys of clients that belong to no rendezvous; None until the member is registered."""
+        ...
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is the sidecar that ends, and not its clients."""
+        ...
+
+    async def attached(
+        self, run_id: str, author: str, move: Callable[[Kv], None], nonce: str | None
+    ) -> tuple[Kv, Agent]:
+        """Join a rendezvous: wait until it is known, and connect to it.
+
+        ``move`` is called with other keys when the job begins its next life. ``nonce`` names a
+        connection that may outlive the sidecar.
+        """
+        ...
+
+    async def resumed(
+        self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
+    ) -> tuple[Kv, Agent]:
+        """Join it again for a client that outlived the sidecar before this one."""
+        ...
+
+    async def begin_stage(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start, and say where that is.
+
+        ``line`` is a digest of its launch line. ``may_pass``: no torchrun of its container has
+        taken part yet.
+        """
+        ...
+
+    async def vacant(self, newcomer: Agent) -> None:
+        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
+        ...
+
+    def note_of(self, agent: Agent) -> Note:
+        """Describe an agent to the sidecar that serves it next."""
+        ...
+
+    async def ready(self) -> Kv:
+        """Wait until the member is registered; return the shared keys."""
+        ...
+
+    def detach(self, author: str) -> None:
+        """Take note that a connection is closed."""
+        ...
+
+    def forget(self, kv: Kv | None, author: str) -> None:
+        """Drop what a closed connection's operations left on record, without waiting for it.
+
+        ``kv``: None for the shared keys.
+        """
+        ...
+
+
+class LauncherSession:
+    """Answers one client. ``author`` names its connection among all that the job ever had."""
+
+    def __init__(self, runs: Runs, author: str, relay: Relay | None = None) -> None:
+        self.whole: Mapping[bytes, bytes] = {}
+        self._runs = runs
+        self._author = author
+        self._relay = relay
+        self._asked = 0
+        self._held_back: Stamp | None = None
+        """Of the request that is being handled, if it had to wait until we were ready."""
+        self._signed = relay is not None and relay.following > 1
+        self._agent: Agent | None = None
+        self._state_key: bytes | None = None
+        note = Note.read(relay.note) if relay is not None else None
+        self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
+        self._kv: Kv | None = None
+        """Of the rendezvous, once it is joined; before, and without one, the shared ones count."""
+        self._answers: dict[type, Callable[[Any], Answer]] = {
+            wire.Get: self._get,
+            wire.Wait: self._wait,
+            wire.Check: self._check,
+            wire.CompareSet: self._compare_set,
+            wire.Set: self._set,
+            wire.MultiGet: self._multi_get,
+            wire.MultiSet: self._multi_set,
+            wire.Add: self._add,
+            wire.Append: self._append,
+            wire.DeleteKey: self._delete,
+            wire.NumKeys: self._num_keys,
+            wire.ListKeys: self._list_keys,
+            wire.QueuePush: self._push,
+            wire.QueuePop: self._pop,
+            wire.QueueLen: self._queue_len,
+            wire.Barrier: self._barrier,
+        }
+
+    def handle(self, request: wire.Request) -> Answer:
+        """Answer one request; see ``launcher_shim.c10d.serving.served.Session``."""
+        self._asked += 1
+        return self._serve(request, None)
+
+    def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Answer the same bytes alike; see ``launcher_shim.c10d.serving.served.Session``."""
+        keys = self._kv or self._runs.shared
+        if keys is not None:
+            self.whole = keys.answers.by_request
+            keys.keep_answer(data, requests)
+
+    def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
+        if self._kv is None and (self._resuming is not None or self._runs.shared is None):
+            return self._when_ready(request, held_back or self._newest_stamp())
+        self._held_back = held_back  # for the call that follows, and it alone
+        agent = self._agent
+        if agent is None:
+            return self._answers[type(request)](request)
+        agent.request_began()
+        answer = self._answers[type(request)](request)
+        if isinstance(answer, bytes):
+            agent.request_ended()
+            return answer
+        # A task, not a coroutine around it: one that is cancelled before its first step must end
+        # the request all the same.
+        under_way = asyncio.ensure_future(answer)
+        under_way.add_done_callback(lambda _: agent.request_ended())
+        if isinstance(request, wire.PATIENT):
+            agent.waits += 1
+            under_way.add_done_callback(lambda _: agent.wait_ended())
+        return under_way
+
+    def closed(self) -> None:
+        """The client is gone, or, behind a relay, this sidecar ends."""
+        resuming = self._resuming
+        if self._relay is not None and self._runs.closing:
+            if resuming is not None:
+                resuming.cancel()
+        elif resuming is not None and not resuming.done():
+            resuming.add_done_callback(lambda _: self._leave())
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._agent is not None:
+            self._agent.closed()
+            self._runs.detach(self._author)
+        if self._signed:
+            self._runs.forget(self._kv, self._author)
+
+    # -- how a request waits
+
+    async def _when_ready(self, request: wire.Request, stamp: Stamp) -> bytes:
+        if self._resuming is not None:
+            await asyncio.shield(self._resuming)
+        else:
+            await self._runs.ready()
+        answer = self._serve(request, stamp)
+        return answer if isinstance(answer, bytes) else await answer
+
+    async def _resume(self, note: Note) -> None:
+        self._kv, self._agent = await self._runs.resumed(
+            note, self._author, self._move, self._nonce or ""
+        )
+        self._state_key = state_key(torch_run_id(note.run_id))
+
+    def _stamp(self) -> Stamp:
+        """Stamp the request that is being handled. Reads need none, and are many."""
+        return self._held_back or self._newest_stamp()
+
+    def _newest_stamp(self) -> Stamp:
+        relay = self._relay
+        if relay is None:
+            return Stamp(self._author, self._asked)
+        return Stamp(self._author, relay.number, relay.again, lasting=True)
+
+    def _sign(self) -> Stamp:
+        """Stamp a request that leaves its number on record."""
+        self._signed = True
+        return self._stamp()
+
+    @property
+    def _nonce(self) -> str | None:
+        return self._relay.session.hex() if self._relay is not None else None
+
+    @property
+    def _keys(self) -> Kv:
+        keys = self._kv or self._runs.shared
+        assert keys is not None
+        return keys
+
+    async def _carry_out(self, work: Callable[[Kv], Awaitable[T]]) -> T:
+        """Write, or wait; where the job has begun its next life meanwhile, there."""
+        while True:
+            keys = self._keys
+            try:
+                return await work(keys)
+            except LeaseLost:
+                if self._keys is keys:
+                    raise
+
+    # -- the rendezvous state
+
+    def _compare_set(self, request: wire.CompareSet) -> Answer:
+        if self._agent is not None and request.key == self._state_key:
+            return self._wish(self._agent, request, again=self._stamp().again)
+        if self._agent is None and request.key.startswith(wire.STAGE):
+            return self._begin_stage(request)
+        opens = request.desired == SENTINEL and not request.expected
+        if self._agent is None and opens and is_state_key(request.key):
+            return self._attach(request)
+        stamp = self._sign()
+        return self._vec(
+            lambda keys: keys.compare_set(request.key, request.expected, request.desired, stamp)
+        )
+
+    async def _attach(self, request: wire.CompareSet) -> bytes:
+        run_id = _servable(run_id_of(request.key))
+        self.whole = {}
+        self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
+        self._agent, self._state_key = agent, request.key
+        return await self._wish(agent, request, again=False)
+
+    async def _begin_stage(self, request: wire.CompareSet) -> bytes:
+        """Answer one who asks whether a torchrun need start."""
+        run_id = _servable(run_id_of(request.key, wire.STAGE))
+        stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
+        self.whole = {}
+        self._kv, answer = await self._runs.begin_stage(
+            run_id, self._nonce, request.desired, stamp, may_pass=may_pass
+        )
+        return wire.vec(answer)
+
+    async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
+        if again and agent.named:
+            # What it wished may be done already. It is shown what is, and wishes again if not.
+            answer = agent.get_state()
+        else:
+            if not agent.named:
+                await self._runs.vacant(agent)
+            answer = await agent.compare_set(request.expected, request.desired)
+        self._keep_note(agent)
+        return wire.vec(answer)
+
+    def _keep_note(self, agent: Agent) -> None:
+        if self._relay is not None:
+            self._relay.keep(self._runs.note_of(agent).encode())
+
+    def _move(self, kv: Kv) -> None:
+        """Go on with the keys of the job's next life."""
+        self._kv, self.whole = kv, {}
+
+    async def _vec(self, value: Callable[[Kv], Awaitable[bytes]]) -> bytes:
+        return wire.vec(await self._carry_out(value))
+
+    # -- reading
+
+    def _value(self, key: bytes) -> bytes | None:
+        """The value as far as it may be told without asking the store."""
+        keys = self._keys
+        value = keys.known(key)
+        if value is None and self._agent is not None:
+            if key == self._state_key:
+                state = self._agent.get_state()
+                self._keep_note(self._agent)
+                return state
+            if keys.cells.value(key) is None:
+                filler = self._agent.filler(key)
+                if filler is not None:
+                    self._keep_note(self._agent)
+                return filler
+        return value
+
+    def _known(self, keys: Sequence[bytes]) -> bool:
+        exists = self._keys.known_to_exist
+        for key in keys:
+            if exists(key):
+                continue
+            if self._value(key) is None:
+                return False
+        return True
+
+    def _get(self, request: wire.Get) -> Answer:
+        value = self._value(request.key)
+        return wire.vec(value) if value is not None else self._get_from_store(request.key)
+
+    async def _get_from_store(self, key: bytes) -> bytes:
+        (value,) = await self._keys.get_all([key])
+        return wire.vec(value or b"")
+
+    def _multi_get(self, request: wire.MultiGet) -> Answer:
+        values = [self._value(key) for key in request.keys]
+        found = [value for value in values if value is not None]
+        if len(found) == len(values):
+            return wire.multi_get(found)
+        return self._multi_get_from_store(request.keys)
+
+    async def _multi_get_from_store(self, keys: Sequence[bytes]) -> bytes:
+        values = {key: self._value(key) for key in keys}
+        missing = [key for key, value in values.items() if value is None]
+        values.update(zip(missing, await self._keys.get_all(missing), strict=True))
+        return wire.multi_get([values[key] or b"" for key in keys])
+
+    def _check(self, request: wire.Check) -> Answer:
+        if self._known(request.keys):
+            return wire.READY
+        return self._check_in_store(request.keys)
+
+    async def _check_in_store(self, keys: Sequence[bytes]) -> bytes:
+        unknown = [key for key in keys if self._value(key) is None]
+        return wire.READY if await self._keys.check(unknown) else wire.NOT_READY
+
+    def _wait(self, request: wire.Wait) -> Answer:
+        if self._known(request.keys):
+            return wire.STOP_WAITING
+        if self._agent is None:
+            return self._wait_in_store(request.keys)
+        return self._wait_for_news(request.keys, self._agent)
+
+    async def _wait_in_store(self, keys: Sequence[bytes]) -> bytes:
+        await self._carry_out(lambda kv: kv.wait(keys))
+        return wire.STOP_WAITING
+
+    async def _wait_for_news(self, keys: Sequence[bytes], agent: Agent) -> bytes:
+        """Wait for the keys, or until the round that they belong to will never be."""
+        own = [key for key in keys if key != self._state_key]
+        async with asyncio.TaskGroup() as tasks:
+            arriving = tasks.create_task(self._carry_out(lambda kv: kv.wait(own)))
+            while not arriving.done() and not self._known(keys):
+                news = tasks.create_task(agent.news())
+                await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            arriving.cancel()
+        return wire.STOP_WAITING
+
+    def _num_keys(self, request: wire.NumKeys) -> Answer:
+        return wire.i64(len(self._all_keys()))
+
+    def _list_keys(self, request: wire.ListKeys) -> Answer:
+        return wire.key_list(self._all_keys())
+
+    def _all_keys(self) -> list[bytes]:
+        state = [] if self._state_key is None else [self._state_key]
+        return [*state, *self._keys.cells.existing()]
+
+    # -- writing
+
+    def _set(self, request: wire.Set) -> Answer:
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.put([(request.key, request.value)], stamp))
+
+    def _multi_set(self, request: wire.MultiSet) -> Answer:
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.put(request.items, stamp))
+
+    def _append(self, request: wire.Append) -> Answer:
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.append(request.key, request.value, stamp))
+
+    def _add(self, request: wire.Add) -> Answer:
+        return self._add_after_barrier(request, self._sign())
+
+    async def _add_after_barrier(self, request: wire.Add, stamp: Stamp) -> bytes:
+        if self._agent is not None and is_exit_barrier(request.key):
+            await self._agent.exit_barrier()
+            self._keep_note(self._agent)
+        return await self._number(lambda keys: keys.add(request.key, request.delta, stamp))
+
+    def _delete(self, request: wire.DeleteKey) -> Answer:
+        stamp = self._sign()
+        return self._number(lambda keys: keys.delete(request.key, stamp))
+
+    def _push(self, request: wire.QueuePush) -> Answer:
+        stamp = self._sign()
+        return self._silent(lambda keys: keys.push(request.key, request.value, stamp))
+
+    def _pop(self, request: wire.QueuePop) -> Answer:
+        stamp = self._sign()
+        return self._popped(lambda keys: keys.pop(request.key, stamp))
+
+    def _queue_len(self, request: wire.QueueLen) -> Answer:
+        return self._number(lambda keys: keys.queue_length(request.key))
+
+    def _barrier(self, request: wire.Barrier) -> Answer:
+        return self._arrive(request, self._sign().aside())
+
+    async def _arrive(self, request: wire.Barrier, stamp: Stamp) -> bytes:
+        async def arrive(keys: Kv) -> None:
+            if await keys.add(request.key, 1, stamp) < request.world_size:
+                await keys.count_reached(request.key, request.world_size)
+
+        await self._carry_out(arrive)
+        return wire.STOP_WAITING
+
+    # Each makes its call itself: a request that is cancelled before its first step has made none.
+
+    async def _silent(self, work: Callable[[Kv], Awaitable[None]]) -> bytes:
+        await self._carry_out(work)
+        return b""
+
+    async def _number(self, number: Callable[[Kv], Awaitable[int]]) -> bytes:
+        return wire.i64(await self._carry_out(number))
+
+    async def _popped(self, taken: Callable[[Kv], Awaitable[tuple[int, bytes]]]) -> bytes:
+        return wire.popped(*await self._carry_out(taken))
+
+
+def _servable(run_id: str) -> str:
+    """Give the run id back; raises ``WireError`` for one that names something of Muster's own."""
+    if run_id == SHARED_RUN or torch_run_id(run_id) != run_id:
+        raise WireError(f"the run id {run_id!r} cannot be served: give --rdzv-id another name")
+    return run_id

@@ -1,0 +1,374 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of a torchrun agent, as the rendezvous sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher_shim.c10d.rounds.claim import Claim
+from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.views import View
+from launcher_shim.c10d.stages import torch_run_id
+from launcher_shim.c10d.torch.placeholders import filler
+from launcher_shim.c10d.torch.rendering import portray
+from launcher_shim.c10d.torch.state_codec import (
+    SENTINEL,
+    Flavour,
+    NodeDesc,
+    TorchState,
+    decode,
+    encode,
+)
+from launcher_shim.c10d.torch.wish import Wish, first_name, foreign_size, wish
+from launcher_shim.c10d.torch_keys import round_key
+from rdzv.errors import StateError
+
+log = logging.getLogger(__name__)
+
+FRUITLESS_FREE = 2
+"""So many requests in a row that lead nowhere are answered at once."""
+
+DELAY_MIN_S = 0.2
+DELAY_MAX_S = 1.0
+
+
+@dataclass(slots=True)
+class Row:
+    """Requests in a row that led nowhere: torch repeats them thousands of times a second."""
+
+    length: int = 0
+    last_s: float = 0.0
+
+    def count(self, now: float, *, fruitless: bool) -> float:
+        """Count one request; return for how many seconds to delay its answer."""
+        broken = not fruitless or now - self.last_s > 2 * DELAY_MAX_S
+        self.length = int(fruitless) if broken else self.length + 1
+        self.last_s = now
+        if self.length <= FRUITLESS_FREE:
+            return 0.0
+        return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** (self.length - FRUITLESS_FREE - 1))
+
+
+class Agent:
+    """What the server calls for one client connection.
+
+    A newer connection of the same member replaces the older one when it first names itself.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, claim: Claim) -> None:
+        self.claim = claim
+        self.asked = 0
+        """How many requests it has made."""
+        self.waits = 0
+        """How many of those under way wait for a key, for as long as that takes."""
+        self.finished_round = -1
+        self.foreign_size = False
+        """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
+        self._rendezvous = rendezvous
+        self._watchers: set[asyncio.Event] = set()
+        self._me: NodeDesc | None = None
+        self._flavour = Flavour()
+        self._row = Row()
+        self._drawn: tuple[View, bytes] | None = None
+        self._shown = (SENTINEL, TorchState())
+        if claim.named:
+            self._me = NodeDesc(claim.addr, claim.pid, claim.local_id)
+            self._flavour = read_flavour(claim.flavour)
+            claim.parks = self._flavour.redundancy
+
+    # --- what the server calls ---
+
+    def request_began(self) -> None:
+        """Take note of a request; one that is pending shows that the agent is not hung."""
+        self.claim.request_began(self._rendezvous.clock())
+        self.asked += 1
+        for watcher in self._watchers:
+            watcher.set()
+
+    def request_ended(self) -> None:
+        """Take note of an answer."""
+        self.claim.request_ended(self._rendezvous.clock())
+
+    def wait_ended(self) -> None:
+        """Take note that a key has come that it waited for, or was given up."""
+        self.waits -= 1
+
+    def stirs(self) -> Coroutine[Any, Any, None]:
+        """Wait until it has asked for something since this was called, or its connection is gone.
+
+        Since then, and not since it was awaited: a task for it begins some turns later.
+        """
+        return self._stirs_after(self.asked)
+
+    async def _stirs_after(self, asked: int) -> None:
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            if self.asked == asked:
+                await watcher.wait()
+        finally:
+            self._watchers.discard(watcher)
+
+    def get_state(self) -> bytes:
+        """Answer a GET of the state key, at once and from the mirror."""
+        if self._me is None:
+            return SENTINEL
+        return self._draw(self._rendezvous.view_of(self.claim))
+
+    async def compare_set(self, expected: bytes, desired: bytes) -> bytes:
+        """Answer a COMPARE_SET of the state key.
+
+        Waits while a wish in it has to be written and the store is away.
+        """
+        if desired == SENTINEL:
+            return self.get_state()
+        try:
+            after, flavour = decode(desired)
+            before = self._known(expected)
+        except StateError as error:
+            log.warning("ignoring a compare-and-set whose value is no rendezvous state: %s", error)
+            return await self._answer(fruitless=True)
+        if self._me is None or expected in (SENTINEL, b""):
+            self._introduce(after, flavour)
+        if self._me is None:
+            return await self._answer(fruitless=True)
+        wanted = wish(before, after, self._me)
+        if wanted.closes and not await self._close():
+            return desired
+        if wanted.change == "step_off":
+            return await self._step_off(before)
+        if wanted.change:
+            return await self._change(wanted)
+        return await self._answer(fruitless=not wanted.closes)
+
+    async def exit_barrier(self) -> None:
+        """Note that the agent's workers are done; return once it may be told so.
+
+        To be awaited before an ADD on ``.../terminal_state/...`` is answered.
+        """
+        node = self._rendezvous.live_node(self.claim)
+        if node is None:
+            own = self.node
+            if own is not None and own.state == "in" and self._rendezvous.closed == "success":
+                # Its pod was let go; the others have ended well in a later round, and so does it.
+                self.finished_round = own.round
+            return
+        if self.finished_round == node.round:
+            return
+        self.finished_round = node.round
+        await self._rendezvous.edit_round(node, _finishing)
+        self._rendezvous.finish(self.claim)
+
+    def filler(self, key: bytes) -> bytes | None:
+        """Make a value for an unset key of a round that is over or doomed; else None."""
+        of_round = round_key(key, torch_run_id(self.run_id))
+        if of_round is None:
+            return None
+        number, name = of_round
+        # Whoever was told one such value is told the others too, although all may be back.
+        if number != self.claim.filled_round and not self._rendezvous.is_dead(number):
+            return None
+        made = filler(name)
+        if made is not None:
+            self.claim.filled_round = number
+        return made
+
+    def news(self) -> Coroutine[Any, Any, object]:
+        """Wait until ``filler`` or ``get_state`` may answer something else than at this call."""
+        return self._rendezvous.news()
+
+    def closed(self) -> None:
+        """The connection is gone: so is what the agent wished."""
+        self._rendezvous.leave(self.claim, "done" if self._is_done() else "closed")
+        for watcher in self._watchers:
+            watcher.set()
+
+    # --- what it is ---
+
+    @property
+    def named(self) -> bool:
+        """Whether its torchrun has named itself."""
+        return self.claim.named
+
+    @property
+    def run_id(self) -> str:
+        """The run that it is in."""
+        return self._rendezvous.run_id
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether its workers were done when it left."""
+        node = self.node
+        return node is not None and (node.state, node.left_reason) == ("left", "done")
+
+    @property
+    def pid(self) -> int:
+        """Its torchrun's process number, in its own container; 0 while it has not named itself."""
+        return self.claim.pid if self.claim.named else 0
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it is the one of its pod that counts, and has not left for good."""
+        node = self.node
+        return node is not None and (node.state != "left" or node.left_reason == "exit")
+
+    @property
+    def node(self) -> Node | None:
+        """Its record as it should be, if it is the one of its member that counts."""
+        return self._rendezvous.own_node(self.claim)
+
+    def resume(self, finished_round: int, filled_round: int) -> None:
+        """Go on where it was with the sidecar before this one."""
+        self.finished_round = finished_round
+        self.claim.filled_round = filled_round
+
+    def move(self, rendezvous: Rendezvous) -> None:
+        """Go on in the run of the job's next life."""
+        self._rendezvous = rendezvous
+        self._drawn = None
+        self.finished_round = self.claim.filled_round = -1
+        rendezvous.adopt(self.claim)
+
+    # --- wishes ---
+
+    def _known(self, expected: bytes) -> TorchState:
+        if expected in (b"", SENTINEL):
+            return TorchState()
+        shown, state = self._shown
+        return state if expected == shown else decode(expected)[0]
+
+    def _introduce(self, first: TorchState, flavour: Flavour) -> None:
+        me = first_name(first)
+        if me is None or flavour.aware is None:
+            log.warning(
+                "ignoring a client: its first state has no valid node descriptor or timestamp"
+            )
+            return
+        self._me, self._flavour = me, flavour
+        self._drawn = None
+        claim = self.claim
+        claim.addr, claim.pid, claim.local_id = me.addr, me.pid, me.local_id
+        claim.flavour, claim.parks = spell_flavour(flavour), flavour.redundancy
+        policy = self._rendezvous.policy()
+        self.foreign_size = foreign_size(first, policy.min_nodes, policy.max_nodes)
+        if self.foreign_size:
+            log.warning(
+                "the --nnodes of this torchrun is not the job's %d:%d, which is what counts",
+                policy.min_nodes,
+                policy.max_nodes,
+            )
+        self._rendezvous.take_over(self.claim)
+
+    async def _change(self, wanted: Wish) -> bytes:
+        rendezvous = self._rendezvous
+        if wanted.change == "join":
+            granted = await rendezvous.join(self.claim)
+            # It was on no list: what it was shown before does not count.
+            self.claim.parked = False
+            self.claim.asked_s = rendezvous.clock()
+        else:
+            granted = await rendezvous.leave_written(self.claim)
+        if granted:
+            # torch would sleep for a second and ask again: it may as well wait here for news.
+            await self._hold(while_shown="asking" if wanted.change == "join" else "full")
+        return await self._answer(fruitless=not granted)
+
+    async def _step_off(self, before: TorchState) -> bytes:
+        if before.participants and self.claim.parks:
+            self.claim.parks = False
+            self.foreign_size = True
+            log.warning(
+                "the maximum of this torchrun's --nnodes is not the job's %d, which is what counts",
+                self._rendezvous.policy().max_nodes,
+            )
+        self.claim.parked = False
+        self.claim.asked_s = self._rendezvous.clock()
+        await self._hold(while_shown="asking")
+        shown = self._rendezvous.view_of(self.claim).role
+        return await self._answer(fruitless=shown in ("parked", "promoted"))
+
+    async def _close(self) -> bool:
+        """Close the run if this agent may; return whether that is final, and shown to everybody.
+
+        Who wanted it is told so in any case: torch would ask again and again.
+        """
+        rendezvous = self._rendezvous
+        node = rendezvous.live_node(self.claim)
+        if node is None:
+            own = rendezvous.own_node(self.claim)
+            # torch takes itself off the lists first where it still has the time to.
+            self.claim.gave_up = own is not None and (
+                own.state == "asking" or own.left_reason == "exit"
+            )
+            return False
+        closed: ClosedWhy = "success" if self._is_done() else "failure"
+        if rendezvous.vetoes_close(node, closed):
+            rendezvous.leave(self.claim, "done" if closed == "success" else "closed")
+            return False
+        await rendezvous.edit_round(
+            node,
+            lambda current: None if current.closed else replace(current, closed=closed),
+        )
+        return closed == "success"
+
+    def _is_done(self) -> bool:
+        node = self._rendezvous.own_node(self.claim)
+        return node is not None and node.state == "in" and node.round == self.finished_round
+
+    # --- answers ---
+
+    async def _hold(self, while_shown: str) -> None:
+        rendezvous = self._rendezvous
+        try:
+            async with asyncio.timeout(rendezvous.policy().hold_s):
+                while True:
+                    view = rendezvous.view_of(self.claim)
+                    if not (view.full if while_shown == "full" else view.role == while_shown):
+                        return
+                    await rendezvous.news()
+        except TimeoutError:
+            return
+
+    async def _answer(self, *, fruitless: bool) -> bytes:
+        delay_s = self._row.count(self._rendezvous.clock(), fruitless=fruitless)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+        return self.get_state()
+
+    def _draw(self, view: View) -> bytes:
+        if view.role == "parked":
+            self.claim.parked = True
+        if self._drawn is None or self._drawn[0] != view:
+            assert self._me is not None
+            rendezvous = self._rendezvous
+            state = portray(view, self._me, rendezvous.member, rendezvous.policy().max_nodes)
+            blob = encode(state, self._flavour)
+            self._drawn = (view, blob)
+            self._shown = (blob, state)
+        return self._drawn[1]
+
+
+def connect(rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None) -> Agent:
+    """Make the agent behind a new client connection; see ``Rendezvous.claim``."""
+    return Agent(rendezvous, rendezvous.claim(nonce, kept))
+
+
+def spell_flavour(flavour: Flavour) -> str:
+    """Spell a flavour for the store."""
+    times = "aware" if flavour.aware else "naive"
+    return f"{times},redundancy" if flavour.redundancy else times
+
+
+def read_flavour(spelt: str) -> Flavour:
+    """Read a flavour from the store; what is not known is as in new versions of torch."""
+    words = spelt.split(",")
+    return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
+
+
+def _finishing(current: Round) -> Round | None:
+    return None if current.finishing else replace(current, finishing=True)

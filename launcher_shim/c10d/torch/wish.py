@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compare-and-set of the rendezvous state means: the sender's own wish, and no more.
+
+A request carries two whole states. Of their difference only the sender's own membership and
+``closed`` are read; whatever else torch changed (heartbeats, others that it believes dead, the
+round that the last one to leave starts) is for the sidecars to decide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from launcher_shim.c10d.rounds.records import INT64_MAX
+from launcher_shim.c10d.torch.state_codec import NodeDesc, TorchState
+
+ADDRESS_MAX = 255
+"""Longest host name or address that is taken for one, in characters."""
+
+Change = Literal["", "join", "leave", "step_off"]
+"""``step_off``: off the redundancy list, which torch does before it looks for a place again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the sender of one request wants for itself."""
+
+    change: Change = ""
+    closes: bool = False
+
+
+def wish(expected: TorchState, desired: TorchState, me: NodeDesc) -> Wish:
+    """Read the wish of ``me`` out of the two states of its request."""
+    was_in = me in expected.participants or me in expected.wait_list
+    was_redundant = me in expected.redundancy_list
+    is_in = _lists(desired, me)
+    change: Change = ""
+    if not is_in and was_in:
+        change = "leave"
+    elif not is_in and was_redundant:
+        change = "step_off"
+    elif is_in and not was_in and not was_redundant:
+        change = "join"
+    return Wish(change, closes=desired.closed and not expected.closed)
+
+
+def first_name(desired: TorchState) -> NodeDesc | None:
+    """Tell who sent a state that it made from nothing: the one node it names; else None."""
+    named = {*desired.participants, *desired.wait_list, *desired.redundancy_list}
+    me = named.pop() if len(named) == 1 else None
+    if me is None or len(me.addr) > ADDRESS_MAX:
+        return None
+    return me if min(me.pid, me.local_id) >= 0 and max(me.pid, me.local_id) <= INT64_MAX else None
+
+
+def foreign_size(desired: TorchState, min_nodes: int, max_nodes: int) -> bool:
+    """Whether a first own state shows that the launcher's ``--nnodes`` is not the job's.
+
+    With itself as the only participant, torch sets a deadline if its minimum is 1, and marks the
+    round complete, which clears the deadline again, if its maximum is 1.
+    """
+    its_max_is_1 = desired.complete
+    if its_max_is_1 or max_nodes == 1:
+        return its_max_is_1 != (max_nodes == 1)
+    return (desired.deadline is not None) != (min_nodes == 1)
+
+
+def _lists(state: TorchState, me: NodeDesc) -> bool:
+    return me in state.participants or me in state.wait_list or me in state.redundancy_list

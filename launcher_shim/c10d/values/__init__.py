@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values that clients store: cells, and the transactions that write them."""

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transactions of one run's launchers: each waits for the store, and is applied once.
+
+torch's client has no time-out for its writes and takes a closed connection for the end of the
+job, so that a request waits for at least as long as its connection lives. Whatever becomes of an
+answer, the record of the operation tells whether it was applied
+(``launcher_shim.c10d.values.ledger``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Generic, TypeVar
+
+from launcher_shim.c10d.values.cell import Cell
+from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.ledger import Ledger, Stamp
+from launcher_shim.c10d.values.limits import DELETES_MAX, grouped
+from launcher_shim.c10d.values.read_floor import Floor
+from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
+from rdzv.members.guard import Registered
+from rdzv.store import Compare, Delete, KeyValue, Operation, Range, Store, TxnResult
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_PAUSE_S = 0.2
+
+NOTHING = b"nothing"
+"""Ledger entry that cancels an operation: a delayed earlier attempt then fails its compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[T]):
+    """One operation on a cell: its compares, its writes, and its answer if the compares hold.
+
+    ``answer`` is called with the result of the transaction. ``note`` is kept in the ledger.
+    """
+
+    compares: tuple[Compare, ...]
+    operations: tuple[Operation, ...]
+    answer: Callable[[TxnResult], T]
+    note: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled(Generic[T]):
+    """The answer of an operation that had been applied already."""
+
+    answer: T
+
+
+Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
+"""Returns the answer of an attempt that was applied, from its note and revision."""
+
+
+class Transactions:
+    """Reads, and writes under this sidecar's registration, what ``cells`` shows."""
+
+    def __init__(self, store: Store, registered: Registered, cells: Cells, floor: Floor) -> None:
+        self._store = store
+        self._registered = registered
+        self._cells = cells
+        self._floor = floor
+        self._ledger = Ledger(cells.keys)
+        self._over = False
+
+    def end(self) -> None:
+        """Stop retrying, because the generation is over: ``once`` fails instead of waiting."""
+        self._over = True
+
+    async def once(
+        self, stamp: Stamp, key: bytes | None, plan: Callable[[], Plan[T]], recall: Recall[T]
+    ) -> T:
+        """Apply a plan exactly once: retry until its outcome is known.
+
+        ``plan`` looks at the cell of ``key``, which is read again if a compare fails. Raises
+        ``LeaseLost`` once the generation is over and nothing was applied.
+        """
+        unsettled = stamp.again
+        looked = self._ledger.knows(stamp) and not stamp.again
+        contended = False
+        found: tuple[bytes, int] | None = None
+
+        async def attempt() -> T:
+            nonlocal unsettled, looked, contended, found
+            if not looked:
+                found = await self._look(stamp)
+                looked = True
+            while True:
+                if found is not None and found[0] != NOTHING:
+                    # Kept until the answer is known: the record is not looked at again.
+                    recalled = await recall(*found)
+                    if recalled is not None:
+                        self._floor.tell(found[1])
+                        return recalled.answer
+                current = plan()
+                signed = bool(current.operations) or unsettled
+                try:
+                    result = await self._send(
+                        current, stamp, key, signed=signed, contended=contended
+                    )
+                except (StoreAmbiguous, StoreFull):
+                    # To look needs no space, and tells what a counter was before that is compacted.
+                    unsettled, looked = True, False
+                    raise
+                if result.succeeded:
+                    return self._answered(current, key, result)
+                if not contended:
+                    # Mostly nothing is in the way, and what is there then need not be asked for.
+                    contended = True
+                    result = await self._store.txn([], self._looks(stamp, key))
+                before, found = found, self._ledger.found(stamp, kvs_of(result.responses[:1]))
+                if key is not None:
+                    self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
+                if signed and found == before:
+                    # The record is as it was, so that the guard held, and something else did not.
+                    self._registered.check(kvs_of(result.responses[1:2]))
+
+        return await self.settled(attempt)
+
+    async def noted(self, stamp: Stamp) -> bytes | None:
+        """Return the note of this operation, if it was applied before, in part or whole."""
+        found = await self.settled(lambda: self._look(stamp))
+        return None if found is None else found[0]
+
+    async def read(self, keys: Sequence[bytes]) -> dict[bytes, Cell]:
+        """Read at most ``limits.READS_MAX`` keys linearizably, all at one moment."""
+
+        async def attempt() -> dict[bytes, Cell]:
+            reads = [self._cells.reads(key) for key in keys]
+            result = await self._store.txn([], list(chain.from_iterable(reads)))
+            cells: dict[bytes, Cell] = {}
+            responses = iter(result.responses)
+            for key, ranges in zip(keys, reads, strict=True):
+                found = kvs_of(list(islice(responses, len(ranges))))
+                cell = cells[key] = self._cells.learn_cell(key, result.revision, found)
+                self._floor.tell_read(cell, result.revision)
+            return cells
+
+        return await self.settled(attempt)
+
+    async def drop(self, deletes: Sequence[Delete]) -> None:
+        """Delete keys that are not needed any more.
+
+        Raises ``LeaseLost`` if this sidecar is not registered: then they stay.
+        """
+        for batch in grouped(deletes, DELETES_MAX):
+            result = await self._store.txn([self._registered.holds()], batch)
+            if not result.succeeded:
+                raise LeaseLost("the member record is gone, or on another lease")
+
+    async def forget(self, author: str) -> None:
+        """Drop the records of a closed connection's operations."""
+        await self.drop(self._ledger.forget(author))
+
+    # -- how
+
+    async def _send(
+        self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool, contended: bool
+    ) -> TxnResult:
+        """Try a plan once; ``signed``: with a ledger entry, as every write must have.
+
+        ``contended``: have the store return the present keys if a compare fails.
+        """
+        compares = [*current.compares, self._ledger.guard(stamp)]
+        then = list(current.operations)
+        if signed:
+            note = current.note if then else NOTHING
+            then.insert(0, self._ledger.entry(stamp, note))
+            compares.append(self._registered.holds())
+        otherwise = self._looks(stamp, key) if contended else ()
+        result = await self._store.txn(compares, then, otherwise)
+        if result.succeeded and signed:
+            self._ledger.recorded(stamp, result.revision)
+        return result
+
+    def _looks(self, stamp: Stamp, key: bytes | None) -> list[Range]:
+        """Reads that show which compare failed: the ledger, the registration, and the key."""
+        looks = [self._ledger.look(stamp), self._registered.look()]
+        return looks if key is None else looks + self._cells.reads(key)
+
+    def _answered(self, current: Plan[T], key: bytes | None, result: TxnResult) -> T:
+        answer = current.answer(result)
+        if current.operations:
+            self._floor.tell(result.revision)
+        elif key is not None:
+            self._floor.tell_read(self._cells.cell(key), result.revision)
+        return answer
+
+    async def _look(self, stamp: Stamp) -> tuple[bytes, int] | None:
+        """Read this operation's ledger entry: its note and revision."""
+        result = await self._store.txn([], [self._ledger.look(stamp)])
+        return self._ledger.found(stamp, kvs_of(result.responses))
+
+    async def settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Retry ``attempt`` until its outcome is known; it must be idempotent.
+
+        Bounded by the client's connection, which cancels it when the client is gone; a request
+        without an answer, such as SET, only after
+        ``launcher_shim.c10d.serving.server.LAST_WRITES_TIMEOUT_S``.
+        """
+        said = ""
+        while True:
+            try:
+                return await attempt()
+            except StoreError as error:
+                if self._over and isinstance(error, LeaseLost):
+                    raise
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("retrying a launcher's request: %s", said)
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+
+def kvs_of(responses: Sequence[tuple[KeyValue, ...] | int | None]) -> list[KeyValue]:
+    """Return the results of the reads among a transaction's operations."""
+    return [kv for response in responses if isinstance(response, tuple) for kv in response]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns the bytes that a TCPStore client sends into requests: no sockets, standard library only.
+
+``launcher_shim.tcpstore.wire`` says what requests there are, and what they look like.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple, Type, Union
+
+from launcher_shim.tcpstore.wire import (
+    HANDSHAKE,
+    KEY_MAX,
+    KEYS_MAX,
+    OPCODES,
+    RELAY_MAGIC,
+    REQUEST_MAX,
+    SHAPES,
+    U32,
+    U64,
+    U64_PAIR,
+    CancelWait,
+    Check,
+    FrameError,
+    Get,
+    ListKeys,
+    MultiSet,
+    NumKeys,
+    Preface,
+    Request,
+    Shape,
+    Validate,
+    Wait,
+)
+
+_LAST_LEGACY_OPCODE = 11
+_GET, _CHECK, _WAIT = OPCODES[Get], OPCODES[Check], OPCODES[Wait]
+_WITHOUT_FIELDS: Dict[Type[Request], Request] = {
+    NumKeys: NumKeys(),
+    CancelWait: CancelWait(),
+    ListKeys: ListKeys(),
+}
+_Fields = List[Union[bytes, int]]
+
+
+class RequestParser:
+    """Each byte is looked at once.
+
+    It holds no more than one string that is still incomplete, and the strings of one request.
+    After a FrameError it takes nothing more.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.need = len(HANDSHAKE)
+        """Bytes without which nothing more can be read; 1 where a request begins."""
+        self._greeted = False
+        self._preface: Optional[Preface] = None
+        self._shape: Optional[Shape] = None
+        self._fields: _Fields = []
+        self._strings_left = 0
+        self._size = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of requests that are not complete yet."""
+        return self._size + len(self._buffer)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client has sent the handshake."""
+        return self._greeted
+
+    @property
+    def preface(self) -> Optional[Preface]:
+        """What a relay has said before the handshake; None for any other client."""
+        return self._preface
+
+    def feed(self, data: bytes) -> List[Request]:
+        """Take the next bytes and return the requests that they complete.
+
+        Raises FrameError if the bytes are no request within the protocol's limits.
+        """
+        if self.need == 1 and (alone := _read_alone(data)) is not None:
+            return [alone]
+        if self._buffer or len(data) < self.need:
+            self._buffer += data
+            if len(self._buffer) < self.need:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        requests: List[Request] = []
+        try:
+            self._parse(data, requests)
+        except FrameError as error:
+            error.before = tuple(requests)
+            raise
+        return requests
+
+    def _parse(self, data: bytes, requests: List[Request]) -> None:
+        """Append the complete requests, and keep what is left of the bytes."""
+        at, end = 0, len(data)
+        if not self._greeted:
+            at = self._greet(data)
+            if at > end:
+                self._buffer += data
+                self.need = at
+                return
+            requests.append(Validate())
+        self.need = 1
+        while at < end or self._shape is not None:
+            shape = self._shape
+            if shape is None:
+                at = self._begin(data, at)
+                shape = self._shape
+                if shape is None:
+                    break
+            kind, limits, number, counted = shape
+            if self._strings_left:
+                at = self._take_strings(limits, data, at)
+                if self._strings_left:
+                    break
+            if number is not None:
+                if end - at < number.size:
+                    self.need = number.size
+                    break
+                self._fields += number.unpack_from(data, at)
+                at += number.size
+            requests.append(_build(kind, counted, self._fields))
+            self._shape = None
+            self._size = 0
+        if at < end:
+            self._buffer += data[at:]
+
+    def _greet(self, data: bytes) -> int:
+        """Read all that comes before the first request; return how long it is at least."""
+        at = 0
+        if data.startswith(RELAY_MAGIC[: len(HANDSHAKE)]):
+            preface, at = Preface.read(data)
+            if preface is None:
+                return at
+            if len(data) < at + len(HANDSHAKE):
+                return at + len(HANDSHAKE)
+            self._preface = preface
+        _expect_handshake(data[at:])
+        self._greeted = True
+        return at + len(HANDSHAKE)
+
+    def _begin(self, data: bytes, at: int) -> int:
+        """Read the opcode, and the count if there is one; return where the strings begin.
+
+        The shape stays unknown while the count is incomplete.
+        """
+        code = data[at]
+        if code >= len(SHAPES):
+            raise FrameError(f"there is no TCPStore operation {code}")
+        shape = SHAPES[code]
+        strings = len(shape.limits)
+        at += 1
+        if shape.counted:
+            if len(data) - at < 8:
+                self.need = 9
+                return at - 1
+            (count,) = U64.unpack_from(data, at)
+            if count > KEYS_MAX:
+                raise FrameError(f"{count} keys in one request; at most {KEYS_MAX}")
+            strings *= count
+            at += 8
+        self._shape = shape
+        self._fields = []
+        self._strings_left = strings
+        return at
+
+    def _take_strings(self, limits: Tuple[int, ...], data: bytes, at: int) -> int:
+        """Read as many of the strings as are complete; return where they end."""
+        end, fields = len(data), self._fields
+        left, size = self._strings_left, self._size
+        while left:
+            if end - at < 8:
+                self.need = 8
+                break
+            (length,) = U64.unpack_from(data, at)
+            limit = limits[-left % len(limits)]
+            if length > limit:
+                what = "key" if limit == KEY_MAX else "value"
+                raise FrameError(f"a {what} of {length} bytes; at most {limit}")
+            stop = at + 8 + length
+            if size + stop - at > REQUEST_MAX:
+                raise FrameError(f"a request of more than {REQUEST_MAX} bytes")
+            if stop > end:
+                self.need = stop - at
+                break
+            fields.append(data[at + 8 : stop])
+            size += stop - at
+            at = stop
+            left -= 1
+        self._strings_left, self._size = left, size
+        return at
+
+
+def _read_alone(data: bytes) -> Optional[Request]:
+    """Read what torch's client sends most, one whole Get, Check or Wait of one key; else None."""
+    size = len(data)
+    if size > 16:
+        code = data[0]
+        if code == _GET:
+            if size - 9 == U64.unpack_from(data, 1)[0] <= KEY_MAX:
+                return tuple.__new__(Get, (data[9:],))
+        elif code in (_CHECK, _WAIT):
+            count, length = U64_PAIR.unpack_from(data, 1)
+            if count == 1 and size - 17 == length <= KEY_MAX:
+                kind: Type[Request] = Check if code == _CHECK else Wait
+                return tuple.__new__(kind, ((data[17:],),))
+    return None
+
+
+def _expect_handshake(data: bytes) -> None:
+    if data[:5] == HANDSHAKE:
+        return
+    if data[0] <= _LAST_LEGACY_OPCODE and U32.unpack_from(data, 1)[0] <= KEYS_MAX:
+        raise FrameError(
+            "the client sends no handshake, as torch before 2.2; use torch 2.2 or later"
+        )
+    raise FrameError(f"the client is no torch TCPStore: it begins with {data[:8]!r}")
+
+
+def _build(kind: Type[Request], counted: bool, fields: _Fields) -> Request:
+    if kind is Validate:
+        raise FrameError("the client sends its handshake again")
+    if not fields and not counted:
+        return _WITHOUT_FIELDS[kind]
+    if kind is MultiSet:
+        pairs = zip(fields[::2], fields[1::2])  # noqa: B905 (strict is younger than Python 3.8)
+        return MultiSet(tuple(pairs))  # type: ignore[arg-type]
+    # The fields fit the kind, as its shape says: skip the checks of its constructor.
+    return tuple.__new__(kind, (tuple(fields),) if counted else fields)
