@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.draining.drains import Drains
-from agent.draining.sight import Rounds
-from agent.host_delivery import HostDelivery
-from agent.launcher_watch import Policy
-from agent.lookout import Lookout
-from agent.rundir import RunDir
+from agent.drain.service import Drains
+from agent.drain.view import Rounds
+from agent.hosts import HostDelivery
+from agent.launcher.check import Policy
+from agent.launcher.watcher import Lookout
+from agent.rundir.files import RunDir
 from agent.store_version import StoreVersion
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from agent.sweeper import Sweeper

@@ -16,12 +16,12 @@ from random import SystemRandom
 from time import monotonic
 
 from agent.boot_clock import boot_s
-from agent.config import Config
-from agent.counted_store import CountedStore
-from agent.metrics import Metrics
-from agent.rundir import RunDir
+from agent.config.sidecar import Config
+from agent.rundir.files import RunDir
 from agent.sidecar import Sidecar
 from agent.surroundings import Surroundings
+from agent.telemetry.counted_store import CountedStore
+from agent.telemetry.metrics import Metrics
 from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
 from rdzv.store.opening import open_store
 

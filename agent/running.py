@@ -12,7 +12,7 @@ import logging
 from collections.abc import Coroutine
 
 from agent.parts import job_client, launcher_parts, member_parts
-from agent.rundir import STATE_NAME, RunDir, State
+from agent.rundir.files import STATE_NAME, RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held

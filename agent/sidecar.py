@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from agent.config import Config
-from agent.gauges import add_drain_gauges, add_gauges, add_launcher_gauge
-from agent.http import serving
-from agent.loop_lag import LoopLag
-from agent.metrics import Metrics
-from agent.rundir import RunDir, State
+from agent.config.sidecar import Config
+from agent.rundir.files import RunDir, State
 from agent.running import RunningParts, start_vital
 from agent.surroundings import MemberSettings, Sockets, Surroundings
+from agent.telemetry.gauges import add_drain_gauges, add_gauges, add_launcher_gauge
+from agent.telemetry.http import serving
+from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 

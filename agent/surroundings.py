@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from agent.config import Config
-from agent.rundir import NOTICE_SOCKET_NAME, RunDir
+from agent.config.sidecar import Config
+from agent.rundir.files import NOTICE_SOCKET_NAME, RunDir
 from agent.sweeper import PAUSE_S
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
@@ -70,7 +70,7 @@ class Sockets:
 class MemberSettings:
     """As much of one member's configuration as its parts go by.
 
-    The defaults are those of ``agent.config``, which says what each is for.
+    The defaults are those of ``agent.config.sidecar``, which says what each is for.
     """
 
     keys: JobKeys

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from agent.boot_clock import boot_s
-from agent.draining.drains import Drains
-from agent.host_delivery import HostDelivery
+from agent.drain.service import Drains
+from agent.hosts import HostDelivery
 from agent.parts import endpoint_of, job_client, launcher_parts, member_parts
-from agent.rundir import NOTICE_SOCKET_NAME, RunDir
+from agent.rundir.files import NOTICE_SOCKET_NAME, RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from benchmarks.worker import LINE_MAX
 from rdzv.keys import JobKeys

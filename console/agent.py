@@ -9,9 +9,10 @@ import os
 import click
 import uvloop
 
-from agent import logs, process
-from agent.config import DELIVERED_VARIABLES, Config
-from agent.settings import settings_of, unknown_variables
+from agent import process
+from agent.config.sidecar import DELIVERED_VARIABLES, Config
+from agent.config.table import settings_of, unknown_variables
+from agent.telemetry import logs
 from console.options import configured_by
 
 

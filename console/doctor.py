@@ -11,8 +11,8 @@ from random import SystemRandom
 
 import click
 
-from agent.config import JobConfig
-from agent.logs import printable
+from agent.config.sidecar import JobConfig
+from agent.telemetry.logs import printable
 from console.examination import examine
 from console.options import configured_by
 from rdzv.diagnosis import Finding, Report, diagnose, percentile

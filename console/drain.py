@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import click
 
-from agent.config import JobConfig
-from agent.logs import printable
-from agent.values import duration_s, free_text
+from agent.config.parsers import duration_s, free_text
+from agent.config.sidecar import JobConfig
+from agent.telemetry.logs import printable
 from console.looking import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s

@@ -11,7 +11,7 @@ from random import Random
 from time import monotonic, time
 from typing import TypeVar
 
-from agent.config import JobConfig
+from agent.config.sidecar import JobConfig
 from console.job_view import view_of
 from rdzv.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
 from rdzv.errors import StoreError, StoreRefused

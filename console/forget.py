@@ -10,7 +10,7 @@ from time import time
 
 import click
 
-from agent.config import JobConfig
+from agent.config.sidecar import JobConfig
 from console.drain import requester, write
 from console.looking import connected
 from console.options import configured_by

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 
 import click
 
-from agent.config import JobConfig
-from agent.logs import printable
+from agent.config.sidecar import JobConfig
+from agent.telemetry.logs import printable
 from console.looking import following, look
 from console.options import configured_by, shown_with
 from rdzv.records.history import HistoryEntry

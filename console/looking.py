@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
-from agent.config import JobConfig
+from agent.config.sidecar import JobConfig
 from console.job_view import JobView, view_of
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.job import JobClient

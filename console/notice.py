@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agent.rundir import NOTICE_SOCKET_NAME
+from agent.rundir.files import NOTICE_SOCKET_NAME
 from rdzv.errors import ConfigError
 
 ANSWER_TIMEOUT_S = 5.0

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from agent.settings import Configuration, Setting, load, settings_of
+from agent.config.table import Configuration, Setting, load, settings_of
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.config import JobConfig
-from agent.logs import printable
+from agent.config.sidecar import JobConfig
+from agent.telemetry.logs import printable
 from console.job_view import JobView
 from console.looking import following, look
 

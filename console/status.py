@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from agent.config import JobConfig
+from agent.config.sidecar import JobConfig
 from console.job_view import JobView
 from console.options import configured_by, shown_with
 from console.showing import Face, Grid, show

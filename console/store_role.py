@@ -8,8 +8,8 @@ import shlex
 
 import click
 
-from agent import values
-from agent.config import StoreConfig
+from agent.config import parsers
+from agent.config.sidecar import StoreConfig
 from console.options import configured_by
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
@@ -58,7 +58,7 @@ def store_role(
     nothing else: no other job's records. Everything that a sidecar does is within it.
     """
     try:
-        role = JobRole(JobKeys(config.namespace, values.name(job)), _user(user))
+        role = JobRole(JobKeys(config.namespace, parsers.name(job)), _user(user))
     except ValueError as error:
         raise ConfigError(f"JOB or --user is wrong: {error}") from error
     if no_password and new_password_file:
@@ -92,7 +92,7 @@ def _user(name: str | None) -> str:
         return ""
     if not name or ":" in name:
         raise ValueError("a user has a name, without a colon")
-    return values.free_text(name)
+    return parsers.free_text(name)
 
 
 def _password(path: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 from ruamel.yaml.nodes import Node
 
-from agent.config import Config
-from agent.settings import settings_of
+from agent.config.sidecar import Config
+from agent.config.table import settings_of
 from console.inject import sidecar
 from console.inject.nodes import child, items, text_of, value_of
 from console.inject.record import LETS_GO, Record, own_annotations

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent import values as texts
-from agent.settings import Setting, field, settings_of
+from agent.config import parsers as texts
+from agent.config.table import Setting, field, settings_of
 from rdzv.errors import ConfigError
 
 DOMAIN = "muster.dev/"

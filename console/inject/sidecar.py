@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent.config import Config
-from agent.rundir import torch_environment
-from agent.settings import load
+from agent.config.sidecar import Config
+from agent.config.table import load
+from agent.rundir.files import torch_environment
 from console.inject.demand import Demand
 from console.inject.facts import QualityOfService
 from console.inject.workloads import Role

@@ -18,8 +18,8 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from agent.config import Config, StoreConfig
-from agent.settings import load, settings_of
+from agent.config.sidecar import Config, StoreConfig
+from agent.config.table import load, settings_of
 from console.local.events import ACTIONS, read_event
 from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine, read_launch_line

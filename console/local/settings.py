@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 import console
-from agent.config import StoreConfig
-from agent.settings import settings_of
+from agent.config.sidecar import StoreConfig
+from agent.config.table import settings_of
 from console.local.horovod_line import HorovodLine
 from console.local.launch_line import LaunchLine
 from console.local.processes import NODE_MARK, RUN_MARK

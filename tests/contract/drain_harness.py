@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from agent.parts import drains_of, job_client, member_parts
-from agent.rundir import NOTICE_SOCKET_NAME
+from agent.rundir.files import NOTICE_SOCKET_NAME
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import RecordError

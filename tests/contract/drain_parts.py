@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from agent.rundir import RunDir
+from agent.rundir.files import RunDir
 from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.drain.inputs import LiveRound
 from rdzv.listing import decide

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent import http
-from agent.config import Config
-from agent.http import serving
-from agent.loop_lag import LoopLag
-from agent.metrics import Metrics
-from agent.settings import load
+from agent.config.sidecar import Config
+from agent.config.table import load
+from agent.telemetry import http
+from agent.telemetry.http import serving
+from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.metrics import Metrics
 from rdzv.errors import ConfigError
 from tests.contract.agent_harness import PATIENCE_S
 from tests.ports import free_ports

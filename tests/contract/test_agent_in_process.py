@@ -13,10 +13,10 @@ from time import monotonic
 import pytest
 
 from agent import process
-from agent.config import Config
-from agent.loop_lag import LoopLag
-from agent.rundir import RunDir
-from agent.settings import load
+from agent.config.sidecar import Config
+from agent.config.table import load
+from agent.rundir.files import RunDir
+from agent.telemetry.loop_lag import LoopLag
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.memory.server import EmbeddedServer
 from tests.contract.agent_harness import PATIENCE_S, until

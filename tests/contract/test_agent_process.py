@@ -432,7 +432,7 @@ def test_the_sidecar_loads_no_table_or_chart() -> None:
 
 
 def test_state_holds_no_more_than_it_says(tmp_path: Path) -> None:
-    from agent.rundir import RunDir
+    from agent.rundir.files import RunDir
 
     directory = RunDir(str(tmp_path))
     kept = directory.state("")

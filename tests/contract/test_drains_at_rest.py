@@ -12,9 +12,9 @@ from time import monotonic
 
 import pytest
 
-import agent.draining.drains
-from agent.draining.sight import Sight
-from agent.rundir import RunDir
+import agent.drain.service
+from agent.drain.view import Sight
+from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.model import Drain
@@ -106,7 +106,7 @@ async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
 async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, done_s=0.1))
+    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, done_s=0.1))
     async with job("ab", least=2) as one:
         await one.form("ab", loop=Loop(save_s=0.5))
         await one.training()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import agent.draining.drains
+import agent.drain.service
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import Policy
 from rdzv.store.memory.client import MemoryStore
@@ -76,7 +76,7 @@ async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
 async def test_a_newcomer_waits_no_longer_than_its_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, save_s=1.0))
+    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, save_s=1.0))
     async with job("abc") as one:
         await evaluating(one, "ab")
         await one.ask("c")

@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-import agent.draining.notes
+import agent.drain.own_record
 from agent.boot_clock import boot_s
-from agent.draining.notes import Notes
-from agent.notices.notice import Notice
+from agent.drain.notice import Notice
+from agent.drain.own_record import Notes
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.model import Drain
@@ -164,7 +164,7 @@ async def test_more_drains_may_end_at_once_than_one_transaction_holds() -> None:
 async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 1e6)
+    monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 1e6)
     async with job("ab") as one:
         drained = one.pods["b"]
         assert (await drained.notice("prestop").last())["outcome"] == "uncommitted"
@@ -176,7 +176,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         assert notes.deadline_boot_s is not None
         # It reckons anew when to look again: nothing but that timer can list it then.
         ahead_s = one.clock() - notes.deadline_boot_s + 1.0
-        monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", ahead_s)
+        monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", ahead_s)
         drained.drains.own._stirred.set()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
@@ -190,7 +190,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
 async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
     other: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.draining.notes, "OUTLIVED_S", 0.1)
+    monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 0.1)
     async with job("ab", grace_s=1.1) as one:
         drained = one.pods["b"]
         await drained.notice("prestop").last()

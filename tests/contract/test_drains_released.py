@@ -10,7 +10,7 @@ from itertools import permutations
 
 import pytest
 
-import agent.draining.drains
+import agent.drain.service
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import Policy
 from rdzv.model import Drain
@@ -215,7 +215,7 @@ async def test_without_any_launcher_a_pod_is_let_go_at_once() -> None:
 
 
 async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, pause_s=0.2))
+    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, pause_s=0.2))
     async with job("ab") as one:
         await one.form("ab", a=Loop(save_errors=2))
         await one.training()
@@ -230,7 +230,7 @@ async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.M
 async def test_a_rank_whose_save_raises_fails_the_attempt_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.draining.drains, "Policy", partial(Policy, pause_s=300))
+    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, pause_s=300))
     async with job("ab") as one:
         await one.form("ab", a=Loop(save_errors=1, save_errors_end_it=True))
         await one.training()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.host_delivery import HostDelivery
-from agent.rundir import RunDir
+from agent.hosts import HostDelivery
+from agent.rundir.files import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

@@ -111,7 +111,7 @@ def test_a_read_that_hangs_is_bounded(shell: list[str], run_dir: Path, tmp_path:
 
 
 def test_i4_readers_never_see_half_a_list_while_it_changes(run_dir: Path, tmp_path: Path) -> None:
-    from agent.rundir import RunDir
+    from agent.rundir.files import RunDir
 
     directory = RunDir(str(run_dir))
     lists = [f"{'node-0.0a1b2c3d:2' + chr(10)}" * n + f"rev-{n}:0\n" for n in range(1, 30)]

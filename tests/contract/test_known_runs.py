@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.draining.sight import Sight
-from agent.rundir import RunDir
+from agent.drain.view import Sight
+from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
 from launcher_shim.c10d.rounds.records import Round, Seat

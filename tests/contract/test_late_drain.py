@@ -10,10 +10,10 @@ from time import monotonic
 
 import pytest
 
-from agent.draining.own_drain import OwnDrain
-from agent.draining.writing import Writing
-from agent.notices.notice import Notice
-from agent.rundir import RunDir
+from agent.drain.notice import Notice
+from agent.drain.own import OwnDrain
+from agent.drain.writer import Writing
+from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel, first_write
 from rdzv.model import Drain
 from rdzv.records.commit import Commit

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.launch_report import read_launch
-from agent.launcher_watch import Policy
-from agent.lookout import Lookout
-from agent.pod_programs import program
-from agent.rundir import RunDir
+from agent.launcher.check import Policy
+from agent.launcher.watcher import Lookout
+from agent.rundir.files import RunDir
+from agent.rundir.launch_report import read_launch
+from agent.rundir.programs import program
 from launcher_shim.c10d.torch.state_codec import SENTINEL
 from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
 from rdzv.model import Member

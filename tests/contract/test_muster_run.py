@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.pod_programs import PROGRAMS, program
+from agent.rundir.programs import PROGRAMS, program
 from tests.contract.agent_harness import PATIENCE_S, until
 from tests.contract.calm import calmly
 from tests.contract.notice_server import NoticeServer, notice_server

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.notices.notice import LINE_LENGTH, Notice, read_notice
-from agent.notices.socket import CONNECTIONS_MAX, NoticeSocket, Phase
+from agent.drain.notice import LINE_LENGTH, Notice, read_notice
+from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
 from tests.contract.drain_harness import job
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import launcher_shim.pod.pass_over
-from agent.pod_programs import program
+from agent.rundir.programs import program
 from launcher_shim.pod.pass_over import passes_over
 from launcher_shim.tcpstore import wire
 

@@ -16,7 +16,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
-from agent.pod_programs import program
+from agent.rundir.programs import program
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import FILE_NAME, Stages
 from launcher_shim.c10d.values.ledger import Stamp

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from agent.progress import read_line
+from agent.rundir.progress import read_line
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from tests.unit.pod_gate import PodGate

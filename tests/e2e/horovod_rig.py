@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from agent.rundir import RunDir
+from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from rdzv.listing import Listing
 from rdzv.model import Member

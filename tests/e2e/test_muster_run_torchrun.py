@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.pod_programs import program
+from agent.rundir.programs import program
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

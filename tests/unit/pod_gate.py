@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 
-from agent.progress import ProgressLine, read_line
+from agent.rundir.progress import ProgressLine, read_line
 from rdzv.drain.gate import Gate
 
 DEADLINE_S = 30.0

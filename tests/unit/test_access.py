@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.config import Config, JobConfig
-from agent.settings import load
+from agent.config.sidecar import Config, JobConfig
+from agent.config.table import load
 from console.local.launch_line import LaunchLine
 from console.local.settings import Pod, Settings, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.draining.chronicle import Chronicle
+from agent.drain.timings import Chronicle
 from rdzv.model import Drain, Snapshot
 from rdzv.records.commit import Commit
 

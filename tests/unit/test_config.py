@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent import values
-from agent.config import DELIVERED_VARIABLES, Config, JobConfig
-from agent.settings import load, settings_of, unknown_variables
+from agent.config import parsers as values
+from agent.config.sidecar import DELIVERED_VARIABLES, Config, JobConfig
+from agent.config.table import load, settings_of, unknown_variables
 from rdzv.errors import ConfigError
 
 NEEDED = {"MUSTER_JOB": "digits", "MUSTER_MIN": "2", "MUSTER_MAX": "4"}

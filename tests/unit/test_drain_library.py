@@ -22,7 +22,7 @@ import muster
 import muster.draining
 import muster.gate
 import muster.progress
-from agent.progress import read_ranks
+from agent.rundir.progress import read_ranks
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile

@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from agent.pod_programs import PROGRAMS, program
+from agent.rundir.programs import PROGRAMS, program
 from console.inject.settings import TABLE
 from console.inject.sidecar import RUN_DIR_SIZE
 from tests.unit.test_injection import injected

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.config import Config
-from agent.rundir import torch_environment
-from agent.settings import load, settings_of
+from agent.config.sidecar import Config
+from agent.config.table import load, settings_of
+from agent.rundir.files import torch_environment
 from console.inject import facts
 from console.inject.injection import Request, inject
 from rdzv.errors import ConfigError

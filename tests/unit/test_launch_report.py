@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agent.launch_report import MAX_BYTES, Launch
-from agent.launch_report import read_launch as read_report
+from agent.rundir.launch_report import MAX_BYTES, Launch
+from agent.rundir.launch_report import read_launch as read_report
 from launcher_shim.pod import container, launch
 from launcher_shim.pod.launch import DIRECTORY, NAME, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report

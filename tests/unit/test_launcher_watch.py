@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.launch_report import Launch
-from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
+from agent.launcher.check import FINE, Observations, Policy, Sight, decide, observe
+from agent.rundir.launch_report import Launch
 from rdzv.records.bypass import Bypass
 from rdzv.store import KeyValue
 

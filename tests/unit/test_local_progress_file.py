@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import muster
 import muster.progress
-from agent.progress import is_gone, is_whole, read_line, read_lines, read_ranks
+from agent.rundir.progress import is_gone, is_whole, read_line, read_lines, read_ranks
 from muster.progress import BLOCK_BYTES, ProgressFile
 from rdzv.drain.gate import RankProgress
 

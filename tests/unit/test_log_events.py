@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "console")
 
-FORMATTER = ROOT / "agent" / "logs.py"
+FORMATTER = ROOT / "agent" / "telemetry" / "logs.py"
 """It passes on what others have named."""
 
 LEVELS = {

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent import logs
+from agent.telemetry import logs
 
 
 @pytest.fixture(autouse=True)

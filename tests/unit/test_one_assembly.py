@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("agent", "benchmarks", "console", "launcher_shim", "muster", "rdzv", "tests")
 
 ASSEMBLY = "agent/parts.py"
-DRAINS = "agent/draining/drains.py"
+DRAINS = "agent/drain/service.py"
 CLIENT = "rdzv/job.py"
 
 MADE_IN = {
@@ -36,16 +36,16 @@ MADE_IN = {
     ("rdzv.members.losses", "Losses"): {ASSEMBLY},
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
-    ("agent.host_delivery", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
-    ("agent.lookout", "Lookout"): {ASSEMBLY, "tests/contract/test_lookout.py"},
+    ("agent.hosts", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
+    ("agent.launcher.watcher", "Lookout"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
-    ("agent.draining.drains", "Drains"): {ASSEMBLY},
-    ("agent.draining.sight", "Sight"): {DRAINS, "tests/contract/test_known_runs.py"},
-    ("agent.draining.own_drain", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
-    ("agent.draining.gatekeeper", "Gatekeeper"): {DRAINS},
-    ("agent.draining.steward", "Steward"): {DRAINS},
-    ("agent.draining.writing", "Writing"): {DRAINS, "tests/contract/test_late_drain.py"},
-    ("agent.notices.socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
+    ("agent.drain.service", "Drains"): {ASSEMBLY},
+    ("agent.drain.view", "Sight"): {DRAINS, "tests/contract/test_known_runs.py"},
+    ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
+    ("agent.drain.gate_writer", "Gatekeeper"): {DRAINS},
+    ("agent.drain.coordinator", "Steward"): {DRAINS},
+    ("agent.drain.writer", "Writing"): {DRAINS, "tests/contract/test_late_drain.py"},
+    ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/sidecar.py",
         "tests/chaos/simulation/nodes.py",

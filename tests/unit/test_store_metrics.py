@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from agent.counted_store import CountedStore
-from agent.store_metrics import UNSEEN_MAX, StoreMetrics
+from agent.telemetry.counted_store import CountedStore
+from agent.telemetry.store_metrics import UNSEEN_MAX, StoreMetrics
 from rdzv.errors import StoreUnavailable
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

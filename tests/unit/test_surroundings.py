@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
-from agent.rundir import RunDir
-from agent.settings import load
+from agent.config.sidecar import Config
+from agent.config.table import load
+from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
 
 NEEDED = {"MUSTER_JOB": "digits", "MUSTER_MIN": "2", "MUSTER_MAX": "4"}

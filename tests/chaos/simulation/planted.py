@@ -20,10 +20,10 @@ import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
-from agent.draining.own_drain import OwnDrain
-from agent.draining.writing import Writing
-from agent.host_delivery import HostDelivery
-from agent.notices.socket import Phase
+from agent.drain.notice_socket import Phase
+from agent.drain.own import OwnDrain
+from agent.drain.writer import Writing
+from agent.hosts import HostDelivery
 from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.round_key import RoundKey

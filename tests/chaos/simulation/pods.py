@@ -10,8 +10,8 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.notices.notice import Notice, Source
-from agent.notices.socket import Phase
+from agent.drain.notice import Notice, Source
+from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
 from rdzv.store import WatchEvent

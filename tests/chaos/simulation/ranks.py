@@ -12,7 +12,7 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.draining.gatekeeper import GATE_NAME
+from agent.drain.gate_writer import GATE_NAME
 from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
 from muster import boundary
 from muster.draining import ENTERED_STEP

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agent.launch_report import Launch
-from agent.rundir import HOSTS_NAME, STATE_NAME, RunDir, State
+from agent.rundir.files import HOSTS_NAME, STATE_NAME, RunDir, State
+from agent.rundir.launch_report import Launch
 from rdzv.drain.gate import RankProgress
 
 

@@ -115,7 +115,7 @@ def _alone() -> Iterator[None]:
     gc.disable()
     logging.disable(logging.CRITICAL)
     try:
-        with patch("agent.draining.gatekeeper.POLL_S", POLL_S):
+        with patch("agent.drain.gate_writer.POLL_S", POLL_S):
             yield
     finally:
         logging.disable(silence)

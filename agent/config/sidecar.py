@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agent import values as texts
-from agent.settings import Setting, field
+from agent.config import parsers as texts
+from agent.config.table import Setting, field
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access
 

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.draining.own_drain import OwnDrain
-from agent.draining.sight import Sight
-from agent.draining.writing import Writing
-from agent.rundir import RunDir
+from agent.drain.own import OwnDrain
+from agent.drain.view import Sight
+from agent.drain.writer import Writing
+from agent.rundir.files import RunDir
 from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, Policy

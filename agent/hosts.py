@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import cache, partial
 
-from agent.rundir import HOSTS_NAME, RunDir
+from agent.rundir.files import HOSTS_NAME, RunDir
 from launcher_shim.horovod import hosts
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from agent.draining.notes import NAME, SAME_DEADLINE_S, Notes
-from agent.draining.writing import Writing
-from agent.notices.notice import Notice
-from agent.notices.socket import Phase
-from agent.rundir import RunDir
+from agent.drain.notice import Notice
+from agent.drain.notice_socket import Phase
+from agent.drain.own_record import NAME, SAME_DEADLINE_S, Notes
+from agent.drain.writer import Writing
+from agent.rundir.files import RunDir
 from rdzv.drain.decision import first_write, outdate_first_write
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError

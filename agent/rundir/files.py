@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from agent.config import Config
-from agent.launch_report import Launch, read_launch
-from agent.pod_programs import PROGRAMS, program
-from agent.progress import read_ranks
+from agent.config.sidecar import Config
+from agent.rundir.launch_report import Launch, read_launch
+from agent.rundir.programs import PROGRAMS, program
+from agent.rundir.progress import read_ranks
 from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.draining.drains import Drains
-from agent.lookout import Lookout
-from agent.loop_lag import LoopLag
-from agent.metrics import Metrics
+from agent.drain.service import Drains
+from agent.launcher.watcher import Lookout
 from agent.parts import LauncherParts, MemberParts
+from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.metrics import Metrics
 from rdzv.mirror import Mirror
 
 

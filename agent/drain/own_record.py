@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.notices.notice import Notice
+from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from rdzv.errors import RecordError
 from rdzv.model import ENDING_SOURCES, Drain, dump_record, load_record, take, take_seconds

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from agent.rundir import RunDir
+from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, places_of
 from rdzv.listing import decide
 from rdzv.membership import Membership

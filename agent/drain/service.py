@@ -9,13 +9,13 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from agent.draining.gatekeeper import Gatekeeper
-from agent.draining.own_drain import OwnDrain
-from agent.draining.sight import Rounds, Sight
-from agent.draining.steward import Steward
-from agent.draining.writing import Writing
-from agent.notices.socket import NoticeSocket
-from agent.rundir import RunDir
+from agent.drain.coordinator import Steward
+from agent.drain.gate_writer import Gatekeeper
+from agent.drain.notice_socket import NoticeSocket
+from agent.drain.own import OwnDrain
+from agent.drain.view import Rounds, Sight
+from agent.drain.writer import Writing
+from agent.rundir.files import RunDir
 from rdzv.drain.inputs import Policy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.notices.notice import LINE_LENGTH, Notice, read_notice
+from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from rdzv.errors import ConfigError, RecordError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from agent.store_metrics import StoreMetrics
+from agent.telemetry.store_metrics import StoreMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from agent.draining.chronicle import Chronicle
-from agent.draining.own_drain import OwnDrain
-from agent.draining.sight import Sight
-from agent.draining.writing import Writing
+from agent.drain.own import OwnDrain
+from agent.drain.timings import Chronicle
+from agent.drain.view import Sight
+from agent.drain.writer import Writing
 from rdzv.diary import Diary
 from rdzv.drain.decision import Decision, decide, transaction
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.launch_report import Launch
+from agent.rundir.launch_report import Launch
 from rdzv.records.bypass import Bypass
 
 FINE = Bypass()

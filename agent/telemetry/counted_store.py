@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from time import monotonic
 
-from agent.store_metrics import StoreMetrics
+from agent.telemetry.store_metrics import StoreMetrics
 from rdzv.errors import StoreError
 from rdzv.store import (
     DEFAULT_TIMEOUT_S,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks after the launcher beside this sidecar, and says what ``agent.launcher_watch`` finds.
+"""Looks after the launcher beside this sidecar, and says what ``agent.launcher.check`` finds.
 
 Said once each time that it changes: in the log, in the store (where ``muster status`` reads it),
 and as a metric.
@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.launch_report import Launch
-from agent.launcher_watch import FINE, Observations, Policy, Sight, decide, observe
-from agent.rundir import RunDir
+from agent.launcher.check import FINE, Observations, Policy, Sight, decide, observe
+from agent.rundir.files import RunDir
+from agent.rundir.launch_report import Launch
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError

@@ -22,9 +22,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from agent.config import Config
-from agent.loop_lag import LoopLag
-from agent.metrics import CONTENT_TYPE, Metrics
+from agent.config.sidecar import Config
+from agent.telemetry.loop_lag import LoopLag
+from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.errors import ConfigError
 
 UNHEALTHY_LAG_S = 30.0
