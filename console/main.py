@@ -23,17 +23,17 @@ STATUS_INTERRUPTED = 130
 STATUS_BROKEN_PIPE = 141
 
 COMMANDS = {
-    "admit": "console.admit:admit",
+    "admit": "console.job.admit:admit",
     "agent": "console.agent:agent",
-    "doctor": "console.doctor:doctor",
-    "drain": "console.drain:drain",
-    "forget": "console.forget:forget",
-    "history": "console.history:history",
-    "hosts": "console.hosts:hosts",
+    "doctor": "console.doctor.command:doctor",
+    "drain": "console.job.drain:drain",
+    "forget": "console.job.forget:forget",
+    "history": "console.job.history:history",
+    "hosts": "console.job.hosts:hosts",
     "inject": "console.inject.command:inject",
     "local": "console.local.command:local",
     "notice": "console.notice:notice",
-    "status": "console.status:status",
+    "status": "console.job.status:status",
     "store": "console.store:store",
     "store-role": "console.store_role:store_role",
 }

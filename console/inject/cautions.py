@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from console.inject import facts
-from console.inject.demand import Demand
-from console.inject.nodes import value_of
+from console.inject.member_spec import Demand
 from console.inject.workloads import Template, Workload, at
+from console.inject.yaml_tree import value_of
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 
 HOROVOD = (

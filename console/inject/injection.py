@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from ruamel.yaml.nodes import Node
 
-from console.inject import bystanders
-from console.inject.former import Former
-from console.inject.nodes import documents
+from console.inject import unintended_changes
+from console.inject.annotations import ANNOTATION, own_annotations
 from console.inject.placement import place
 from console.inject.plan import plan
-from console.inject.record import ANNOTATION, own_annotations
+from console.inject.previous import Former
 from console.inject.removal import removed
 from console.inject.settings import told
-from console.inject.splicing import Splices
 from console.inject.targets import sidecars, targets
+from console.inject.text_edits import Splices
 from console.inject.workloads import Place, Template, Workload, at, workloads
+from console.inject.yaml_tree import documents
 from rdzv.errors import ConfigError
 
 
@@ -64,9 +64,9 @@ def inject(text: str, request: Request) -> Injected:
         home = homes.setdefault(id(template.node), target.place)
         if home != target.place:  # another name for one that is done
             if home[0] != target.number:
-                raise bystanders.shared(
-                    bystanders.place_name(workload, template.path),
-                    bystanders.place_name(objects[home[0]], home[1]),
+                raise unintended_changes.shared(
+                    unintended_changes.place_name(workload, template.path),
+                    unintended_changes.place_name(objects[home[0]], home[1]),
                 )
             touched[target.place] = touched[home]
             continue
@@ -83,8 +83,8 @@ def inject(text: str, request: Request) -> Injected:
     _check(result, text, touched)
     after = list(workloads(documents(result)))
     meant = {target.number for target in chosen}
-    bystanders.check(objects, after, sorted(meant), touched)
-    bystanders.check(given, after, [n for n in range(len(given)) if n not in meant], {})
+    unintended_changes.check(objects, after, sorted(meant), touched)
+    unintended_changes.check(given, after, [n for n in range(len(given)) if n not in meant], {})
     return Injected(result, tuple(dict.fromkeys(notes)))
 
 
@@ -95,7 +95,7 @@ def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None 
     result = removed(text, places)
     meant = {number for number, _ in places}
     others = [n for n in range(len(given)) if n not in meant]
-    bystanders.check(given, list(workloads(documents(result))), others, {})
+    unintended_changes.check(given, list(workloads(documents(result))), others, {})
     return Injected(result, tuple(notes))
 
 
@@ -106,7 +106,7 @@ def _check(result: str, text: str, places: Collection[Place]) -> None:
     except ConfigError:
         undone = ""
     if undone != text:
-        raise ConfigError(bystanders.UNSAFE)
+        raise ConfigError(unintended_changes.UNSAFE)
 
 
 def _again(workload: Workload, template: Template) -> Template:

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from console.inject import facts, obstacles, sidecar
+from console.inject import conflicts, facts, sidecar
 from console.inject.cautions import cautions
-from console.inject.demand import Demand, demand
-from console.inject.former import Former
 from console.inject.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
-from console.inject.nodes import value_of
+from console.inject.member_spec import Demand, demand
+from console.inject.previous import Former
+from console.inject.schema import check
 from console.inject.settings import DOMAIN, LABEL, TABLE, Told, annotation
-from console.inject.shape import check
 from console.inject.sidecar import Sidecar
 from console.inject.workloads import Kind, Template, Workload
+from console.inject.yaml_tree import value_of
 from rdzv.errors import ConfigError
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
@@ -70,7 +70,7 @@ def plan(
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
     want = demand(workload, pod, container, told.settings)
-    obstacles.refuse(pod, path, container, want)
+    conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
     wrapped, prefix = _wrapping(workload, container, told.settings.wrap)
     lets_go = workload.replaces_late(template) and not former.says_below_min
@@ -79,7 +79,7 @@ def plan(
         role=template.role,
         grace_s=granted or DEFAULT_GRACE_S,
         wrapped=wrapped,
-        resources=obstacles.resources(pod, path, former),
+        resources=conflicts.resources(pod, path, former),
         lease_ttl_s=former.told("lease_ttl_s"),
         start_timeout_s=former.told("start_timeout_s"),
         lets_go_below_min=lets_go,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from console.local import child
-from console.local.gate import Ticket
-from console.local.last_words import read_last_words
+from console.local.final_report import read_last_words
 from console.local.outcome import (
     KILLED_STATUS,
     RESTART_PAUSE_S,
@@ -28,6 +27,7 @@ from console.local.payload import Payload
 from console.local.processes import children, end_all, marked, send, send_to_all
 from console.local.readiness import until_ready
 from console.local.settings import Pod, Settings, sidecar_command, sidecar_environment
+from console.local.start_barrier import Ticket
 from console.local.timeline import Timeline
 
 State = Literal[

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from console.local.events import Event, by_world
-from console.local.gate import StartGate, Ticket
 from console.local.horovod_line import HorovodLine
 from console.local.node import Node
 from console.local.outcome import Ending, horovod_status, job_status
@@ -19,6 +18,7 @@ from console.local.ports import free_ports
 from console.local.progress import Progress, newest_rank_0, read_progress
 from console.local.rounds import Rounds
 from console.local.settings import LAUNCHER, Pod, Settings
+from console.local.start_barrier import StartGate, Ticket
 from console.local.timeline import Timeline
 
 SAMPLE_INTERVAL_S = 0.2

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from console.local.events import Event
-from console.local.last_words import read_last_words
+from console.local.final_report import read_last_words
 from console.local.picture import draw_picture
 from console.local.processes import adopt_orphans
 from console.local.rounds import Rounds

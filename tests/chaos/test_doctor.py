@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from console import examination
-from rdzv.diagnosis import READ_WARNING_S
+from console.doctor import examine
+from console.doctor.diagnosis import READ_WARNING_S
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Put
@@ -191,14 +191,14 @@ async def test_an_endpoint_that_stops_answering_amid_the_reads_is_a_fault(
 ) -> None:
     async def scenario(attempt: int) -> None:
         engine, faults = MemoryEngine(), Stopping()
-        monkeypatch.setattr(examination, "open_store", lambda _: MemoryStore(engine, faults=faults))
-        report = await examination.endpoint_report(Access(("a:1",)), JobKeys("team", "digits"))
+        monkeypatch.setattr(examine, "open_store", lambda _: MemoryStore(engine, faults=faults))
+        report = await examine.endpoint_report(Access(("a:1",)), JobKeys("team", "digits"))
         assert len(report.reads_s) == 11
         assert report.reads_s[-1] >= 0.5
         assert report.error == f"no answer in {report.reads_s[-1]:.1f} s"
         assert not report.away
 
-    monkeypatch.setattr(examination, "READS_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(examine, "READS_TIMEOUT_S", 2.0)
     await calmly(scenario)
 
 

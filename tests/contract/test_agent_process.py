@@ -428,7 +428,7 @@ def test_the_sidecar_loads_no_table_or_chart() -> None:
     )
     loaded = set(done.stdout.split())
     assert "agent.process" in loaded
-    assert loaded.isdisjoint({"rich", "torch", "numpy", "console.local", "console.showing"})
+    assert loaded.isdisjoint({"rich", "torch", "numpy", "console.local", "console.job.output"})
 
 
 def test_state_holds_no_more_than_it_says(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pytest
 
-from console.drain import write
+from console.job.drain import write
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
@@ -29,7 +29,8 @@ RUNNER = ("-m", "console.main")
 
 PATIENT_RUNNER = (
     "-c",
-    "import console.drain; console.drain.LOST_S = 60.0; from console.main import main; main()",
+    "import console.job.drain; "
+    "console.job.drain.LOST_S = 60.0; from console.main import main; main()",
 )
 """Gives a member that is gone as long to come back as a busy machine takes."""
 

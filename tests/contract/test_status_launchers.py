@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from console import status
+from console.job import status
 from rdzv.errors import StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.model import Drain, Job, Member, dump_record

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv.diagnosis import EndpointReport, Finding, Member, Report, RightsReport, diagnose
+from console.doctor.diagnosis import EndpointReport, Finding, Member, Report, RightsReport, diagnose
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 

@@ -8,7 +8,7 @@ import pwd
 
 import pytest
 
-from console.drain import requester
+from console.job.drain import requester
 
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 

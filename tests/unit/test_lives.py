@@ -11,7 +11,7 @@ import pytest
 import muster
 import muster.draining
 import muster.progress
-from console.forget import forgetting
+from console.job.forget import forgetting
 from rdzv.drain.decision import decide, transaction
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy

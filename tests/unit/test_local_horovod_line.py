@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from console.local.final_report import last_words
 from console.local.horovod_line import HorovodLine
-from console.local.last_words import last_words
 from console.local.launch_line import read_launch_line
 from console.local.outcome import Ending, after_horovodrun, horovod_status
 from console.local.processes import NODE_MARK, RUN_MARK

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from time import monotonic
 
 from agent.config.sidecar import JobConfig
-from console.job_view import JobView, view_of
+from console.job.view import JobView, view_of
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

@@ -12,7 +12,7 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.looking import following, look
+from console.job.reading import following, look
 from console.options import configured_by, shown_with
 from rdzv.records.history import HistoryEntry
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import click
 
 from agent.config.sidecar import JobConfig
-from console.job_view import JobView
+from console.job.output import Face, Grid, show
+from console.job.view import JobView
 from console.options import configured_by, shown_with
-from console.showing import Face, Grid, show
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled

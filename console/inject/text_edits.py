@@ -14,8 +14,17 @@ from typing import Any
 from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
 
 from console.inject import rendering
-from console.inject.nodes import Entry, entries, entry, is_alias, is_flow, items, line_of, text_of
 from console.inject.rendering import Style
+from console.inject.yaml_tree import (
+    Entry,
+    entries,
+    entry,
+    is_alias,
+    is_flow,
+    items,
+    line_of,
+    text_of,
+)
 from rdzv.errors import ConfigError
 
 _FIRST_DASH = re.compile(r"\n( *)-(?=\s)")

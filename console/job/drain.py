@@ -18,7 +18,7 @@ import click
 from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.looking import connected
+from console.job.reading import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.decision import cancel, first_write

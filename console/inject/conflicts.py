@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from console.inject import facts, sidecar
-from console.inject.demand import Demand
-from console.inject.former import Former
+from console.inject.member_spec import Demand
+from console.inject.previous import Former
 from console.inject.settings import TABLE
 from rdzv.errors import ConfigError
 

@@ -12,8 +12,8 @@ from time import monotonic, time
 from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
-from console.job_view import view_of
-from rdzv.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
+from console.doctor.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
+from console.job.view import view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of

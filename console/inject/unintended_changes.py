@@ -14,8 +14,8 @@ from ruamel.yaml.nodes import Node, ScalarNode
 
 from console.inject import sidecar
 from console.inject.grace import GRACE
-from console.inject.nodes import MERGE, child, entry, items, keys, text_of, value_of
 from console.inject.workloads import Place, Workload, steps
+from console.inject.yaml_tree import MERGE, child, entry, items, keys, text_of, value_of
 from rdzv.errors import ConfigError
 
 Words = tuple[str, ...]

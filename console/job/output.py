@@ -14,8 +14,8 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.job_view import JobView
-from console.looking import following, look
+from console.job.reading import following, look
+from console.job.view import JobView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -11,8 +11,8 @@ from time import time
 import click
 
 from agent.config.sidecar import JobConfig
-from console.drain import requester, write
-from console.looking import connected
+from console.job.drain import requester, write
+from console.job.reading import connected
 from console.options import configured_by
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys

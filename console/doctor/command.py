@@ -13,9 +13,9 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.examination import examine
+from console.doctor.diagnosis import Finding, Report, diagnose, percentile
+from console.doctor.examine import examine
 from console.options import configured_by
-from rdzv.diagnosis import Finding, Report, diagnose, percentile
 
 STATUS_FAULT = 1
 STATUS_UNREACHABLE = 69
