@@ -48,7 +48,7 @@ MADE_IN = {
     ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/sidecar.py",
-        "tests/chaos/simulation/nodes.py",
+        "tests/simulation/nodes.py",
     },
 }
 """By class of a part, where it is made: where it is put together with others, and in its own tests.

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.store import Put
 from rdzv.store.memory.client import transact
-from tests.chaos.simulation.nodes import KEYS
-from tests.chaos.simulation.torchrun import RUN
+from tests.simulation.nodes import KEYS
+from tests.simulation.torchrun import RUN
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.pods import Pod
+    from tests.simulation.story import Story
 
 FAILED = "prepare"
 FRESH = "evaluate"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.chaos.simulation.timeline import Timeline
+from tests.simulation.timeline import Timeline
 
 SIGNS: Mapping[str, str] = {
     "a world formed again": "sees a waiter",

@@ -15,17 +15,17 @@ from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
 from rdzv.store import WatchEvent
-from tests.chaos.simulation.loop import SimulatedLoop
-from tests.chaos.simulation.network import Link, SimulatedEngine, Weather
-from tests.chaos.simulation.nodes import JobShape, Sidecar
-from tests.chaos.simulation.plot import Launchers
-from tests.chaos.simulation.ranks import RoundId, World
-from tests.chaos.simulation.run_dir import MemoryRunDir
-from tests.chaos.simulation.timeline import Timeline
-from tests.chaos.simulation.torchrun import RUN, Torchrun
+from tests.simulation.loop import SimulatedLoop
+from tests.simulation.network import Link, SimulatedEngine, Weather
+from tests.simulation.nodes import JobShape, Sidecar
+from tests.simulation.plot import Launchers
+from tests.simulation.ranks import RoundId, World
+from tests.simulation.run_dir import MemoryRunDir
+from tests.simulation.timeline import Timeline
+from tests.simulation.torchrun import RUN, Torchrun
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.invariants import Invariants
+    from tests.simulation.invariants import Invariants
 
 RESTART_S = 2.0
 """Until a kubelet starts a container anew."""

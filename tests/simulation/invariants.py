@@ -18,14 +18,14 @@ from rdzv.model import Drain, Incarnation, Member, Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryStore
-from tests.chaos.simulation.drain_invariants import DrainInvariants
-from tests.chaos.simulation.liveness import Liveness
-from tests.chaos.simulation.network import Sender
-from tests.chaos.simulation.nodes import KEYS
-from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.ranks import Rank
-from tests.chaos.simulation.round_invariants import RoundInvariants
-from tests.chaos.simulation.torchrun import Torchrun
+from tests.simulation.drain_invariants import DrainInvariants
+from tests.simulation.liveness import Liveness
+from tests.simulation.network import Sender
+from tests.simulation.nodes import KEYS
+from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.ranks import Rank
+from tests.simulation.round_invariants import RoundInvariants
+from tests.simulation.torchrun import Torchrun
 
 DELIVERY_S = 1.0
 """Longest that a host list may lag behind its own sidecar's mirror, which is a turn or two."""

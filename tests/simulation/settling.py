@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from rdzv.listing import decide
-from tests.chaos.simulation.invariants import Invariants
-from tests.chaos.simulation.pods import Pod, SimulatedJob
+from tests.simulation.invariants import Invariants
+from tests.simulation.pods import Pod, SimulatedJob
 
 SETTLED_STEPS = 2
 PASSING = ("hold", "commit", "done")

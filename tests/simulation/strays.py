@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.story import Story
 
 FORMER_UIDS = ("uid-before-last", "uid-last")
 

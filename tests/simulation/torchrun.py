@@ -23,11 +23,11 @@ from launcher_shim.c10d.torch.state_codec import (
     encode,
 )
 from launcher_shim.tcpstore import wire
-from tests.chaos.simulation.ranks import Rank
-from tests.chaos.simulation.relay import Connection
+from tests.simulation.ranks import Rank
+from tests.simulation.relay import Connection
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod, SimulatedJob
+    from tests.simulation.pods import Pod, SimulatedJob
 
 RUN = "digits"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import transact
-from tests.chaos.simulation.nodes import KEYS
-from tests.chaos.simulation.torchrun import RUN
+from tests.simulation.nodes import KEYS
+from tests.simulation.torchrun import RUN
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.story import Story
 
 NO_UTF8 = "\udcff"
 """A byte that is no UTF-8, as a store's answer spells it."""

@@ -10,11 +10,11 @@ from rdzv.drain.decision import granted
 from rdzv.mirror import Mirror
 from rdzv.model import Job, Snapshot
 from rdzv.store import WatchEvent
-from tests.chaos.simulation.nodes import KEYS
-from tests.chaos.simulation.other_runs import FAILED, FRESH
-from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.ranks import RoundId
-from tests.chaos.simulation.torchrun import NO_RESTARTS, RUN, Torchrun
+from tests.simulation.nodes import KEYS
+from tests.simulation.other_runs import FAILED, FRESH
+from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.ranks import RoundId
+from tests.simulation.torchrun import NO_RESTARTS, RUN, Torchrun
 
 RUNS = (RUN, FAILED, FRESH)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rdzv.drain.decision import cancel
 from rdzv.store.memory.client import transact
-from tests.chaos.simulation.nodes import KEYS
+from tests.simulation.nodes import KEYS
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.pods import Pod
+    from tests.simulation.story import Story
 
 
 def notice(story: Story) -> None:

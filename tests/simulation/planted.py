@@ -34,8 +34,8 @@ from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
 from rdzv.model import Snapshot
 from rdzv.store import Compare, Put
-from tests.chaos.simulation.network import Link
-from tests.chaos.simulation.ranks import Rank
+from tests.simulation.network import Link
+from tests.simulation.ranks import Rank
 
 Patch = AbstractContextManager[Any]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos.simulation.network import Weather
-from tests.chaos.simulation.nodes import LEASE_TTL_S
+from tests.simulation.network import Weather
+from tests.simulation.nodes import LEASE_TTL_S
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.loop import Process
-    from tests.chaos.simulation.pods import Pod
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.loop import Process
+    from tests.simulation.pods import Pod
+    from tests.simulation.story import Story
 
 BAD = (
     Weather(0.05, refused=0.1),

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from tests.chaos.simulation.invariants import Broken, Invariants
-from tests.chaos.simulation.network import Backup, Weather
-from tests.chaos.simulation.nodes import LEASE_TTL_S
-from tests.chaos.simulation.plot import Plot
-from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.settling import unsettled
+from tests.simulation.invariants import Broken, Invariants
+from tests.simulation.network import Backup, Weather
+from tests.simulation.nodes import LEASE_TTL_S
+from tests.simulation.plot import Plot
+from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.settling import unsettled
 
 SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)

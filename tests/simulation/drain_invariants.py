@@ -10,10 +10,10 @@ from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
 from rdzv.model import Drain, Snapshot
-from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.ranks import Rank, RoundId
-from tests.chaos.simulation.round_invariants import RoundInvariants
-from tests.chaos.simulation.torchrun import port_of
+from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.ranks import Rank, RoundId
+from tests.simulation.round_invariants import RoundInvariants
+from tests.simulation.torchrun import port_of
 
 CLOCK_SLACK_S = 0.05
 

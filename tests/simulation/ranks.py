@@ -19,7 +19,7 @@ from muster.draining import ENTERED_STEP
 from rdzv.drain.gate import Gate, RankProgress
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod, SimulatedJob
+    from tests.simulation.pods import Pod, SimulatedJob
 
 OWN_ROUND_WAIT_S = 5.0
 SAVE_S = (0.02, 0.4)

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.pods import Pod
+    from tests.simulation.story import Story
 
 
 def evict_and_crash(story: Story) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.chaos.simulation.aliens import alien_key
-from tests.chaos.simulation.departures import drain_patiently, notice, notice_and_cancel
-from tests.chaos.simulation.evictions import (
+from tests.simulation.aliens import alien_key
+from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
+from tests.simulation.evictions import (
     evict_and_crash,
     evict_and_end_torchrun,
     evict_and_notice,
 )
-from tests.chaos.simulation.launchers import close, die, end_torchrun, fail_workers, stick
-from tests.chaos.simulation.other_runs import failed_run, other_run
-from tests.chaos.simulation.outages import (
+from tests.simulation.launchers import close, die, end_torchrun, fail_workers, stick
+from tests.simulation.other_runs import failed_run, other_run
+from tests.simulation.outages import (
     bad_weather,
     compact,
     crash,
@@ -29,11 +29,11 @@ from tests.chaos.simulation.outages import (
     tear,
     tell_early,
 )
-from tests.chaos.simulation.plot import Event, Plot, any_shape, exact, in_twos, one_is_enough, tight
-from tests.chaos.simulation.restores import backup_of_former_lives, restore
-from tests.chaos.simulation.returns import drain_behind_a_cut, lose_first_rank
-from tests.chaos.simulation.strays import former_lives, late_pod
-from tests.chaos.simulation.uneven_ends import fail_beside_the_finished
+from tests.simulation.plot import Event, Plot, any_shape, exact, in_twos, one_is_enough, tight
+from tests.simulation.restores import backup_of_former_lives, restore
+from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
+from tests.simulation.strays import former_lives, late_pod
+from tests.simulation.uneven_ends import fail_beside_the_finished
 
 OUTAGES: Mapping[Event, int] = {
     cut_one: 3,

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.chaos.simulation.coverage import signs
-from tests.chaos.simulation.simulation import plot_of, simulate
+from tests.simulation.coverage import signs
+from tests.simulation.simulation import plot_of, simulate
 
 PIECE = 20
 """So many seeds are handed to a process at a time."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
-from tests.chaos.simulation.nodes import JobShape
+from tests.simulation.nodes import JobShape
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.story import Story
 
 Event = Callable[["Story"], None]
 Shape = Callable[[Random, int], JobShape]

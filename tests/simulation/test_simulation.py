@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.simulation.invariants import Broken
-from tests.chaos.simulation.planted import PLANTS
-from tests.chaos.simulation.plots import BY_NAME, PLOTS
-from tests.chaos.simulation.simulation import simulate
+from tests.simulation.invariants import Broken
+from tests.simulation.planted import PLANTS
+from tests.simulation.plots import BY_NAME, PLOTS
+from tests.simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,7 +131,7 @@ def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]
     assert ours == [simulate(0, plot=plot).timeline.digest() for plot in plots]
     program = (
-        "from tests.chaos.simulation.simulation import simulate\n"
+        "from tests.simulation.simulation import simulate\n"
         f"for plot in {plots}: print(simulate(0, plot=plot).timeline.digest())"
     )
     for hash_seed in ("1", "2"):

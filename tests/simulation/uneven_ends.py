@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from launcher_shim.c10d.rounds.records import Round
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.story import Story
 
 
 def fail_beside_the_finished(story: Story) -> None:

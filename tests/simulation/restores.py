@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.chaos.simulation.network import Backup
-from tests.chaos.simulation.strays import former_lives
+from tests.simulation.network import Backup
+from tests.simulation.strays import former_lives
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.story import Story
 
 
 FORMED_S = 2.0

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import Policy
-from tests.chaos.simulation.network import FAIR
-from tests.chaos.simulation.pods import Pod, SimulatedJob
-from tests.chaos.simulation.ranks import Rank
-from tests.chaos.simulation.torchrun import RUN
+from tests.simulation.network import FAIR
+from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.ranks import Rank
+from tests.simulation.torchrun import RUN
 
 BOUND_S = 120.0
 """For so long ``min`` pods may be healthy and no world train. A world whose keys all vanished is

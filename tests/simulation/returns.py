@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.rounds.records import Round
-from tests.chaos.simulation.launchers import end_torchrun
-from tests.chaos.simulation.nodes import LEASE_TTL_S
+from tests.simulation.launchers import end_torchrun
+from tests.simulation.nodes import LEASE_TTL_S
 
 if TYPE_CHECKING:
-    from tests.chaos.simulation.pods import Pod
-    from tests.chaos.simulation.story import Story
+    from tests.simulation.pods import Pod
+    from tests.simulation.story import Story
 
 GIVEN_UP_S = (LEASE_TTL_S + 1.0, LEASE_TTL_S + 6.0)
 """Within this time a sidecar that is away is taken for gone: its lease, and a confirmation."""

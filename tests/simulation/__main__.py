@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.chaos.simulation.batch import Tally, run
-from tests.chaos.simulation.planted import PLANTS
-from tests.chaos.simulation.plots import BY_NAME
-from tests.chaos.simulation.simulation import simulate
+from tests.simulation.batch import Tally, run
+from tests.simulation.planted import PLANTS
+from tests.simulation.plots import BY_NAME
+from tests.simulation.simulation import simulate
 
 PROGRESS_SEEDS = 1_000
 """After so many seeds a line says how far it has come."""
