@@ -14,8 +14,8 @@ from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Snapshot
 from rdzv.records.history import departures
+from rdzv.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

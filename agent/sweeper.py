@@ -13,7 +13,7 @@ from rdzv.listing import decide
 from rdzv.members.leftovers import leftovers
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Store
 
 log = logging.getLogger(__name__)

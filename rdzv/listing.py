@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rdzv.model import Job, Member, Snapshot
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

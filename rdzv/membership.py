@@ -12,9 +12,11 @@ from urllib.parse import unquote
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
+from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, WatchEvent
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from agent.drain.writer import Writing
 from rdzv.diary import Diary
 from rdzv.drain.decision import Decision, decide, transaction
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from rdzv.store import Operation
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.errors import RecordError
 from rdzv.mirror import Mirror
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from rdzv.errors import RecordError
-from rdzv.model import take_seconds
+from rdzv.records.codec import take_seconds
 
 Source = Literal["prestop", "sigterm", "hold", "control"]
 """Who gave notice: the sidecar's own preStop hook, ``muster-run`` that got a SIGTERM,

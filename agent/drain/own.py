@@ -21,7 +21,8 @@ from rdzv.drain.decision import first_write, outdate_first_write
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 from rdzv.membership import Membership
-from rdzv.model import Drain, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)

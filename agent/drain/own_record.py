@@ -14,7 +14,8 @@ from typing import Any
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
 from rdzv.errors import RecordError
-from rdzv.model import ENDING_SOURCES, Drain, dump_record, load_record, take, take_seconds
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.drain import ENDING_SOURCES, Drain
 
 NAME = "drain.json"
 

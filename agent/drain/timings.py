@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rdzv.drain.phases import phase_of
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 
 
 class Chronicle:

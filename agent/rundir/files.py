@@ -27,7 +27,7 @@ from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.members.registration import Held
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 
 log = logging.getLogger(__name__)
 

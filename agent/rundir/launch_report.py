@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher_shim.pod.launch import DIRECTORY, NAME, TEXT_MAX
 from rdzv.errors import RecordError
-from rdzv.model import load_record, take
+from rdzv.records.codec import load_record, take
 
 MAX_BYTES = 4096
 

@@ -15,8 +15,8 @@ from console.job.reading import connected
 from console.options import configured_by
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.keys import JobKeys
-from rdzv.model import Snapshot
 from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
 
 

@@ -33,7 +33,9 @@ from rdzv.errors import (
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
-from rdzv.model import Drain, Member, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.records.job import Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put, Range, Store
 
 WRITE_TIMEOUT_S = 10.0

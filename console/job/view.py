@@ -12,9 +12,10 @@ from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, JobKeys, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, decide, first_to_go
-from rdzv.model import Job, Member, Snapshot
 from rdzv.records.bypass import Bypass, member_of
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 FORESEEN = "scaling down takes it first"

@@ -37,8 +37,8 @@ from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Snapshot
 from rdzv.records.quarantine import TERMS, Terms
+from rdzv.snapshot import Snapshot
 from rdzv.store import Store, WatchEvent
 
 log = logging.getLogger(__name__)

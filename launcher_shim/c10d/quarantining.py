@@ -15,9 +15,9 @@ from rdzv.errors import LeaseLost, StoreError
 from rdzv.members.guard import Registered
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Snapshot
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.quarantine import Decision, Quarantine, Terms, after_death, after_time
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put, Store
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from launcher_shim.tcpstore.wire import CONTAINER_BYTES, SESSION_BYTES
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 
 FILE_NAME = "stages.json"
 """In the run directory, for the sidecar that comes after this one."""

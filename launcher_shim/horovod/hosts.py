@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from rdzv.listing import Listing, Places
-from rdzv.model import Member
+from rdzv.records.job import Member
 
 CONFIRM_S = 4.0
 """How long a host's record must be away before the host is dropped: a reconnect and a renewal of

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
-from rdzv.model import Drain, Outcome, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain, Outcome
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 COUNTED_MAX = 64

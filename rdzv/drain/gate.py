@@ -14,8 +14,9 @@ from typing import Any, Self, get_args
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.model import Drain, dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
+from rdzv.records.drain import Drain
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rdzv.listing import NO_ROUND, Listing, Places
-from rdzv.model import Drain, Snapshot
 from rdzv.records.commit import Commit, Phase, Vote
+from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rdzv.drain.decision import granted
-from rdzv.model import Drain, Outcome, Snapshot
+from rdzv.records.drain import Drain, Outcome
+from rdzv.snapshot import Snapshot
 
 Name = Literal["draining", "agreeing", "saving", "saved", "released"]
 """``draining``: delisted, and waiting for the others. ``agreeing``: ranks are held for a vote.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rdzv.keys import JobKeys, last_name
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 KEPT_MIN = 200

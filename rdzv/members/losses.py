@@ -9,8 +9,9 @@ from time import time
 from rdzv.listing import decide
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Member, Snapshot
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
+from rdzv.records.job import Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, Store, WatchEvent
 
 

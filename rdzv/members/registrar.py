@@ -29,9 +29,10 @@ from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.membership import Membership, snapshot_of
 from rdzv.mirror import Mirror
-from rdzv.model import Incarnation, Snapshot
 from rdzv.paging import read_all
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
+from rdzv.records.job import Incarnation
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put, Store
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rdzv.listing import job_mismatch
-from rdzv.model import Incarnation, Job, Member, Role, Snapshot
+from rdzv.records.job import Incarnation, Job, Member, Role
+from rdzv.snapshot import Snapshot
 
 EMPTY_LEASE_TIMES = 3
 

@@ -12,7 +12,7 @@ from typing import Literal, Self, cast, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes"]

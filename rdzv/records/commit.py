@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
-from rdzv.model import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
 from rdzv.store import Compare, KeyValue, Operation, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]

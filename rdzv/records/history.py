@@ -10,7 +10,7 @@ from typing import Literal, Self, cast, get_args
 
 from rdzv.errors import RecordError, StoreError
 from rdzv.keys import JobKeys
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store
 
 log = logging.getLogger(__name__)

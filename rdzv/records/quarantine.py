@@ -16,7 +16,7 @@ from typing import Self
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 DOUBLINGS_MAX = 30

@@ -26,8 +26,10 @@ from rdzv.drain.gate import Gate, Here, Move, RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
-from rdzv.model import Drain, Job, Member, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 
 NOW = 1e6

@@ -16,8 +16,8 @@ from rdzv.drain.decision import Decision
 from rdzv.drain.gate import Here, Move, RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy
 from rdzv.keys import JobKeys
-from rdzv.model import Snapshot
 from rdzv.records.commit import Vote
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
 from tests.chaos.drain_model import GENERATION, ROUND_KEY, World
 

@@ -28,9 +28,10 @@ from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.listing import decide
 from rdzv.members.registration import Held
-from rdzv.model import Drain, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

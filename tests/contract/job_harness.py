@@ -15,7 +15,7 @@ from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
-from rdzv.model import Job
+from rdzv.records.job import Job
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults

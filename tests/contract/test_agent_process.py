@@ -18,7 +18,8 @@ import pytest
 
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
-from rdzv.model import Member, Snapshot
+from rdzv.records.job import Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer

@@ -17,8 +17,9 @@ import pytest
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
-from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
 from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore

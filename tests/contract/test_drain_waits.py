@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 from tests.contract.drain_harness import job
 
 

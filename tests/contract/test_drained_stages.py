@@ -15,7 +15,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 import launcher_shim.c10d.endpoint
 from launcher_shim.tcpstore import wire
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.agent_harness import until

@@ -17,7 +17,7 @@ from agent.drain.view import Sight
 from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainingSnapshot, Policy
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.contract.drain_harness import Loop, job

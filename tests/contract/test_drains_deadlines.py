@@ -15,7 +15,7 @@ from agent.drain.notice import Notice
 from agent.drain.own_record import Notes
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from tests.contract.drain_harness import Loop, job
 from tests.contract.drain_parts import HERE, RUN

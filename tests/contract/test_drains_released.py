@@ -13,7 +13,7 @@ import pytest
 import agent.drain.service
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import Policy
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.contract.drain_harness import Job, Loop, job

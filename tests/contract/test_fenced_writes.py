@@ -15,7 +15,7 @@ from launcher_shim.c10d import endpoint
 from launcher_shim.c10d.serving.session import SHARED_RUN
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
-from rdzv.model import Job
+from rdzv.records.job import Job
 from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.chaos.history_pods import Pod, pod

@@ -16,8 +16,9 @@ from agent.rundir.files import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
-from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 

@@ -17,8 +17,9 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.serving.session import SHARED_RUN
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
-from rdzv.model import Drain, Member, Outcome
 from rdzv.records.commit import Commit, Vote
+from rdzv.records.drain import Drain, Outcome
+from rdzv.records.job import Member
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS

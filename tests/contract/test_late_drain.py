@@ -15,8 +15,8 @@ from agent.drain.own import OwnDrain
 from agent.drain.writer import Writing
 from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel, first_write
-from rdzv.model import Drain
 from rdzv.records.commit import Commit
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.job_harness import KEYS, identity

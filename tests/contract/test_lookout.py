@@ -21,8 +21,8 @@ from agent.rundir.launch_report import read_launch
 from agent.rundir.programs import program
 from launcher_shim.c10d.torch.state_codec import SENTINEL
 from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
-from rdzv.model import Member
 from rdzv.records.bypass import Bypass
+from rdzv.records.job import Member
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
 from tests.contract.agent_harness import until

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from launcher_shim.c10d.rounds.records import Round, Seat
-from rdzv.model import Job, Member
+from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.contract.job_harness import KEYS

@@ -15,7 +15,7 @@ from launcher_shim.c10d.quarantining import Quarantining
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
-from rdzv.model import Job, Member
+from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

@@ -16,8 +16,8 @@ from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
-from rdzv.model import Snapshot
 from rdzv.records.history import HISTORY_LENGTH
+from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults

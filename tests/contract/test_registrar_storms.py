@@ -13,7 +13,7 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Job
+from rdzv.records.job import Job
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults

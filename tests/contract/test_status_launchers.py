@@ -10,8 +10,10 @@ import pytest
 from console.job import status
 from rdzv.errors import StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.model import Drain, Job, Member, dump_record
 from rdzv.records.bypass import Bypass
+from rdzv.records.codec import dump_record
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore

@@ -14,8 +14,9 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.serving.session import SHARED_RUN
 from rdzv.job import JobClient
 from rdzv.members.leftovers import KEPT_MIN
-from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut

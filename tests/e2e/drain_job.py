@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from tests.e2e.job import LEAVE_TIMEOUT_S, ROOT, Job, Node, marked
 from tests.e2e.step_log import World
 from tests.e2e.taken_ports import taken_ports

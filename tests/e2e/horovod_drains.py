@@ -18,7 +18,7 @@ from typing import Any
 from console.local.processes import marked, send
 from launcher_shim.horovod.hosts import SETTLE_S
 from rdzv.keys import JobKeys
-from rdzv.model import Drain
+from rdzv.records.drain import Drain
 from tests.e2e.background import Background
 from tests.e2e.horovod_cluster import END_TIMEOUT_S, ROOT, HorovodCluster, Node
 from tests.e2e.witness import Witness

@@ -23,7 +23,7 @@ from typing import Self
 from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from rdzv.listing import Listing
-from rdzv.model import Member
+from rdzv.records.job import Member
 from tests.e2e.job import JOB_MARK, ROOT, end_all
 
 SCRIPT = ROOT / "tests" / "e2e" / "horovod_steps.py"

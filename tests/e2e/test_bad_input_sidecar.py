@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from rdzv.model import dump_record
+from rdzv.records.codec import dump_record
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.e2e.job import Job, Node
 from tests.e2e.step_log import World

@@ -14,8 +14,8 @@ from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.errors import RecordError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys, last_name
-from rdzv.model import Snapshot
 from rdzv.records.commit import Commit
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore

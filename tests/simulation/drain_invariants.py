@@ -9,7 +9,8 @@ from collections.abc import Callable
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
-from rdzv.model import Drain, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank, RoundId
 from tests.simulation.round_invariants import RoundInvariants

@@ -14,7 +14,9 @@ from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import last_name, spelled
 from rdzv.listing import decide
-from rdzv.model import Drain, Incarnation, Member, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryStore

@@ -32,7 +32,7 @@ from rdzv.members.guard import Registered
 from rdzv.members.registrar import RENEWALS_PER_TTL, Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Put
 from tests.simulation.network import Link
 from tests.simulation.ranks import Rank

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.drain.decision import granted
 from rdzv.mirror import Mirror
-from rdzv.model import Job, Snapshot
+from rdzv.records.job import Job
+from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 from tests.simulation.nodes import KEYS
 from tests.simulation.other_runs import FAILED, FRESH

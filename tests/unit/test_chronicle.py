@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.drain.timings import Chronicle
-from rdzv.model import Drain, Snapshot
 from rdzv.records.commit import Commit
+from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
 
 DRAIN = Drain("uid-b", "b", "spot", "sigterm")
 BEGUN = Snapshot(9, drains={"uid-b": DRAIN})

@@ -11,8 +11,10 @@ from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, KeyValue, WatchEvent
 
 KEYS = JobKeys("team", "digits")

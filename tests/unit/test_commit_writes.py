@@ -13,8 +13,9 @@ from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
-from rdzv.model import Drain, Job, Member
 from rdzv.records.commit import Vote, vote_transaction
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 

@@ -22,8 +22,10 @@ from rdzv.drain.decision import (
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy, observe
 from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Put
 
 KEYS = JobKeys("team", "digits")

@@ -11,8 +11,8 @@ from muster.gate import parse
 from rdzv.drain.gate import Gate, Here, Move, RankProgress, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.model import Drain
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
 
 MASTER = "10.0.0.1:29500"
 ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)

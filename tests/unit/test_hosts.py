@@ -24,7 +24,7 @@ from launcher_shim.horovod.hosts import (
     parse,
 )
 from rdzv.listing import Listing
-from rdzv.model import Member
+from rdzv.records.job import Member
 
 
 def member(name: str, *, pod_uid: str = "", slots: int = 1, revision: int = 5) -> Member:

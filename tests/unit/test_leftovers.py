@@ -10,7 +10,8 @@ import pytest
 from launcher_shim.c10d.values.orphans import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
-from rdzv.model import Job, Member, Snapshot
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 KEYS = JobKeys("team", "digits")

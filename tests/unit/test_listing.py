@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.listing import Places, decide, first_to_go
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.snapshot import Snapshot
 
 JOB = Job(1, 3)
 

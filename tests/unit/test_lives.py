@@ -17,9 +17,11 @@ from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
-from rdzv.model import Drain, Job, Member, Snapshot
 from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
 from tests.unit.pod_gate import PodGate
 

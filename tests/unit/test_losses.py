@@ -2,7 +2,8 @@
 from dataclasses import replace
 
 from rdzv.members.losses import lost_members
-from rdzv.model import Job, Member, Snapshot
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
 
 A = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 4)
 B = replace(A, name="b", pod_uid="uid-b", incarnation=2)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
-from rdzv.model import Drain, Incarnation, Job, Member
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import KeyValue, RangeResult
 
 KEYS = JobKeys("ns", "job")

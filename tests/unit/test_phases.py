@@ -9,8 +9,9 @@ from typing import get_args
 import pytest
 
 from rdzv.drain.phases import DrainPhase, phase_of
-from rdzv.model import Drain, Outcome, Snapshot
 from rdzv.records.commit import Commit, Phase
+from rdzv.records.drain import Drain, Outcome
+from rdzv.snapshot import Snapshot
 
 DRAIN = Drain("uid-b", "b", "spot", "sigterm")
 HOLD = Commit(4, "run", 3, "hold", leaving=("uid-a", "uid-b"), reason="holding the ranks")

@@ -19,8 +19,9 @@ from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
-from rdzv.model import Job, Member, Snapshot
+from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import Quarantine, Terms, after_death, after_time
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, RangeResult
 
 KEYS = JobKeys("team", "digits")

@@ -14,7 +14,9 @@ from rdzv.members.registration import (
     Wait,
     plan,
 )
-from rdzv.model import Drain, Incarnation, Job, Member, Snapshot
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.snapshot import Snapshot
 
 ME = Identity("w-0", "uid-0", "10.0.0.1", "host", "worker", 1, 2, 4)
 JOB = Job(2, 4, generation=5, mod_revision=9)

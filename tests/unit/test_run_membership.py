@@ -10,8 +10,10 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import Membership
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
-from rdzv.model import Drain, Incarnation, Job, Member, Outcome, Snapshot
 from rdzv.records.commit import Commit, Vote
+from rdzv.records.drain import Drain, Outcome
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.snapshot import Snapshot
 
 RUN = "digits"
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 NodeState = Literal["asking", "in", "left"]

@@ -9,7 +9,7 @@ from typing import Self
 
 from launcher_shim.c10d.rounds.records import Node
 from rdzv.errors import RecordError
-from rdzv.model import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from launcher_shim.c10d.rounds.inputs import Membership
 from rdzv.drain.decision import ends_round, granted, joins_wait
 from rdzv.listing import decide
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 
 
 def run_membership(

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from rdzv.keys import GenerationKeys, last_name
 from rdzv.members.leftovers import kept, oldest
-from rdzv.model import Snapshot
+from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
 _AUTHOR = re.compile(r"(?P<member>.+?)\.(?:[0-9a-f]{12}\.\d+|[0-9a-f]{32})(?::\d+)?")

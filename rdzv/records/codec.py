@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a record is spelled in the store: JSON with the version of its schema.
+
+A reader ignores fields that it does not know; a record of another schema, or one that is no JSON
+at all, raises ``RecordError`` and is left out of the snapshot with its reason, so that one corrupt
+key cannot stop a job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from rdzv.errors import RecordError
+
+SCHEMA = 1
+
+MAX_S = 1e9
+"""No duration in a record is longer: some 30 years."""
+
+T = TypeVar("T")
+
+
+def dump_record(fields: Mapping[str, object]) -> bytes:
+    """Encode a record: compact JSON with the schema version."""
+    return json.dumps({"schema": SCHEMA, **fields}, separators=(",", ":")).encode()
+
+
+def load_record(key: str, value: bytes) -> dict[str, Any]:
+    """Decode a record; raises ``RecordError`` where it is none of ours."""
+    try:
+        # Told that it is UTF-8, json need not find out.
+        fields = json.loads(value.decode())
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{key}: not JSON ({error})") from error
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        raise RecordError(f"{key}: not a record of schema {SCHEMA}")
+    return fields
+
+
+def take(
+    key: str, fields: Mapping[str, Any], name: str, kind: type[T], missing: T | None = None
+) -> T:
+    """Take one field, or ``missing`` where an older writer has not written it.
+
+    Raises ``RecordError`` if it is of another type, or missing for no reason.
+    """
+    value = fields.get(name, missing)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
+    """Take one duration; raises ``RecordError`` if it is missing, negative or not finite."""
+    value = fields.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_S:
+        return float(value)
+    raise RecordError(f"{key}: {name!r} is {value!r}, expected a number of seconds")

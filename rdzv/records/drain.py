@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a drain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+from rdzv.errors import RecordError
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.store import KeyValue
+
+Outcome = Literal["", "committed", "uncommitted", "expired"]
+"""How a drain ended: after all had saved, without that, or at its deadline; empty while it goes on.
+"""
+
+ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
+"""Sources of notices that come from the end of a pod itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A notice that a pod will go away; a member that drains is not listed.
+
+    ``source`` is where the notice came from, ``requested_by`` who asked, if known.
+    ``seconds_left`` is the time to the pod's deadline when the record was written, None without
+    one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
+    terminated since, whoever asked for the drain first. ``step`` is the commit step of the outcome
+    ``committed``; None without one.
+    """
+
+    pod_uid: str
+    member: str
+    reason: str
+    source: str
+    seconds_left: float | None = None
+    reserve_s: float = 0.0
+    requested_by: str = ""
+    outcome: Outcome = ""
+    step: int | None = None
+    ending: bool = False
+    created_revision: int = 0
+    mod_revision: int = 0
+
+    @property
+    def ends(self) -> bool:
+        """Whether the pod is being ended, which taking the drain back would not stop."""
+        return self.ending or self.source in ENDING_SOURCES
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "pod_uid": self.pod_uid,
+                "member": self.member,
+                "reason": self.reason,
+                "source": self.source,
+                "seconds_left": self.seconds_left,
+                "reserve_s": self.reserve_s,
+                "requested_by": self.requested_by,
+                "ending": self.ending,
+                "outcome": self.outcome,
+                "step": self.step,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        outcome = fields.get("outcome", "")
+        if outcome not in get_args(Outcome):
+            raise RecordError(f"{kv.key}: 'outcome' is {outcome!r}, which no drain ends with")
+        step = fields.get("step")
+        left = fields.get("seconds_left")
+        return cls(
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            member=take(kv.key, fields, "member", str),
+            reason=take(kv.key, fields, "reason", str),
+            source=take(kv.key, fields, "source", str),
+            seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),
+            reserve_s=take_seconds(kv.key, {"reserve_s": 0, **fields}, "reserve_s"),
+            requested_by=take(kv.key, fields, "requested_by", str, ""),
+            ending=take(kv.key, fields, "ending", bool, False),
+            outcome=outcome,
+            step=None if step is None else take(kv.key, fields, "step", int),
+            created_revision=kv.create_revision,
+            mod_revision=kv.mod_revision,
+        )

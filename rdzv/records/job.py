@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of a job and of its members."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rdzv.errors import RecordError
+from rdzv.records.codec import dump_record, load_record, take
+from rdzv.store import KeyValue
+
+Role = Literal["worker", "launcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all members agree on.
+
+    ``generation`` counts the lives of the job. ``desired`` is the wanted number of workers, or
+    None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
+    platform gives none; ``former_uids`` are those of the lives before, the newest last, and
+    bounded. ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
+    """
+
+    min_workers: int
+    max_workers: int
+    generation: int = 1
+    uid: str = ""
+    desired: int | None = None
+    paused: bool = False
+    vacated: bool = False
+    former_uids: tuple[str, ...] = ()
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "min": self.min_workers,
+                "max": self.max_workers,
+                "generation": self.generation,
+                "uid": self.uid,
+                "desired": self.desired,
+                "paused": self.paused,
+                "vacated": self.vacated,
+                "former_uids": list(self.former_uids),
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        desired = fields.get("desired")
+        former_uids = take(kv.key, fields, "former_uids", list, [])
+        if not all(isinstance(uid, str) for uid in former_uids):
+            raise RecordError(f"{kv.key}: 'former_uids' is {former_uids!r}, expected strings")
+        return cls(
+            min_workers=take(kv.key, fields, "min", int),
+            max_workers=take(kv.key, fields, "max", int),
+            generation=take(kv.key, fields, "generation", int),
+            uid=take(kv.key, fields, "uid", str),
+            desired=None if desired is None else take(kv.key, fields, "desired", int),
+            paused=take(kv.key, fields, "paused", bool),
+            vacated=take(kv.key, fields, "vacated", bool),
+            former_uids=tuple(former_uids),
+            mod_revision=kv.mod_revision,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One sidecar, hence one pod.
+
+    ``incarnation`` grows each time the same member registers again; ``since`` is the first one of
+    this pod, and orders members by age (0: this is the first). ``slots`` is the number of
+    worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
+    when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
+    pod's controller gave it (-1: none).
+    """
+
+    name: str
+    pod_uid: str
+    incarnation: int
+    address: str
+    node: str
+    role: Role
+    slots: int
+    min_workers: int
+    max_workers: int
+    since: int = 0
+    index: int = -1
+    created_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+    @property
+    def age_order(self) -> tuple[int, str]:
+        """Sorts the oldest first. A pod keeps its place when it registers again after a cut."""
+        return (self.since or self.incarnation, self.name)
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "name": self.name,
+                "pod_uid": self.pod_uid,
+                "incarnation": self.incarnation,
+                "address": self.address,
+                "node": self.node,
+                "role": self.role,
+                "slots": self.slots,
+                "min": self.min_workers,
+                "max": self.max_workers,
+                "since": self.since,
+                "index": self.index,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        role = fields.get("role")
+        if role not in ("worker", "launcher"):
+            raise RecordError(f"{kv.key}: 'role' is {role!r}, expected worker or launcher")
+        return cls(
+            name=take(kv.key, fields, "name", str),
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            incarnation=take(kv.key, fields, "incarnation", int),
+            address=take(kv.key, fields, "address", str),
+            node=take(kv.key, fields, "node", str),
+            role=role,
+            slots=take(kv.key, fields, "slots", int),
+            min_workers=take(kv.key, fields, "min", int),
+            max_workers=take(kv.key, fields, "max", int),
+            since=take(kv.key, fields, "since", int, 0),
+            index=take(kv.key, fields, "index", int, -1),
+            created_revision=kv.create_revision,
+            mod_revision=kv.mod_revision,
+            lease=kv.lease,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """Who holds a member's name: the last incarnation given out, and to which pod.
+
+    ``since`` is the first incarnation that this pod had (0: this one).
+    """
+
+    member: str
+    number: int
+    pod_uid: str
+    since: int = 0
+    mod_revision: int = 0
+
+    def to_json(self) -> bytes:
+        """Encode for the store."""
+        return dump_record(
+            {
+                "member": self.member,
+                "number": self.number,
+                "pod_uid": self.pod_uid,
+                "since": self.since,
+            }
+        )
+
+    @classmethod
+    def from_kv(cls, kv: KeyValue) -> Self:
+        """Decode; raises ``RecordError``."""
+        fields = load_record(kv.key, kv.value)
+        return cls(
+            member=take(kv.key, fields, "member", str),
+            number=take(kv.key, fields, "number", int),
+            pod_uid=take(kv.key, fields, "pod_uid", str),
+            since=take(kv.key, fields, "since", int, 0),
+            mod_revision=kv.mod_revision,
+        )
