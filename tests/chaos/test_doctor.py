@@ -22,9 +22,9 @@ from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.engine import Watcher
 from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.memory.watcher import Watcher
 from tests.chaos.etcd_cluster import EtcdCluster
 from tests.contract.agent_harness import Ended, muster
 from tests.contract.calm import calmly, loop_lag

@@ -27,9 +27,8 @@ from rdzv.store.interface import (
 )
 from rdzv.store.intervals import Interval, key_bytes
 from rdzv.store.memory.actions import Action, Condition, Erase, Read, Reply, Write
-from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.engine import MemoryEngine, Watcher
 from rdzv.store.memory.faults import Faults
-from rdzv.store.memory.watcher import Watcher
 
 __all__ = ["MemoryEngine", "MemoryStore"]
 

@@ -16,7 +16,6 @@ from rdzv.store.interface import KeyValue, WatchEvent
 from rdzv.store.intervals import Interval, key_bytes, key_text
 from rdzv.store.memory.actions import Action, Condition, Read, Reply, Write, check, holds
 from rdzv.store.memory.leases import Lease, LeaseTable
-from rdzv.store.memory.watcher import Watcher
 
 Change = tuple[bytes, WatchEvent, KeyValue | None]
 """What happened to a key, and what it held before."""
@@ -259,3 +258,55 @@ class MemoryEngine:
 
 def _size(key: bytes, kv: KeyValue) -> int:
     return len(key) + len(kv.value)
+
+
+class Watcher:
+    """Gives the news of one interval, in order and without a gap.
+
+    News is kept for it while it keeps up; one that is slow reads the history again, so that
+    what waits for it stays bounded, and may find it compacted.
+    """
+
+    PENDING_LIMIT = 4096
+
+    def __init__(
+        self, engine: MemoryEngine, interval: Interval, revision: int, wake: Callable[[], None]
+    ) -> None:
+        self.interval = interval
+        self.next_revision = revision
+        self._engine = engine
+        self._wake = wake
+        self._pending: list[WatchEvent] = []
+        self._behind = True
+
+    def offer(self, events: Sequence[tuple[bytes, WatchEvent]]) -> None:
+        """Take the events of one revision from the engine."""
+        news = [event for key, event in events if self.interval.holds(key)]
+        if not news:
+            return
+        if not self._behind:
+            self._pending += news
+            if len(self._pending) > self.PENDING_LIMIT:
+                self._pending.clear()
+                self._behind = True
+        self._wake()
+
+    def take(self) -> tuple[int, tuple[WatchEvent, ...]]:
+        """Give all news, in order, and the revision up to which it reaches.
+
+        Raises ``Compacted`` for a watcher that was behind.
+        """
+        engine = self._engine
+        engine.expire_leases()
+        if self._behind:
+            news = tuple(engine.events(self.interval, self.next_revision))
+            self._behind = self.next_revision > engine.revision + 1
+        else:
+            news = tuple(self._pending)
+            self._pending.clear()
+        self.next_revision = max(self.next_revision, engine.revision + 1)
+        return engine.revision, news
+
+    def close(self) -> None:
+        """Stop following."""
+        self._engine.unwatch(self)

@@ -12,9 +12,8 @@ from grpc.aio import ServicerContext
 from rdzv.errors import Compacted
 from rdzv.store.interface import WatchEvent
 from rdzv.store.intervals import Interval
-from rdzv.store.memory.engine import MemoryEngine
+from rdzv.store.memory.engine import MemoryEngine, Watcher
 from rdzv.store.memory.server_calls import put_message
-from rdzv.store.memory.watcher import Watcher
 from rdzv.store.pb import etcd_pb2 as pb
 
 EVENTS_PER_MESSAGE = 1000
