@@ -571,8 +571,9 @@ async def test_a_round_that_is_due_waits_for_the_registration_without_looking_ag
         # Its turn comes after that of the four, none of whom has a sidecar here.
         await asyncio.sleep(2)
         looks = a.looks
-        await asyncio.sleep(1)
-        assert a.looks <= looks + 1
+        await asyncio.sleep(2)
+        # The watch may tell of progress meanwhile; a timer would have it look twenty times.
+        assert a.looks <= looks + 5
         assert not a.rendezvous.round.complete
         a.registered.set()
         await until(lambda: a.rendezvous.round.complete)
