@@ -31,3 +31,11 @@ async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun(
         waiting = asyncio.ensure_future(agent.stirs())
         agent.request_began()
         await waiting
+
+
+async def test_an_end_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
+    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+        agent = connect(one.rendezvous)
+        waiting = asyncio.ensure_future(agent.stirs())
+        agent.closed()
+        await waiting

@@ -192,3 +192,53 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
                 continue
     assert own.take_loss()
     running.cancel()
+
+
+class Restored(MemoryStore):
+    """Counts the transactions since it was restored, and lets others have their turns."""
+
+    def __init__(self, engine: MemoryEngine) -> None:
+        super().__init__(engine)
+        self.asked = 0
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = 2.0,
+    ) -> TxnResult:
+        self.asked += 1
+        await asyncio.sleep(0)
+        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+
+
+async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:
+    store = Restored(MemoryEngine())
+    await store.lease_grant(1, TTL_S)
+    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+    own = OwnNode(
+        key=RUN.node("a"),
+        round_key=RUN.round,
+        store=store,
+        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
+        random=Random(1),
+    )
+    node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
+    async with asyncio.timeout(20):
+        running = asyncio.create_task(own.run(lambda: None))
+        own.aim(node)
+        await own.written(node)
+        # What the record rests on is there again at once, and the watch tells of nothing yet.
+        store.engine, store.asked = MemoryEngine(), 0
+        await store.lease_grant(1, TTL_S)
+        await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+        again = replace(node, ask=2)
+        own.aim(again)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert store.asked < 10
+        own.forget()
+        await own.written(again)
+    running.cancel()

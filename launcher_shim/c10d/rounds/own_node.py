@@ -97,6 +97,7 @@ class OwnNode:
     def forget(self) -> None:
         """The store was restored or emptied: its revisions start anew."""
         self._known_at = 0
+        self.stir()
 
     def retire(self) -> None:
         """Want no record any more: the run is of a former life. Who waits for one is let go."""
@@ -182,7 +183,8 @@ class OwnNode:
         response = result.responses[0]
         kvs = response if isinstance(response, tuple) else ()
         self._know(kvs[0] if kvs else None, result.revision)
-        return (kvs[0].mod_revision if kvs else 0) != known
+        # What a restored store says counts once the watch shows that it was restored.
+        return (self._stored.mod_revision if self._stored else 0) != known
 
     async def _reread(self) -> None:
         try:

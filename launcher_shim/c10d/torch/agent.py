@@ -71,6 +71,7 @@ class Agent:
         """Whether its ``--nnodes`` has shown itself to be another one than the job's."""
         self._rendezvous = rendezvous
         self._watchers: set[asyncio.Event] = set()
+        self._gone = False
         self._me: NodeDesc | None = None
         self._flavour = Flavour()
         self._row = Row()
@@ -109,7 +110,7 @@ class Agent:
         watcher = asyncio.Event()
         self._watchers.add(watcher)
         try:
-            if self.asked == asked:
+            if self.asked == asked and not self._gone:
                 await watcher.wait()
         finally:
             self._watchers.discard(watcher)
@@ -184,6 +185,7 @@ class Agent:
 
     def closed(self) -> None:
         """The connection is gone: so is what the agent wished."""
+        self._gone = True
         self._rendezvous.leave(self.claim, "done" if self._is_done() else "closed")
         for watcher in self._watchers:
             watcher.set()
