@@ -84,6 +84,37 @@ async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_
         assert await one.world("a", "b") == 1
 
 
+async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with job(replace(QUICK, max_nodes=3)) as one:
+        await all_of(one, "abc")
+        first = await one.world("a", "b", "c")
+        done, trains, fails = one.everyone
+        # An older sidecar notes for its relay that a torchrun has finished, and not in its record.
+        monkeypatch.setattr(one.sidecars["a"].rendezvous, "finish", lambda claim: None)
+        done.order("wait")
+        await one.until(lambda: one.sidecars["b"].rendezvous.round.finishing)
+        agent = done.wire.agent
+        noted = Note("run", 1, agent.node, agent.finished_round)
+        await one.stop_sidecar("a")
+        assert noted.node is not None
+        await come_back(one, "a", noted.node)
+        done.wire.agent.resume(noted.finished_round, noted.filled_round)
+        trains.can_stop.clear()
+        fails.kill()
+        await one.until(lambda: trains.restarts == 1)
+        await one.passed(0.5)
+        # Else it would take its barrier for over, and close the run while one is yet to leave it.
+        assert not done.ended
+        trains.can_stop.set()
+        one.torchrun("c")
+        assert await one.world("b", "c") == first + 1
+        await one.until(lambda: done.ended)
+        assert one.sidecars["b"].rendezvous.closed == ""
+        assert [done.failure, trains.failure] == [None, None]
+
+
 async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
     async with job(QUICK) as one:
         await all_of(one, "ab")

@@ -228,6 +228,9 @@ class Agent:
         """Go on where it was with the sidecar before this one."""
         self.finished_round = finished_round
         self.claim.filled_round = filled_round
+        if self._is_done():
+            # Its record does not say so if that sidecar was of an older version.
+            self._rendezvous.finish(self.claim)
 
     def move(self, rendezvous: Rendezvous) -> None:
         """Go on in the run of the job's next life."""
