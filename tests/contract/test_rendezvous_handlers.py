@@ -20,7 +20,7 @@ from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.rendezvous_harness import Job, job
+from tests.contract.rendezvous_harness import RUN_ID, Job, job
 
 QUICK = Policy(
     min_nodes=2,
@@ -377,6 +377,26 @@ async def test_closed_by_failure_while_one_is_done_the_others_leave_and_go_on() 
         assert await one.world("b", "c", "d") == first + 1
         await one.until(lambda: one.everyone[0].ended)
         assert [t.failure for t in one.everyone] == [None] * 5
+
+
+async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on_with() -> None:
+    async with job(replace(QUICK, max_nodes=3)) as one:
+        await all_of(one, "abc")
+        first = await one.world("a", "b", "c")
+        done, trains, fails = one.everyone
+        await stands_in_the_exit_barrier(one, "a")
+        trains.can_stop.clear()
+        fails.kill()
+        await one.until(lambda: trains.restarts == 1)
+        # Its time in the exit barrier is over before the other one has stopped its workers.
+        barrier = f"/torch.rendezvous.{RUN_ID}.{first}/torchelastic/agent/terminal_state/"
+        one.kv[f"{barrier}last_member"] = b"over"
+        await one.until(lambda: done.ended)
+        trains.can_stop.set()
+        one.torchrun("c")
+        assert await one.world("b", "c") == first + 1
+        assert one.sidecars["b"].rendezvous.closed == ""
+        assert [done.failure, trains.failure] == [None, None]
 
 
 async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> None:

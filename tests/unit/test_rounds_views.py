@@ -10,7 +10,7 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Observations, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
-from launcher_shim.c10d.rounds.views import View, hand, must_form_again, view
+from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
 
@@ -66,6 +66,37 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
     gone = shown(A, B, node("c", "left"))
     assert gone == View("participant", WORLD, phantom=True)
     assert shown(A, B) == View("participant", WORLD, phantom=True)
+
+
+@pytest.mark.parametrize(
+    ("b", "c", "granted", "goes_on"),
+    [
+        (B, C, "", False),
+        (B, node("c", "left"), "", True),
+        (B, None, "", True),
+        (B, None, "b", False),
+        (replace(B, finished=True), None, "", False),
+        (None, None, "", False),
+        (node("b", "asking", ask=2), C, "", True),
+    ],
+    ids=[
+        "all are here",
+        "one left to ask again",
+        "one is lost: the other is told to leave",
+        "the other was let go",
+        "the other has finished too",
+        "both are lost",
+        "one asks again",
+    ],
+)
+def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
+    b: Node | None, c: Node | None, granted: str, goes_on: bool
+) -> None:
+    nodes = {one.member: one for one in (replace(A, finished=True), b, c) if one is not None}
+    membership = Membership(frozenset("abc"), frozenset(granted), frozenset(granted))
+    snapshot = RunSnapshot(50, replace(WORLD, finishing=True), nodes, membership)
+    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
+    assert somebody_goes_on(snapshot, stand(2e3, snapshot, seen, POLICY)) == goes_on
 
 
 @pytest.mark.parametrize(

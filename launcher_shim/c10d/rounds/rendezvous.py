@@ -27,7 +27,14 @@ from launcher_shim.c10d.rounds.own_node import Handing, OwnNode
 from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, Round, Seat
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.rounds.turns import delay_s, order
-from launcher_shim.c10d.rounds.views import View, hand, must_form_again, trains_no_more, view
+from launcher_shim.c10d.rounds.views import (
+    View,
+    hand,
+    must_form_again,
+    somebody_goes_on,
+    trains_no_more,
+    view,
+)
 from rdzv.diary import Diary
 from rdzv.drain.inputs import LiveRound
 from rdzv.keys import RunKeys
@@ -317,7 +324,7 @@ class Rendezvous:
             return True
         if closed == "success":
             # It is done, and speaks for none that is to go on.
-            return bool(snapshot.round.closed) or snapshot.goes_on()
+            return bool(snapshot.round.closed) or somebody_goes_on(snapshot, standings)
         others = [
             seat
             for seat, standing in standings.of.items()

@@ -109,6 +109,21 @@ def trains_no_more(
     return node.member not in snapshot.membership.leaving and _stands_still(snapshot)
 
 
+def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
+    """Whether somebody of the present world goes on: has left it to ask again, or is told to."""
+    if snapshot.goes_on():
+        return True
+    if not _is_lost(snapshot, standings):
+        return False
+    granted = snapshot.membership.granted
+    return any(
+        standing == "here"
+        and seat.member not in granted
+        and not snapshot.nodes[seat.member].finished
+        for seat, standing in standings.of.items()
+    )
+
+
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
     """Whether the present world is to leave its round and form a new one."""
     current = snapshot.round
