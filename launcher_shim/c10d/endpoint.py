@@ -12,7 +12,7 @@ from random import Random
 
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.known_rounds import KnownRounds
-from launcher_shim.c10d.launch_lines import line_key, recorded, was_run
+from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.quarantining import Quarantining
@@ -314,13 +314,18 @@ class Endpoint:
         return self._registrar.identity.member in members.leaving
 
     async def _was_run(self, name: str, line: bytes) -> bool:
-        """Whether the stage ``name``, which has ended well, was run by that launch line."""
-        run = self._run(name)
-        frozen = run.rendezvous.round.frozen
-        members = [seat.member for seat in frozen]
+        """Whether ``name``, which has ended well, was run by that launch line, here to its end."""
+        run, here = self._run(name), self._registrar.identity.member
+        current = run.rendezvous.round
+        own = [seat for seat in current.frozen if seat.member == here]
+        held = [] if self._drains(name) else own
+        run_id, cells = torch_run_id(name), run.kv.cells
+        if not all(was_done(seat, run_id, current.number, cells) for seat in held):
+            return False  # it died on its way to the exit barrier: its work would be left out
+        members = [seat.member for seat in current.frozen]
         values = await run.kv.get_all([line_key(member) for member in members])
         known = dict(zip(members, values, strict=True))
-        return was_run(line, self._registrar.identity.member, frozen, known)
+        return was_run(line, here, current.frozen, known)
 
     def _ended_well(self, name: str) -> bool:
         return self._known is not None and self._known.ended_well(name)

@@ -2,8 +2,9 @@
 """What runs that ended well have left in the store, and which of it nobody needs any more: pure.
 
 As of rounds, what launchers stored goes when it is two back: who was cut off in the exit barrier
-of the run before may still come back to it. The round stays, and the launch lines: a container that
-is started again still has to learn that the run has ended well.
+of the run before may still come back to it. The round stays, the launch lines, and who came to the
+exit barrier: a container that is started again still has to learn that the run has ended well, and
+whether its own work was done.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.torch_keys import is_exit_barrier
 from launcher_shim.tcpstore import wire
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
@@ -41,7 +43,9 @@ def _is_surplus(keys: GenerationKeys, name: str, key: str) -> bool:
     run = keys.run(name)
     if key.startswith(run.kv):
         return not run.split(key)[1].startswith(wire.STAGE)
-    return key.startswith((run.sums, run.queues, run.operations))
+    if key.startswith(run.sums):
+        return not is_exit_barrier(run.split(key)[1])
+    return key.startswith((run.queues, run.operations))
 
 
 def _ended_well(kv: KeyValue) -> bool:

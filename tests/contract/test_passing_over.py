@@ -106,7 +106,27 @@ async def a_line_that_never_trained(one: Job) -> None:
     assert await one.passes("w-0", b"evaluate", b"train") == [False, True]
 
 
-@pytest.mark.parametrize("story", [own_lines, a_later_pod, a_line_that_never_trained])
+async def one_that_was_not_done(one: Job) -> None:
+    """Who was in the world and died before its work was done passes over nothing."""
+    for name in ("w-0", "w-1"):
+        await one.start(name, least=2)
+    async with container(one.path("w-0")) as port_0, container(one.path("w-1")) as port_1:
+        for port in (port_0, port_1):
+            assert not await passes(port, b"train")
+        done = await asyncio.to_thread(Torchrun, port_0, "10.0.0.1")
+        dies = await asyncio.to_thread(Torchrun, port_1, "10.0.0.2")
+        sizes = await asyncio.gather(*(asyncio.to_thread(run.form) for run in (done, dies)))
+        assert sizes == [2, 2]
+        await asyncio.to_thread(dies.end)
+        await asyncio.to_thread(done.end_well)
+    assert await one.passes("w-0", b"train") == [True]
+    assert await one.passes("w-1", b"train") == [False]
+
+
+STORIES = [own_lines, a_later_pod, a_line_that_never_trained, one_that_was_not_done]
+
+
+@pytest.mark.parametrize("story", STORIES)
 async def test_a_stage_is_passed_over_by_a_line_that_it_was_run_by(
     story: Story, tmp_path: Path
 ) -> None:
@@ -126,6 +146,7 @@ PLANTED: dict[str, tuple[Story, dict[str, Any]]] = {
         own_lines,
         {"was_run": lambda line, _, *known: was_run(line, "", *known)},
     ),
+    "by one that died unfinished": (one_that_was_not_done, {"was_done": lambda *_: True}),
     "by its own line alone": (
         a_later_pod,
         {"was_run": lambda line, member, *known: member != "w-2" and was_run(line, member, *known)},

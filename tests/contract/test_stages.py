@@ -118,7 +118,9 @@ def stored(one: Pod, run_id: str) -> set[str]:
     return {run.split(kv.key)[0] for kv in one.client.mirror.under(run.prefix)}
 
 
-async def test_what_is_left_of_a_stage_is_how_it_ended_and_by_which_line(tmp_path: Path) -> None:
+async def test_what_is_left_of_a_stage_is_how_it_ended_for_whom_and_by_which_line(
+    tmp_path: Path,
+) -> None:
     path, names = tmp_path / "c10d.sock", ["digits", "digits (stage 2)", "digits (stage 3)"]
     async with pod(MemoryEngine(), "w-0", unix_path=str(path), kept=Files()) as one:
         mirror = one.client.mirror
@@ -126,9 +128,12 @@ async def test_what_is_left_of_a_stage_is_how_it_ended_and_by_which_line(tmp_pat
             for line in (b"pretrain", b"finetune", b"evaluate"):
                 assert not await passes(port, line)
                 await ran(port)
-            while stored(one, names[0]) != {"round", "kv"} or "nodes" in stored(one, names[1]):
+            while stored(one, names[0]) != {"round", "kv", "sum"} or "nodes" in stored(
+                one, names[1]
+            ):
                 await mirror.changed_after(mirror.sequence)
             assert len(mirror.under(HERE.run(names[0]).kv)) == 1
+            assert len(mirror.under(HERE.run(names[0]).sums)) == 1
             assert len(mirror.under(HERE.run(names[1]).kv)) > 1
             assert set(one.endpoint.rendezvous()) == {names[2]}
         async with container(path) as port:

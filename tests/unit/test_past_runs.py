@@ -13,6 +13,8 @@ ENDED = Round(0, complete=True, finishing=True, closed="success", frozen=FROZEN)
 WORLD = Round(0, complete=True, frozen=FROZEN)
 FAILED = Round(0, complete=True, closed="failure", frozen=FROZEN)
 
+BARRIER = b"/torch.rendezvous.digits.0/torchelastic/agent/terminal_state/num_members"
+
 
 def kv(key: str, value: bytes = b"1", revision: int = 1) -> KeyValue:
     return KeyValue(key, value, revision, revision, 1, 0)
@@ -32,6 +34,7 @@ def run(name: str, current: Round, revision: int, state: str = "left") -> list[K
         kv(keys.operation("w-0.1")),
         kv(keys.value(wire.STAGE), b"line"),
         kv(keys.value(wire.STAGE + b"w-0"), b"line"),
+        kv(keys.addend(BARRIER, "w-0.1")),
         kv(keys.node("w-0"), node.to_json()),
         kv(keys.round, current.to_json(), revision),
     ]
@@ -45,7 +48,7 @@ def may_go(kvs: list[KeyValue]) -> list[str]:
     return [one.key for one in kvs[:5]]
 
 
-def test_what_launchers_stored_in_a_run_two_back_goes_but_for_the_launch_lines() -> None:
+def test_what_launchers_stored_in_a_run_two_back_goes_but_for_who_was_done_by_which_line() -> None:
     a, b, c, d = (run(name, ENDED, at) for at, name in enumerate("abcd"))
     assert gone(d, c, b, a) == may_go(a) + may_go(b)
     assert gone(d, c) == []
@@ -61,5 +64,5 @@ def test_a_run_goes_on_to_keep_what_somebody_may_still_read() -> None:
 
 def test_a_node_that_cannot_be_read_keeps_nothing() -> None:
     a, others = run("a", ENDED, 1), [run("c", ENDED, 8), run("d", WORLD, 9)]
-    a[7] = kv(HERE.run("a").node("w-0"), b"no record")
+    a[8] = kv(HERE.run("a").node("w-0"), b"no record")
     assert gone(a, *others) == may_go(a)
