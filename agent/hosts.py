@@ -123,7 +123,8 @@ class HostDelivery:
         if listing.standby:
             # Which workers run where is known to horovodrun alone. What it was told last stands for
             # that: nothing in the store does, as a round and its nodes do for torchrun.
-            listing = decide(snapshot, self._list.places(snapshot.members))
+            able, room = (*listing.listed, *listing.standby), len(listing.listed)
+            listing = decide(snapshot, self._list.places(able, room))
         if listing.reason != self.listing.reason:
             log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
         self.listing = listing

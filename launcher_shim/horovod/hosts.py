@@ -88,16 +88,16 @@ class HostList:
         lines = [f"{host.token}:{host.slots}\n" for host in self.hosts]
         return "".join([*lines, f"rev-{self.revision}:0\n"])
 
-    def places(self, members: Mapping[str, Member]) -> Places:
-        """Who of ``members`` has a line that an older one does not take from it."""
-        found = ((host, members.get(host.member)) for host in self.hosts)
-        return Places(
-            frozenset(
-                host.member
-                for host, member in found
-                if member is not None and token_of(member.name, member.pod_uid) == host.token
-            )
-        )
+    def places(self, able: Iterable[Member], room: int) -> Places:
+        """Who of ``able`` has a line that an older one does not take from it.
+
+        Of more than there is ``room`` for, those that have had theirs for longest: the others have
+        filled in for one that was away for a moment.
+        """
+        tokens = {token_of(member.name, member.pod_uid) for member in able}
+        found = [host for host in self.hosts if host.token in tokens]
+        found.sort(key=lambda host: self.listed_since_s[host.token])
+        return Places(frozenset(host.member for host in found[:room]))
 
     def next_check_s(self) -> float | None:
         """When to call ``follow`` again even if nothing changes, or None."""

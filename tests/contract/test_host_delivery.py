@@ -215,6 +215,20 @@ async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_i
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 
+async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_that_filled_in(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+        await a_spare_takes_over(scene)
+        scene.put(replace(OLDEST, incarnation=9, since=1))
+        await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
+        scene.lose(SPARE)
+        await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
+        scene.put(replace(SPARE, incarnation=10, since=3))
+        await scene.until(lambda: len(scene.hosts()) == 2)
+        assert scene.hosts() == ["b", "c"]
+
+
 async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them(
     tmp_path: Path,
 ) -> None:
