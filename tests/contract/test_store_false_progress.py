@@ -11,14 +11,18 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from time import monotonic
 
+import grpc
 import pytest
+from grpc.aio import ServicerContext
 
 from rdzv.errors import Compacted
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
+from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
+from rdzv.store.memory.server_calls import Calls
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
 from tests.contract.store_backend import DRIVERS
@@ -146,6 +150,30 @@ async def test_a_mirror_is_read_anew_after_such_a_word(
         late = (await direct.txn([], [Put("/team/late", b"1")])).revision
         await mirror.reached(late)
         await shown(mirror, "/team/late")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.PERMISSION_DENIED],
+    ids=lambda code: code.name,
+)
+async def test_a_store_that_does_not_tell_its_version_is_followed_all_the_same(
+    hasty: Hasty, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+) -> None:
+    """As behind a proxy that lets through no more than a job's calls."""
+
+    async def refused(calls: Calls, request: pb.StatusRequest, context: ServicerContext) -> None:
+        await context.abort(code, "planted")
+
+    monkeypatch.setattr(Calls, "status", refused)
+    async with asyncio.timeout(60), EmbeddedServer() as server:
+        store, direct = EtcdStore((server.endpoint,)), MemoryStore(server.engine)
+        try:
+            start = (await direct.txn([], [Put("/team/a", b"")])).revision
+            async with aclosing(store.watch("/team/", start)) as batches:
+                assert [event.kv.key for event in (await anext(batches)).events] == ["/team/a"]
+        finally:
+            await store.close()
 
 
 async def quiet_for_long(server: EmbeddedServer, mirror: Mirror) -> None:
