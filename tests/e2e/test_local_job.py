@@ -259,7 +259,7 @@ def test_a_script_that_fails_on_one_node_ends_the_job_with_its_launchers_status(
     [
         (["--", "torchrun", "--nnodes=2", "train.py"], "--min and --max of muster local"),
         (["--", "torchrun", "--rdzv-backend=c10d", "train.py"], "the sidecar beside each torchrun"),
-        (["--", "horovodrun", "-np", "2", "python", "train.py"], "--nodes, --min and --max"),
+        (["--", "horovodrun", "-np", "2", "python", "train.py"], "follows from --nodes, --min"),
         (["--", "mpirun", "-np", "2", "python", "train.py"], "no launcher"),
         (["--min", "3", "--", "torchrun", "t.py"], "--min 3 and --max 2"),
         ([], "no command"),
