@@ -396,6 +396,20 @@ async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
         assert monotonic() - began > 1.9
 
 
+async def test_one_that_falls_silent_in_the_exit_barrier_is_done_and_not_lost() -> None:
+    engine = MemoryEngine()
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        await clients[0].agent.exit_barrier()
+        a.policy = replace(POLICY, hung_s=0.5)
+        await until(lambda: a.node is not None and a.node.state == "left")
+        assert a.node is not None
+        assert a.node.left_reason == "done"
+        assert a.endings == ["other"]
+
+
 async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
     async def press(_: int) -> None:
         async with pod(MemoryEngine(), "a") as a:

@@ -496,7 +496,7 @@ class Rendezvous:
         decision = look_after(now, signs, self.policy())
         if decision.hangs:
             log.warning("the torchrun here hangs: %s", decision.reason)
-            self.leave(claim, "hung")
+            self.leave(claim, "done" if node.finished else "hung")
         return decision.wake_at_s
 
     def _handing(self) -> Handing | None:
