@@ -28,7 +28,10 @@ class Lineage:
         self._above: List[Tuple[int, int]] = []
         """A process and its parent, for each that is not torchrun yet."""
         while own[OWN[0]] and len(self._above) < DEPTH_MAX and _tells(pid, own):
-            parent = _parent_of(pid)
+            try:
+                parent = _parent_of(pid)
+            except OSError:
+                break
             if not parent:
                 break
             self._above.append((pid, parent))
@@ -39,7 +42,7 @@ class Lineage:
         """Whether one of them is gone, so that nobody above it knows of this process any more."""
         if os.getppid() != self._parent:
             return True
-        return any(_parent_of(pid) != parent for pid, parent in self._above)
+        return any(_is_gone(pid, parent) for pid, parent in self._above)
 
 
 def _tells(pid: int, own: Mapping[str, Optional[str]]) -> bool:
@@ -53,9 +56,17 @@ def _tells(pid: int, own: Mapping[str, Optional[str]]) -> bool:
     return all(told.get(name) == value for name, value in own.items())
 
 
-def _parent_of(pid: int) -> Optional[int]:
+def _is_gone(pid: int, parent: int) -> bool:
+    """Whether a process has ended, or its parent has."""
     try:
-        with open("/proc/%d/stat" % pid, "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+        return _parent_of(pid) != parent
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     except OSError:
-        return None
+        return False  # it cannot be looked at, as where this process has no file descriptor left
+
+
+def _parent_of(pid: int) -> int:
+    """Read the parent of a process; raises ``OSError``."""
+    with open("/proc/%d/stat" % pid, "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
