@@ -13,7 +13,7 @@ import errno
 import logging
 import os
 import socket
-from typing import List, Optional, Set, cast
+from typing import List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.ledger import Ledger
@@ -223,6 +223,7 @@ class Client(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         pause_s = RETRY_MIN_S
         while self._is_wanted():
+            sidecar = await self._socket_of_sidecar(listens=False)
             try:
                 _, link = await loop.create_unix_connection(
                     lambda: Link(self), self._container.path
@@ -236,13 +237,21 @@ class Client(asyncio.Protocol):
                 self._say_farewell(link)
                 await link.lost
                 self._link = None
-                if link.refused or (self._gone and not self._ledger.owes):
+                if link.refused:
+                    break
+                # What was written may have had no reader left: only a sidecar that is still there
+                # has closed the connection because it has read the farewell.
+                if link.finished and sidecar == await self._socket_of_sidecar(listens=True):
                     break
                 if loop.time() - began_s > SETTLED_S:
                     pause_s = RETRY_MIN_S
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, RETRY_MAX_S)
         self.shut()
+
+    async def _socket_of_sidecar(self, *, listens: bool) -> Tuple[int, int]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, _socket_of, self._container.path, listens)
 
     def _on_relaying_ended(self, relaying: asyncio.Task[None]) -> None:
         if not relaying.cancelled() and relaying.exception() is not None:
@@ -283,7 +292,8 @@ class Link(asyncio.Protocol):
     def __init__(self, client: Client) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.refused = False
-        self._finished = False
+        self.finished = False
+        """Whether the sidecar was sent the farewell of its client."""
         self._client = client
         self._answers = wire.AnswerParser()
         self._transport: asyncio.Transport
@@ -319,8 +329,8 @@ class Link(asyncio.Protocol):
 
     def finish(self) -> None:
         """Say that nothing more comes. The sidecar closes the connection when it has read that."""
-        if not self._finished and not self._transport.is_closing():
-            self._finished = True
+        if not self.finished and not self._transport.is_closing():
+            self.finished = True
             self._transport.resume_reading()
             self._transport.write_eof()
 
@@ -332,6 +342,27 @@ class Link(asyncio.Protocol):
         """Read answers again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
+
+
+def _socket_of(path: str, listens: bool) -> Tuple[int, int]:
+    """Identify the sidecar whose socket is at ``path``: each makes its own.
+
+    ``listens``: only if it is still there; else, and where there is none, nothing equals it.
+    """
+    try:
+        if listens:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.setblocking(False)
+                probe.connect(path)
+    except BlockingIOError:
+        pass  # it is there, and has much to do
+    except OSError:
+        return (-1, 0)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (-1, 1)
+    return (status.st_ino, status.st_ctime_ns)
 
 
 def _bind_loopback(port: int) -> List[socket.socket]:

@@ -323,20 +323,26 @@ async def test_what_a_client_set_before_it_ended_is_set_though_the_sidecar_was_a
         await until(there)
 
 
-async def test_a_client_that_ends_leaves_nothing_on_record(
-    server: EmbeddedServer, pod: RelayedPod
+@pytest.mark.parametrize("frozen", [False, True], ids=["after", "with"])
+async def test_a_client_that_ends_with_its_sidecar_leaves_nothing_on_record(
+    server: EmbeddedServer, pod: RelayedPod, frozen: bool
 ) -> None:
+    """``frozen``: the relay hears of both ends at once, and cannot tell which came first."""
     store, keys = MemoryStore(server.engine), JobKeys("default", "digits")
 
     async def records() -> int:
         result = await store.range(keys.prefix, prefix=True)
         return sum("/ops/" in kv.key for kv in result.kvs)
 
+    assert pod.runner is not None
     async with connected(pod.port) as one:
         await one.ask(wire.Append(b"/log", b"x"))
         assert await one.ask(wire.Get(b"/log")) == b"x"
         assert await records() == 1
+        if frozen:
+            pod.runner.send_signal(signal.SIGSTOP)
         await pod.kill_sidecar()
+    pod.runner.send_signal(signal.SIGCONT)
     await pod.start_sidecar()
 
     async def gone() -> bool:
