@@ -8,6 +8,7 @@ have tests elsewhere.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from launcher_shim.horovod.hosts import SETTLE_S, token_of
@@ -211,6 +212,14 @@ class Invariants:
         for uid in [uid for uid in seen if uid not in drains]:
             del seen[uid]
 
+    def _filled_in(self, host: str, kept: set[str], since_s: Mapping[str, float]) -> bool:
+        """Whether ``host`` goes because one is back that it had filled in for.
+
+        Of more hosts than there is room for, those stay that were listed for longest.
+        """
+        full = len(kept) >= self._job.shape.most
+        return full and all(since_s.get(one, math.inf) <= since_s[host] for one in kept)
+
     def _check_hosts(self, pod: Pod, content: bytes) -> None:
         """I4: a list is neither empty nor partial by accident."""
         self.checks += 1
@@ -222,7 +231,8 @@ class Invariants:
         since_s = self._hosts_since_s.get(pod.pod_uid, {})
         self._hosts_since_s[pod.pod_uid] = {host: since_s.get(host, now) for host in hosts}
         steady = {self._token(uid) for uid in self._ever_listed - self._unlisted}
-        if missing := (former - hosts) & steady:
+        dropped = (former - hosts) & steady
+        if missing := {host for host in dropped if not self._filled_in(host, hosts, since_s)}:
             self.break_(f"I4: {pod.name} drops {sorted(missing)}, listed without a break")
         on_purpose = {self._token(uid) for uid in self._went}
         if former and not hosts and (lost := former - on_purpose):
