@@ -117,15 +117,7 @@ async def test_a_store_that_was_emptied_confirms_nothing() -> None:
 
 async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
     store = MemoryStore()
-    await store.lease_grant(1, TTL_S)
-    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-    own = OwnNode(
-        key=RUN.node("a"),
-        round_key=RUN.round,
-        store=store,
-        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
-        random=Random(1),
-    )
+    own = await own_node(store)
     running = asyncio.create_task(own.run(lambda: None))
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
     own.aim(node)
@@ -138,6 +130,19 @@ async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None
     assert own.take_loss()
     assert not own.take_loss()
     running.cancel()
+
+
+async def own_node(store: MemoryStore) -> OwnNode:
+    """The record of a member that is registered, to be written to ``store``."""
+    await store.lease_grant(1, TTL_S)
+    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+    return OwnNode(
+        key=RUN.node("a"),
+        round_key=RUN.round,
+        store=store,
+        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
+        random=Random(1),
+    )
 
 
 class LateAnswers(MemoryStore):
@@ -166,15 +171,7 @@ class LateAnswers(MemoryStore):
 
 async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_again() -> None:
     store = LateAnswers(MemoryEngine())
-    await store.lease_grant(1, TTL_S)
-    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-    own = OwnNode(
-        key=RUN.node("a"),
-        round_key=RUN.round,
-        store=store,
-        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
-        random=Random(1),
-    )
+    own = await own_node(store)
 
     def lose() -> None:
         transact(store.engine, [], [Delete(RUN.node("a"))])
@@ -216,15 +213,7 @@ class Restored(MemoryStore):
 
 async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:
     store = Restored(MemoryEngine())
-    await store.lease_grant(1, TTL_S)
-    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-    own = OwnNode(
-        key=RUN.node("a"),
-        round_key=RUN.round,
-        store=store,
-        registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
-        random=Random(1),
-    )
+    own = await own_node(store)
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
     async with asyncio.timeout(20):
         running = asyncio.create_task(own.run(lambda: None))
