@@ -40,7 +40,7 @@ ENDS_AT_ONCE = 25
 operations, and as many compares. The others follow in the next."""
 
 
-class Steward:
+class Coordinator:
     """Writes what is due on the commit and on drains. ``clock`` is monotonic, in seconds."""
 
     def __init__(

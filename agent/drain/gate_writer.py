@@ -40,7 +40,7 @@ LOOK_S = 0.5
 """Poll interval for an outage of the store, and retry interval of a failed write to the disk."""
 
 
-class Gatekeeper:
+class GateWriter:
     """Keeps the gate of one pod. ``clock`` is monotonic, in seconds."""
 
     def __init__(

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from agent.drain.coordinator import Steward
-from agent.drain.gate_writer import Gatekeeper
+from agent.drain.coordinator import Coordinator
+from agent.drain.gate_writer import GateWriter
 from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
 from agent.drain.view import Rounds, Sight
@@ -49,8 +49,8 @@ class Drains:
         sight = Sight(membership, rounds, registrar.identity.pod_uid, run_dir)
         policy = Policy(below_min)
         self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_clock)
-        self.gatekeeper = Gatekeeper(run_dir, sight, mirror, writing, self.own, policy, clock)
-        self.steward = Steward(
+        self.gate_writer = GateWriter(run_dir, sight, mirror, writing, self.own, policy, clock)
+        self.coordinator = Coordinator(
             sight, writing, self.own, policy, clock=clock, boot_s=boot_clock, random=random
         )
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
@@ -83,9 +83,9 @@ class Drains:
             tasks.create_task(self.own.run(), name="own-drain")
             # Until the store has been read once, nothing is known: the gate stays as it lies.
             await self._mirror.changed_after(0)
-            tasks.create_task(self.steward.run(), name="steward")
-            tasks.create_task(self.gatekeeper.run(), name="gatekeeper")
+            tasks.create_task(self.coordinator.run(), name="coordinator")
+            tasks.create_task(self.gate_writer.run(), name="gate-writer")
 
     def _restore(self) -> None:
         self.own.restore()
-        self.gatekeeper.restore()
+        self.gate_writer.restore()

@@ -28,7 +28,7 @@ class Rounds(Protocol):
 class Sight:
     """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
 
-    ``sent`` is the newest epoch that the gatekeeper has noted as voted in. One that was seen counts
+    ``sent`` is the newest epoch that the gate writer noted as voted in. One that was seen counts
     as used too: the ranks of others may have acknowledged in it, though a restored store has lost
     it, and what they said then must not count for another attempt.
     """

@@ -15,7 +15,7 @@ async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> 
 
     async with job("a") as one:
         pod = one.pods["a"]
-        own, sight = pod.drains.own, pod.drains.steward._sight
+        own, sight = pod.drains.own, pod.drains.coordinator._sight
         known = await sight.snapshot()
         monkeypatch.setattr(pod.membership, "changed_from", fail)
         with pytest.raises(ZeroDivisionError):

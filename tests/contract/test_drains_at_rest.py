@@ -98,7 +98,7 @@ async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
         client = one.pods["a"].notice("sigterm", 120)
         await one.until(one.phase_is("commit"))
         client.leave()
-        # Two gatekeepers read what their ranks say, ever less often.
+        # Two gate writers read what their ranks say, ever less often.
         assert await looks.during(0.5) < 2 * 0.5 / 0.015 * 1.5
         assert one.commit.phase == "commit"
 

@@ -42,8 +42,8 @@ MADE_IN = {
     ("agent.drain.service", "Drains"): {ASSEMBLY},
     ("agent.drain.view", "Sight"): {DRAINS, "tests/contract/test_known_runs.py"},
     ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
-    ("agent.drain.gate_writer", "Gatekeeper"): {DRAINS},
-    ("agent.drain.coordinator", "Steward"): {DRAINS},
+    ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
+    ("agent.drain.coordinator", "Coordinator"): {DRAINS},
     ("agent.drain.writer", "Writing"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
