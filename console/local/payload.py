@@ -25,7 +25,7 @@ from launcher_shim.horovod.hosts import token_of
 
 _START_AGENT = """import sys
 sys.path.insert(0, sys.argv.pop(1))
-from launcher_shim.pod.exec_agent import main
+from launcher_shim.horovod.exec.server import main
 sys.exit(main(sys.argv[1:]))"""
 
 
@@ -111,9 +111,11 @@ class Horovodrun:
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
         """Put the stand-in for ssh there."""
         shim = Path(launcher_shim.__file__).parent
-        _copy_package(shim / "pod", run_dir / "python" / "launcher_shim" / "pod")
-        shutil.copy(shim / "__init__.py", run_dir / "python" / "launcher_shim")
-        shutil.copy(shim / "pod" / "kubexec.sh", run_dir)
+        target = run_dir / "python" / "launcher_shim"
+        _copy_package(shim / "horovod" / "exec", target / "horovod" / "exec")
+        for package in (".", "horovod"):
+            shutil.copy(shim / package / "__init__.py", target / package)
+        shutil.copy(shim / "horovod" / "exec" / "kubexec.sh", run_dir)
         ssh = run_dir / "bin" / "ssh"
         ssh.parent.mkdir(exist_ok=True)
         ssh.write_text('#!/bin/sh\nexec "${0%/*}/../kubexec.sh" "$@"\n')

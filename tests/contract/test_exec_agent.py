@@ -23,7 +23,7 @@ import pytest
 
 import launcher_shim
 from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
-from launcher_shim.pod.exec_frames import (
+from launcher_shim.horovod.exec.frames import (
     ALIVE,
     EXIT,
     REFUSED,
@@ -56,7 +56,7 @@ PYTHONS = [sys.executable, *older_pythons()]
 
 _AGENT = """import sys
 sys.path.insert(0, sys.argv.pop(1))
-from launcher_shim.pod.exec_agent import main
+from launcher_shim.horovod.exec.server import main
 sys.exit(main(sys.argv[1:]))"""
 
 
@@ -80,7 +80,7 @@ def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -
     return f"cd / > /dev/null 2>&1 ; env {sent} {' '.join(map(quote, argv))}"
 
 
-CONSTANTS = {"SILENCE_S": "exec_frames.py", "TERM_GRACE_S": "exec_agent.py"}
+CONSTANTS = {"SILENCE_S": "frames.py", "TERM_GRACE_S": "server.py"}
 """What a test may set in the programs of both containers, and the module where it stands."""
 
 
@@ -93,13 +93,16 @@ class Pods:
         self.workers = directory / "workers"
         self.run_dir = self.workers / HOST
         self.run_dir.mkdir(parents=True)
-        pod = directory / "python" / "launcher_shim"
+        shim = directory / "python" / "launcher_shim"
+        room = shim / "horovod" / "exec"
         # What is compiled appears and goes while others run.
-        shutil.copytree(SHIM / "pod", pod / "pod", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(SHIM / "__init__.py", pod)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(SHIM / "horovod" / "exec", room, ignore=ignored)
+        for package in (".", "horovod"):
+            shutil.copy(SHIM / package / "__init__.py", shim / package)
         for name, value in constants.items():
-            set_constant(pod / "pod" / CONSTANTS[name], name, value)
-        shutil.copy(SHIM / "pod" / "kubexec.sh", directory)
+            set_constant(room / CONSTANTS[name], name, value)
+        shutil.copy(SHIM / "horovod" / "exec" / "kubexec.sh", directory)
         (directory / "bin").mkdir()
         (directory / "bin" / "python3").symlink_to(python)
         self.agent = subprocess.Popen(

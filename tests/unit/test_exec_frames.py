@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.pod.exec_frames import (
+from launcher_shim.horovod.exec.frames import (
     ALIVE,
     BODY_MAX,
     EXIT,

@@ -16,6 +16,7 @@ PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "console")
 MAY_IMPORT = {
     "muster": {"muster"},
     "launcher_shim/pod": {"launcher_shim"},
+    "launcher_shim/horovod/exec": {"launcher_shim"},
     "rdzv": {"rdzv"},
     "launcher_shim": {"launcher_shim", "rdzv"},
     "agent": {"agent", "launcher_shim", "rdzv"},
@@ -26,7 +27,10 @@ MAY_IMPORT = {
 FRAMES = ("launcher_shim/tcpstore/wire.py", "launcher_shim/tcpstore/parser.py")
 """How torch's requests look on the wire: what muster-run shares with the sidecar."""
 
-STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", *FRAMES)
+EXEC = "launcher_shim/horovod/exec/"
+"""What starts horovodrun's workers: copied into both containers by itself."""
+
+STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *FRAMES)
 
 CALLBACKS = {"muster/lightning.py": "lightning", "muster/transformers.py": "transformers"}
 """What is only imported by name, and needs the library that it is for."""
@@ -126,8 +130,16 @@ def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
         assert others <= {*FRAMES, *ways}, path
 
 
-@pytest.mark.parametrize("package", ["launcher_shim", "launcher_shim/tcpstore"])
-def test_packages_on_the_way_to_the_frames_import_nothing(package: str) -> None:
+def test_what_starts_workers_imports_nothing_of_ours_but_itself() -> None:
+    ways = {"launcher_shim/__init__.py", "launcher_shim/horovod/__init__.py"}
+    for path in (ROOT / EXEC).rglob("*.py"):
+        assert {name for name in files(path) if not name.startswith(EXEC)} <= ways, path
+
+
+@pytest.mark.parametrize(
+    "package", ["launcher_shim", "launcher_shim/tcpstore", "launcher_shim/horovod"]
+)
+def test_packages_on_the_way_to_pod_programs_import_nothing(package: str) -> None:
     assert list(imports(ROOT / package / "__init__.py")) == []
 
 

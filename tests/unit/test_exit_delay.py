@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.late_word import LIMIT_S, LOOK_S, REMOVED, SEEN_S, wait_for_the_word
+from launcher_shim.horovod.exec.exit_delay import (
+    LIMIT_S,
+    LOOK_S,
+    REMOVED,
+    SEEN_S,
+    wait_for_the_word,
+)
 
 
 def write(run_dir: Path, hosts: str, least: int = 2) -> None:

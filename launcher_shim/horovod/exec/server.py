@@ -20,7 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from launcher_shim.pod.exec_frames import (
+from launcher_shim.horovod.exec.command import (
+    CommandError,
+    WorkerCommand,
+    merge_environment,
+    read_command,
+)
+from launcher_shim.horovod.exec.frames import (
     ALIVE,
     ALIVE_INTERVAL_S,
     EXIT,
@@ -33,12 +39,6 @@ from launcher_shim.pod.exec_frames import (
     FrameError,
     encode,
     read_start,
-)
-from launcher_shim.pod.worker_command import (
-    CommandError,
-    WorkerCommand,
-    merge_environment,
-    read_command,
 )
 
 SOCKET_NAME = "exec.sock"

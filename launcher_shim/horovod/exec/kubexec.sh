@@ -5,5 +5,5 @@
 # Neither the launcher's PYTHONPATH nor its working directory has a say in what is imported.
 exec python3 -I -S -c 'import sys
 sys.path.insert(0, sys.argv.pop(1))
-from launcher_shim.pod.kubexec import main
+from launcher_shim.horovod.exec.client import main
 sys.exit(main(sys.argv[1:]))' "${0%/*}/python" "$@"

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from launcher_shim.pod.exec_frames import (
+from launcher_shim.horovod.exec.exit_delay import wait_for_the_word
+from launcher_shim.horovod.exec.frames import (
     ALIVE,
     ALIVE_INTERVAL_S,
     EXIT,
@@ -32,7 +33,6 @@ from launcher_shim.pod.exec_frames import (
     encode_start,
     read_status,
 )
-from launcher_shim.pod.late_word import wait_for_the_word
 
 UNKNOWN = 255
 """The status where the command's own is not known, as ssh has it."""
