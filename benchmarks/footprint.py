@@ -19,7 +19,7 @@ from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
 from benchmarks.processor_time import cpu_s
-from console.local import child
+from console.local.processes import child
 
 STARTS = 7
 REST_S = 60.0

@@ -20,13 +20,8 @@ from random import Random
 from typing import Literal
 
 from benchmarks.node_processes import REPOSITORY
-from console.local import child
-from console.local.horovod_line import read_horovod_line
-from console.local.payload import Agent, Horovodrun
-from console.local.ports import free_ports
-from console.local.processes import end_all, marked
-from console.local.readiness import until_ready
-from console.local.settings import (
+from console.local.launch.horovod_line import read_horovod_line
+from console.local.launch.settings import (
     LAUNCHER,
     Pod,
     Settings,
@@ -34,6 +29,11 @@ from console.local.settings import (
     sidecar_command,
     sidecar_environment,
 )
+from console.local.nodes.payload import Agent, Horovodrun
+from console.local.processes import child
+from console.local.processes.marked import end_all, marked
+from console.local.processes.ports import free_ports
+from console.local.processes.readiness import until_ready
 from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys

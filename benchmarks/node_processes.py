@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.etcd_server import free_port
-from console.local import child
-from console.local.readiness import until_ready
-from console.local.settings import read_delivery
+from console.local.launch.settings import read_delivery
+from console.local.processes import child
+from console.local.processes.readiness import until_ready
 
 REPOSITORY = Path(__file__).parent.parent
 SCRIPT = REPOSITORY / "benchmarks" / "training.py"

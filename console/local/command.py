@@ -20,11 +20,11 @@ from rich.console import Console
 
 from agent.config.sidecar import Config, StoreConfig
 from agent.config.table import load, settings_of
-from console.local.events import ACTIONS, read_event
-from console.local.horovod_line import HorovodLine
-from console.local.launch_line import LaunchLine, read_launch_line
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import LaunchLine, read_launch_line
+from console.local.launch.settings import MAX_NODES, Settings
+from console.local.nodes.events import ACTIONS, read_event
 from console.local.session import Places, run_session
-from console.local.settings import MAX_NODES, Settings
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access
 

@@ -19,16 +19,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from console.local.events import Event
-from console.local.final_report import read_last_words
-from console.local.picture import draw_picture
-from console.local.processes import adopt_orphans
-from console.local.rounds import Rounds
-from console.local.run import Run
-from console.local.settings import LAUNCHER, Settings, own_environment
+from console.local.launch.settings import LAUNCHER, Settings, own_environment
+from console.local.nodes.events import Event
+from console.local.nodes.run import Run
+from console.local.processes.marked import adopt_orphans
+from console.local.report.final_report import read_last_words
+from console.local.report.picture import draw_picture
+from console.local.report.rounds import Rounds
+from console.local.report.timeline import Timeline
 from console.local.store import following
 from console.local.table import draw_table
-from console.local.timeline import Timeline
 from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
@@ -93,7 +93,7 @@ async def _swept(run: str) -> AsyncIterator[Path]:
     adopt_orphans()
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-")
     sweeper = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "console.local.sweeper", run, directory),
+        *(sys.executable, "-m", "console.local.processes.sweeper", run, directory),
         stdin=asyncio.subprocess.PIPE,
         env=own_environment(os.environ),
         start_new_session=True,

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from console.local.rounds import Rounds
-from console.local.settings import Settings
+from console.local.launch.settings import Settings
+from console.local.report.rounds import Rounds
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access

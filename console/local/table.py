@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from rich.table import Table
 from rich.text import Text
 
-from console.local.node import State
-from console.local.run import Run
+from console.local.nodes.node import State
+from console.local.nodes.run import Run
 
 _STYLES: dict[State, str] = {
     "running": "green",

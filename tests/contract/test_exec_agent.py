@@ -22,7 +22,7 @@ from shlex import quote
 import pytest
 
 import launcher_shim
-from console.local.processes import NODE_MARK, RUN_MARK, end_all, marked
+from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
 from launcher_shim.horovod.exec.frames import (
     ALIVE,
     EXIT,

@@ -21,10 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from console.local.horovod_line import read_horovod_line
-from console.local.payload import Agent, Horovodrun, Payload
-from console.local.processes import children, end_all, marked, send, send_to_all
-from console.local.settings import LAUNCHER, Pod, Settings, sidecar_command, sidecar_environment
+from console.local.launch.horovod_line import read_horovod_line
+from console.local.launch.settings import (
+    LAUNCHER,
+    Pod,
+    Settings,
+    sidecar_command,
+    sidecar_environment,
+)
+from console.local.nodes.payload import Agent, Horovodrun, Payload
+from console.local.processes.marked import children, end_all, marked, send, send_to_all
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
 from tests.ports import free_ports
@@ -42,7 +48,7 @@ END_TIMEOUT_S = 120.0
 
 _SWEEPER = """
 import sys, time
-from console.local.processes import children, end_all, marked
+from console.local.processes.marked import children, end_all, marked
 sys.stdin.read()
 end_all(lambda: marked(sys.argv[1]), set(), time.monotonic() + 10)
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from console.local.processes import marked, send
+from console.local.processes.marked import marked, send
 from launcher_shim.horovod.hosts import SETTLE_S
 from rdzv.keys import JobKeys
 from rdzv.records.drain import Drain

@@ -26,13 +26,13 @@ import pytest
 from rich.console import Console
 
 import console
-import console.local.node
-import console.local.run
-from console.local.events import read_event
-from console.local.launch_line import LaunchLine
-from console.local.processes import marked, send_to_all
+import console.local.nodes.node
+import console.local.nodes.run
+from console.local.launch.launch_line import LaunchLine
+from console.local.launch.settings import Settings
+from console.local.nodes.events import read_event
+from console.local.processes.marked import marked, send_to_all
 from console.local.session import Places, run_session
-from console.local.settings import Settings
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 150.0
@@ -339,7 +339,7 @@ async def ends_without_waiting_for_stragglers(
     running: asyncio.Task[int], monkeypatch: pytest.MonkeyPatch
 ) -> int:
     """The status of a run that was told to end, and must not need the time-out for that."""
-    monkeypatch.setattr(console.local.run, "CLOSE_TIMEOUT_S", 4 * PATIENCE_S)
+    monkeypatch.setattr(console.local.nodes.run, "CLOSE_TIMEOUT_S", 4 * PATIENCE_S)
     async with asyncio.timeout(PATIENCE_S):
         return await running
 
@@ -369,9 +369,9 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, frozen, let_go = threading.Event(), threading.Event(), threading.Event()
-    interrupt = console.local.node.Node.interrupt
+    interrupt = console.local.nodes.node.Node.interrupt
 
-    async def noted(node: console.local.node.Node) -> None:
+    async def noted(node: console.local.nodes.node.Node) -> None:
         asked.set()
         await interrupt(node)
 
@@ -387,8 +387,8 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
             let_go.set()
             frozen.wait(5)
 
-    monkeypatch.setattr(console.local.node.Node, "interrupt", noted)
-    monkeypatch.setattr(console.local.node, "send_to_all", send_slowly)
+    monkeypatch.setattr(console.local.nodes.node.Node, "interrupt", noted)
+    monkeypatch.setattr(console.local.nodes.node, "send_to_all", send_slowly)
     running = await drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
     await drill.shown("stop", "node-0")
     assert not frozen.is_set()

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.config.sidecar import Config, JobConfig
 from agent.config.table import load
-from console.local.launch_line import LaunchLine
-from console.local.settings import Pod, Settings, sidecar_environment
+from console.local.launch.launch_line import LaunchLine
+from console.local.launch.settings import Pod, Settings, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Put, access

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from console.local import command
-from console.local.settings import Settings
+from console.local.launch.settings import Settings
 
 LINE = ("--", "torchrun", "train.py")
 

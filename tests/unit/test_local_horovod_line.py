@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from console.local.final_report import last_words
-from console.local.horovod_line import HorovodLine
-from console.local.launch_line import read_launch_line
-from console.local.outcome import Ending, after_horovodrun, horovod_status
-from console.local.processes import NODE_MARK, RUN_MARK
-from console.local.progress import Progress
-from console.local.settings import Settings, horovodrun_environment
-from console.local.worlds import Worlds
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import read_launch_line
+from console.local.launch.settings import Settings, horovodrun_environment
+from console.local.processes.marked import NODE_MARK, RUN_MARK
+from console.local.report.final_report import last_words
+from console.local.report.outcome import Ending, after_horovodrun, horovod_status
+from console.local.report.progress import Progress
+from console.local.report.worlds import Worlds
 from rdzv.errors import ConfigError
 
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from console.local.launch_line import read_launch_line
+from console.local.launch.launch_line import read_launch_line
 from rdzv.errors import ConfigError
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.local.outcome import Closing
-from console.local.picture import WIDTH, Axis, draw_picture, nice_step
-from console.local.progress import Progress
-from console.local.rounds import Rounds
-from console.local.timeline import Moment, Timeline
+from console.local.report.outcome import Closing
+from console.local.report.picture import WIDTH, Axis, draw_picture, nice_step
+from console.local.report.progress import Progress
+from console.local.report.rounds import Rounds
+from console.local.report.timeline import Moment, Timeline
 from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry

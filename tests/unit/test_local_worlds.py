@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from console.local.progress import Progress, newest_rank_0, read_progress
-from console.local.worlds import MAX_POINTS, World, Worlds
+from console.local.report.progress import Progress, newest_rank_0, read_progress
+from console.local.report.worlds import MAX_POINTS, World, Worlds
 from muster.progress import ProgressFile
 
 

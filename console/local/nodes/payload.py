@@ -12,15 +12,15 @@ from typing import Literal, Protocol
 
 import launcher_shim
 import muster
-from console.local.horovod_line import HorovodLine
-from console.local.launch_line import LaunchLine
-from console.local.outcome import Closing, Next, after_exit, after_horovodrun
-from console.local.settings import (
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import LaunchLine
+from console.local.launch.settings import (
     Settings,
     horovodrun_environment,
     launcher_environment,
     native_delivery,
 )
+from console.local.report.outcome import Closing, Next, after_exit, after_horovodrun
 from launcher_shim.horovod.hosts import token_of
 
 _START_AGENT = """import sys

@@ -9,17 +9,17 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from console.local.events import Event, by_world
-from console.local.horovod_line import HorovodLine
-from console.local.node import Node
-from console.local.outcome import Ending, horovod_status, job_status
-from console.local.payload import Agent, Horovodrun, Payload, Torchrun
-from console.local.ports import free_ports
-from console.local.progress import Progress, newest_rank_0, read_progress
-from console.local.rounds import Rounds
-from console.local.settings import LAUNCHER, Pod, Settings
-from console.local.start_barrier import StartGate, Ticket
-from console.local.timeline import Timeline
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.settings import LAUNCHER, Pod, Settings
+from console.local.nodes.events import Event, by_world
+from console.local.nodes.node import Node
+from console.local.nodes.payload import Agent, Horovodrun, Payload, Torchrun
+from console.local.nodes.start_barrier import StartGate, Ticket
+from console.local.processes.ports import free_ports
+from console.local.report.outcome import Ending, horovod_status, job_status
+from console.local.report.progress import Progress, newest_rank_0, read_progress
+from console.local.report.rounds import Rounds
+from console.local.report.timeline import Timeline
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0

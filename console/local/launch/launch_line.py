@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from console.local.horovod_line import HorovodLine, read_horovod_line
+from console.local.launch.horovod_line import HorovodLine, read_horovod_line
 from rdzv.errors import ConfigError
 
 _REFUSED = {

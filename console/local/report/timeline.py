@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from console.local.worlds import Worlds
+from console.local.report.worlds import Worlds
 
 SCHEMA = 1
 

@@ -14,9 +14,9 @@ from typing import Literal
 import console
 from agent.config.sidecar import StoreConfig
 from agent.config.table import settings_of
-from console.local.horovod_line import HorovodLine
-from console.local.launch_line import LaunchLine
-from console.local.processes import NODE_MARK, RUN_MARK
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import LaunchLine
+from console.local.processes.marked import NODE_MARK, RUN_MARK
 from rdzv.store.access import Access
 
 MAX_NODES = 64

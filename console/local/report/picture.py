@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import zip_longest
 
-from console.local.timeline import Moment, Timeline
+from console.local.report.timeline import Moment, Timeline
 
 WIDTH = 900
 _LEFT, _RIGHT = 64, 876

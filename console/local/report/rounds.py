@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from console.local.outcome import Closing
-from console.local.timeline import Timeline
+from console.local.report.outcome import Closing
+from console.local.report.timeline import Timeline
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from console.local.progress import Progress
+from console.local.report.progress import Progress
 
 MAX_POINTS = 600
 """Points kept per world for the picture; beyond it every second one is dropped."""

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 
-from console.local.processes import end_all, marked
+from console.local.processes.marked import end_all, marked
 
 TIME_TO_END_S = 10.0
 

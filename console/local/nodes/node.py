@@ -13,9 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from console.local import child
-from console.local.final_report import read_last_words
-from console.local.outcome import (
+from console.local.launch.settings import Pod, Settings, sidecar_command, sidecar_environment
+from console.local.nodes.payload import Payload
+from console.local.nodes.start_barrier import Ticket
+from console.local.processes import child
+from console.local.processes.marked import children, end_all, marked, send, send_to_all
+from console.local.processes.readiness import until_ready
+from console.local.report.final_report import read_last_words
+from console.local.report.outcome import (
     KILLED_STATUS,
     RESTART_PAUSE_S,
     Closing,
@@ -23,12 +28,7 @@ from console.local.outcome import (
     after_exit,
     shell_status,
 )
-from console.local.payload import Payload
-from console.local.processes import children, end_all, marked, send, send_to_all
-from console.local.readiness import until_ready
-from console.local.settings import Pod, Settings, sidecar_command, sidecar_environment
-from console.local.start_barrier import Ticket
-from console.local.timeline import Timeline
+from console.local.report.timeline import Timeline
 
 State = Literal[
     "starting",
