@@ -20,12 +20,12 @@ from time import monotonic, sleep
 from benchmarks.drain import recording
 from benchmarks.figures import Bar, Figure, of_medians
 from rdzv.keys import JobKeys
-from tests.e2e.kube_job import KubeJob
-from tests.e2e.kube_workload import NAME, Workload
-from tests.e2e.kubelab import TRAINER_IMAGE, Kubelab, Object, host_paths
-from tests.e2e.kubelab_claim import claimed
-from tests.e2e.sidecar_image import sidecar_archive
-from tests.e2e.step_log import World
+from tests.support.cluster.claim import claimed
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object, host_paths
+from tests.support.cluster.sidecar_image import sidecar_archive
+from tests.support.cluster.workload import NAME, Workload
+from tests.support.training.step_log import World
 
 DELETES = 10
 NATIVE_DELETES = 3

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.support.store.etcd_cluster import EtcdCluster, etcd_cluster
 
 __all__ = ["cluster", "etcd_cluster"]
 

@@ -25,10 +25,10 @@ from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
 from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.agent_harness import Ended, muster
-from tests.contract.calm import calmly, loop_lag
-from tests.contract.patient_store import PatientEtcdStore
+from tests.support.clocks.calm import calmly, loop_lag
+from tests.support.sidecars.processes import Ended, muster
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientEtcdStore
 
 PATIENCE_S = 150.0
 """For how long it examines again: what a busy machine is late with is no fault of the store."""

@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from rdzv.drain.inputs import Policy
-from tests.chaos.drain_model import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
+from tests.support.models.drains import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
 
 COMMIT_BELOW_MIN = Policy(below_min="commit", hold_s=HOLD_S)
 

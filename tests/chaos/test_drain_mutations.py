@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from tests.chaos import drain_mutations as mutations
-from tests.chaos.drain_model import OTHERS_STILL_SAVE, OUT_OF_TIME, Broken, Fault, Rules, World
+from tests.support.models import drain_mutations as mutations
+from tests.support.models.drains import OTHERS_STILL_SAVE, OUT_OF_TIME, Broken, Fault, Rules, World
 
 BOTH_HELD_AND_VOID = (
     "rank 0 at 0 goes",

@@ -22,12 +22,11 @@ pytest.importorskip("torch.distributed", reason="the job is torch's")
 
 from rdzv.errors import StoreError
 from rdzv.store.access import Access
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.chaos.fault_agents import agents
-from tests.chaos.fault_job import TrainingJob, training_job
-from tests.chaos.fault_report import DOCUMENT, draw_into, keep
-from tests.chaos.fault_rig import RUN_ID, Effect, FaultRig, fault_rig
-from tests.chaos.fault_rows import (
+from tests.support.faults.agents import agents
+from tests.support.faults.job import TrainingJob, training_job
+from tests.support.faults.report import DOCUMENT, draw_into, keep
+from tests.support.faults.rig import RUN_ID, Effect, FaultRig, fault_rig
+from tests.support.faults.rows import (
     ENDPOINT_S,
     EVERYDAY,
     EVERYDAY_LEASE_S,
@@ -42,8 +41,9 @@ from tests.chaos.fault_rows import (
     TWICE,
     Row,
 )
-from tests.chaos.history import porcupine
-from tests.chaos.history_pods import NODES
+from tests.support.histories.pods import NODES
+from tests.support.histories.recorded import porcupine
+from tests.support.store.etcd_cluster import EtcdCluster
 
 __all__ = ["porcupine"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.store.etcd import endpoint
 from rdzv.store.etcd.client import EtcdStore
-from tests.chaos.etcd_cluster import EtcdCluster
+from tests.support.store.etcd_cluster import EtcdCluster
 
 pytestmark = pytest.mark.etcd
 

@@ -24,9 +24,9 @@ from launcher_shim.c10d.values.read_floor import Floor
 from rdzv.keys import JobKeys
 from rdzv.store import Compare
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.chaos.history import History, Model, Record, Undecided, porcupine, verdict
-from tests.chaos.history_order import StoreOrder, store_order
-from tests.chaos.history_pods import HistoryLoad, Relayed, StragglingStore, Unsteady, pods
+from tests.support.histories.order import StoreOrder, store_order
+from tests.support.histories.pods import HistoryLoad, Relayed, StragglingStore, Unsteady, pods
+from tests.support.histories.recorded import History, Model, Record, Undecided, porcupine, verdict
 
 __all__ = ["porcupine"]
 

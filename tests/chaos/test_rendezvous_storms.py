@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import Policy
-from tests.contract.rendezvous_harness import Job, job
+from tests.support.sidecars.rendezvous import Job, job
 
 POLICY = Policy(
     min_nodes=2,

@@ -16,8 +16,8 @@ from benchmarks.scale import Phase, grow_and_shrink
 from rdzv.members.pacing import FIRST_PAUSE_S
 from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.store.backoff import Doubling
-from tests.chaos.etcd_cluster import find_etcd
-from tests.contract.calm import CALM_S, loop_lag
+from tests.support.clocks.calm import CALM_S, loop_lag
+from tests.support.store.etcd_cluster import find_etcd
 
 pytestmark = pytest.mark.etcd
 

@@ -14,7 +14,7 @@ from rdzv.members.leftovers import KEPT_MIN
 from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.chaos.bounds_load import (
+from tests.support.load.bounds import (
     Job,
     Sample,
     change_membership,
@@ -22,9 +22,9 @@ from tests.chaos.bounds_load import (
     job_on,
     renew,
 )
-from tests.chaos.bounds_report import write_report
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.patient_store import PatientEtcdStore
+from tests.support.load.report import write_report
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientEtcdStore
 
 SETTLED_KEYS = HISTORY_LENGTH + KEPT_MIN + 20
 """The present members, the job, and what else does not come with each change."""

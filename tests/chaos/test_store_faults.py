@@ -29,11 +29,11 @@ from rdzv.errors import Compacted, StoreError
 from rdzv.store import Put, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd3.driver import Etcd3Store
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.chaos.etcd_leader import leader_of
-from tests.chaos.store_load import StoreLoad, gap_s
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.patient_store import PatientEtcdStore
+from tests.support.load.store import StoreLoad, gap_s
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.etcd_leader import leader_of
+from tests.support.store.patient_store import PatientEtcdStore
+from tests.support.store.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.etcd
 
@@ -325,10 +325,10 @@ async def test_a_store_that_was_emptied_is_noticed(
 
 @pytest.mark.parametrize("soon_s", [60.0, pytest.param(5.0, marks=pytest.mark.long)])
 async def test_client_frozen_for_longer_than_its_lease(cluster: EtcdCluster, soon_s: float) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("frozen_client.py"))]
-    root = str(Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "tests/support/store/frozen_client.py")]
     client = await asyncio.create_subprocess_exec(
-        *command, *cluster.endpoints, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": root}
+        *command, *cluster.endpoints, stdout=asyncio.subprocess.PIPE, env={"PYTHONPATH": str(root)}
     )
     assert client.stdout is not None
     writer = PatientEtcdStore(cluster.endpoints)

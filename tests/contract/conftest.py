@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-from tests.contract.secure_store import secure_etcd_cluster
-from tests.contract.store_backend import _backing, backend, etcd_cluster, store
+from tests.support.store.backend import _backing, backend, etcd_cluster, store
+from tests.support.store.secure import secure_etcd_cluster
 
 __all__ = [
     "_backing",

@@ -19,8 +19,8 @@ from agent.telemetry.http import serving
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import Metrics
 from rdzv.errors import ConfigError
-from tests.contract.agent_harness import PATIENCE_S
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.sidecars.processes import PATIENCE_S
 
 
 class Pages:

@@ -19,8 +19,8 @@ from agent.rundir.files import RunDir
 from agent.telemetry.loop_lag import LoopLag
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import PATIENCE_S, until
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.sidecars.processes import PATIENCE_S, until
 
 
 def configured(endpoint: str, run_dir: Path) -> Config:

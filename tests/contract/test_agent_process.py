@@ -23,11 +23,11 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import PATIENCE_S, ROOT, muster, sidecar, until
-from tests.contract.awake_clock import awake_clock
-from tests.contract.calm import calmly
-from tests.contract.listeners import listening
-from tests.ports import free_ports
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks.calm import calmly
+from tests.support.ports import free_ports
+from tests.support.sidecars.listeners import listening
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, sidecar, until
 
 KEYS = JobKeys("default", "digits")
 

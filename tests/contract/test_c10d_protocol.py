@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher_shim.tcpstore import wire
-from tests.contract.agent_harness import PATIENCE_S
+from tests.support.sidecars.processes import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 END = wire.Ping(0xC0FFEE)
@@ -50,7 +50,7 @@ def torchs_server() -> dist.TCPStore:
 @contextmanager
 def our_server(loop: str) -> Iterator[int]:
     """Run our server over a store in memory with native semantics; yields its port."""
-    command = [sys.executable, "-m", "tests.contract.c10d_memory_server", loop]
+    command = [sys.executable, "-m", "tests.support.sidecars.c10d_memory_server", loop]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

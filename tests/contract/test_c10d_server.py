@@ -21,10 +21,10 @@ from launcher_shim.c10d.serving.relayed import Relay
 from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
 from launcher_shim.tcpstore import wire
 from rdzv.errors import ConfigError, StoreUnavailable
-from tests.contract.agent_harness import PATIENCE_S, until
-from tests.contract.c10d_memory import MemorySession, MemoryStore
-from tests.contract.calm import calmly
-from tests.contract.listeners import listening_on, loopbacks
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.c10d_memory import MemorySession, MemoryStore
+from tests.support.sidecars.listeners import listening_on, loopbacks
+from tests.support.sidecars.processes import PATIENCE_S, until
 
 HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
 

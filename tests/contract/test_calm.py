@@ -8,10 +8,10 @@ from time import monotonic
 
 import pytest
 
-from tests.contract import calm
-from tests.contract.agent_harness import until
-from tests.contract.awake_clock import awake_clock
-from tests.contract.calm import ATTEMPTS, CALM_S, calmly, complaints, loop_lag
+from tests.support.clocks import calm
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks.calm import ATTEMPTS, CALM_S, calmly, complaints, loop_lag
+from tests.support.sidecars.processes import until
 
 
 def stand_still(seconds: float) -> None:

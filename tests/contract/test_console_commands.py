@@ -25,8 +25,8 @@ from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import PATIENCE_S, ROOT, muster, until
-from tests.contract.calm import complaints, loop_lag
+from tests.support.clocks.calm import complaints, loop_lag
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, until
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)

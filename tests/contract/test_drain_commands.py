@@ -19,11 +19,11 @@ from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import PATIENCE_S, ROOT, Ended, muster
-from tests.contract.calm import complaints, loop_lag
-from tests.contract.drain_harness import Job, Loop, job
-from tests.contract.drain_parts import HERE
-from tests.contract.job_harness import KEYS, NoRoom, client
+from tests.support.clocks.calm import complaints, loop_lag
+from tests.support.sidecars.drain_parts import HERE
+from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.jobs import KEYS, NoRoom, client
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, Ended, muster
 
 RUNNER = ("-m", "console.main")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv.snapshot import Snapshot
-from tests.contract.drain_harness import job
+from tests.support.sidecars.drains import job
 
 
 async def test_a_wait_that_fails_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,9 @@ from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.contract.drain_harness import Loop, job
-from tests.contract.drain_parts import HERE, RUN
-from tests.contract.job_harness import KEYS
+from tests.support.sidecars.drain_parts import HERE, RUN
+from tests.support.sidecars.drains import Loop, job
+from tests.support.sidecars.jobs import KEYS
 
 
 class Looks:

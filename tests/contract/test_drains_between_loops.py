@@ -13,8 +13,8 @@ import agent.drain.service
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import Policy
 from rdzv.store.memory.client import MemoryStore
-from tests.contract.drain_harness import Job, Loop, job
-from tests.contract.job_harness import KEYS
+from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.jobs import KEYS
 
 STEPS = 5
 

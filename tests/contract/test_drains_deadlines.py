@@ -17,8 +17,8 @@ from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.records.drain import Drain
 from rdzv.store import Put
-from tests.contract.drain_harness import Loop, job
-from tests.contract.drain_parts import HERE, RUN
+from tests.support.sidecars.drain_parts import HERE, RUN
+from tests.support.sidecars.drains import Loop, job
 
 
 async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:

@@ -15,10 +15,10 @@ import pytest
 
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.store import Operation, Put
-from tests.contract.agent_harness import PATIENCE_S
-from tests.contract.drain_harness import Job, Loop, job
-from tests.contract.drain_parts import HERE, Moment
-from tests.contract.job_harness import KEYS
+from tests.support.sidecars.drain_parts import HERE, Moment
+from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.processes import PATIENCE_S
 
 SAVES = Loop(save_s=0.15)
 

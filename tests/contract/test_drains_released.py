@@ -16,9 +16,9 @@ from rdzv.drain.inputs import Policy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.contract.drain_harness import Job, Loop, job
-from tests.contract.drain_parts import HERE, RUN
-from tests.contract.job_harness import KEYS, begin_next_life
+from tests.support.sidecars.drain_parts import HERE, RUN
+from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.jobs import KEYS, begin_next_life
 
 SLOW_SAVE = Loop(save_s=0.4)
 

@@ -13,8 +13,8 @@ from rdzv.errors import StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Compare, Delete, Operation, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.chaos.history_pods import pod
-from tests.contract.raw_client import connected
+from tests.support.histories.pods import pod
+from tests.support.sidecars.raw_client import connected
 
 KEYS = JobKeys("team", "digits")
 PATIENCE_S = 30.0

@@ -13,7 +13,7 @@ import pytest
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.etcd_cluster import START_S, find_etcd
+from tests.support.store.etcd_cluster import START_S, find_etcd
 
 pytestmark = pytest.mark.etcd
 

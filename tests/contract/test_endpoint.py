@@ -35,9 +35,9 @@ from rdzv.members.registration import Held
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults
-from tests.contract.job_harness import KEYS, client, identity, surroundings
-from tests.contract.listeners import listening, loopbacks
-from tests.contract.raw_client import DEADLINE_S, RawClient, connected
+from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
+from tests.support.sidecars.listeners import listening, loopbacks
+from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 
 STATE_KEY = b"/torch.rendezvous.digits"
 

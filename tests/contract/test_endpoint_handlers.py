@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.rounds.inputs import Policy
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.job_harness import KEYS, begin_next_life
 from tests.contract.test_endpoint import Pod, pod
+from tests.support.sidecars.jobs import KEYS, begin_next_life
 
 RUN_ID = "digits"
 

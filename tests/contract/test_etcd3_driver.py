@@ -27,11 +27,11 @@ from rdzv.store.etcd3.watch import UNREAD, Etcd3Watch
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.opening import open_store
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.calm import ATTEMPTS, calmly
-from tests.contract.patient_store import PatientEtcd3Store, wait_long
-from tests.ports import free_ports
+from tests.support.clocks.calm import ATTEMPTS, calmly
+from tests.support.ports import free_ports
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientEtcd3Store, wait_long
+from tests.support.store.tcp_proxy import TcpProxy
 
 IDLE_S = 3.0
 MOST_TRIES = 40

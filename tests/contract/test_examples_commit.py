@@ -17,8 +17,8 @@ import pytest
 import muster
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
-from tests.ports import free_ports
-from tests.unit.pod_gate import PodGate
+from tests.support.ports import free_ports
+from tests.support.sidecars.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
 START_S = 100.0

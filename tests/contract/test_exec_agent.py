@@ -34,7 +34,7 @@ from launcher_shim.horovod.exec.frames import (
     encode,
     encode_start,
 )
-from tests.contract.calm import calmly
+from tests.support.clocks.calm import calmly
 
 SHIM = Path(launcher_shim.__file__).parent
 HOST = "node-0.1a2b3c4d"

@@ -18,12 +18,12 @@ from rdzv.keys import JobKeys
 from rdzv.records.job import Job
 from rdzv.store import Compare, KeyValue, Operation, Put, Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.chaos.history_pods import Pod, pod
-from tests.contract.agent_harness import until
-from tests.contract.job_harness import begin_next_life
-from tests.contract.patient_store import CALL_S
-from tests.contract.raw_client import DEADLINE_S, RawClient, connected
-from tests.contract.store_backend import Backend
+from tests.support.histories.pods import Pod, pod
+from tests.support.sidecars.jobs import begin_next_life
+from tests.support.sidecars.processes import until
+from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
+from tests.support.store.backend import Backend
+from tests.support.store.patient_store import CALL_S
 
 TTL_S = 60.0
 """No lease is to end by itself here, however long this machine stands still."""

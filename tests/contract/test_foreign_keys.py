@@ -15,7 +15,7 @@ from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.job_harness import KEYS, identity, surroundings
+from tests.support.sidecars.jobs import KEYS, identity, surroundings
 
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")

@@ -10,9 +10,9 @@ import pytest
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from rdzv.store import Put
-from tests.contract.agent_harness import muster
-from tests.contract.job_harness import KEYS
 from tests.contract.test_drain_commands import Terminal, terminal
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.processes import muster
 
 LAST = LastCommit(60, 0, 7, job_uid="uid-digits")
 

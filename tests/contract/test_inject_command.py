@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.agent_harness import ROOT, Ended
-from tests.unit.injection_corpus import CORPUS
+from tests.support.injection.corpus import CORPUS
+from tests.support.sidecars.processes import ROOT, Ended
 
 FLAGS = ("--min", "2", "--max", "4", "--etcd-endpoints", "etcd:2379", "--image", "sidecar:1")
 

@@ -22,9 +22,9 @@ from rdzv.records.drain import Drain, Outcome
 from rdzv.records.job import Member
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.job_harness import KEYS
-from tests.contract.raw_client import DEADLINE_S, connected
 from tests.contract.test_endpoint import Pod, asks, pod
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.raw_client import DEADLINE_S, connected
 
 HERE = KEYS.in_generation(1)
 LATER_S = 100.0

@@ -25,8 +25,8 @@ from rdzv.members.guard import Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from tests.contract.agent_harness import until
-from tests.contract.job_harness import KEYS, Unreliable, client, past_faults
+from tests.support.sidecars.jobs import KEYS, Unreliable, client, past_faults
+from tests.support.sidecars.processes import until
 
 HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")

@@ -19,7 +19,6 @@ from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.job_harness import KEYS, identity
 from tests.contract.test_registrar import (
     LONG_TTL_S,
     registered,
@@ -27,6 +26,7 @@ from tests.contract.test_registrar import (
     running,
 )
 from tests.contract.test_registrar_storms import Watched, watched_client
+from tests.support.sidecars.jobs import KEYS, identity
 
 HERE = KEYS.in_generation(1)
 

@@ -29,9 +29,9 @@ from rdzv.records.commit import Commit, Vote
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.job_harness import KEYS
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import RUN_ID, handler_at
+from tests.support.sidecars.jobs import KEYS
 
 HERE = KEYS.in_generation(1)
 MAX_RESTARTS = 3

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import Policy
-from tests.contract.rendezvous_harness import Job, Torchrun, job
+from tests.support.sidecars.rendezvous import Job, Torchrun, job
 
 QUICK = Policy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=30.0, confirm_s=0.4)
 PATIENT = replace(QUICK, last_call_s=30.0)

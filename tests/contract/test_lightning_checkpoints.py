@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import muster
-from tests.ports import free_ports
+from tests.support.ports import free_ports
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -152,7 +152,7 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
         "MASTER_PORT": str(port),
         "WORLD_SIZE": "2",
     }
-    script = ROOT / "tests" / "contract" / "choosing_rank.py"
+    script = ROOT / "tests" / "support" / "scripts" / "choosing_rank.py"
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / rank)],

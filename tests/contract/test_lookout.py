@@ -25,10 +25,10 @@ from rdzv.records.bypass import Bypass
 from rdzv.records.job import Member
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.agent_harness import until
-from tests.contract.job_harness import KEYS
-from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.processes import until
+from tests.support.sidecars.raw_client import connected
 
 HERE = KEYS.in_generation(1)
 

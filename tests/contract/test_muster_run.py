@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from agent.rundir.programs import PROGRAMS, program
-from tests.contract.agent_harness import PATIENCE_S, until
-from tests.contract.calm import calmly
-from tests.contract.notice_server import NoticeServer, notice_server
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.notices import NoticeServer, notice_server
+from tests.support.sidecars.processes import PATIENCE_S, until
 
 HEAVY = {"argparse", "email", "http", "importlib.metadata", "multiprocessing", "site", "urllib"}
 """What Python takes long to import, and a first process of a container has no use for."""

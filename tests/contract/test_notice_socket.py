@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
-from tests.contract.drain_harness import job
+from tests.support.sidecars.drains import job
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
 NOTED = Phase("noted", "noted")

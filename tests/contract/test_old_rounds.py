@@ -9,8 +9,8 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.job_harness import KEYS
 from tests.contract.test_endpoint import pod
+from tests.support.sidecars.jobs import KEYS
 
 RUN = KEYS.in_generation(1).run("digits")
 OTHER = Member("w-1", "uid-1", 1, "10.0.0.1", "", "worker", 1, 1, 4)

@@ -20,11 +20,11 @@ import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.agent_harness import until
-from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S, RUN_ID, handler_at
 from tests.contract.test_stages import container
+from tests.support.sidecars.processes import until
+from tests.support.sidecars.raw_client import connected
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at whether somebody waits."""

@@ -17,8 +17,8 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete
 from rdzv.store.memory.client import MemoryStore
-from tests.contract.job_harness import KEYS
-from tests.contract.rendezvous_harness import Job, Torchrun, job
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.rendezvous import Job, Torchrun, job
 
 QUICK = Policy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
 FOR_LONG = Terms(deaths=2, first_s=3600.0)

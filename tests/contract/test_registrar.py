@@ -21,9 +21,9 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults
-from tests.contract.agent_harness import until as until_holds
-from tests.contract.awake_clock import awake_clock
-from tests.contract.job_harness import KEYS, NoRoom, Unreliable, client, identity, surroundings
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity, surroundings
+from tests.support.sidecars.processes import until as until_holds
 
 TTL_S = 2.0
 

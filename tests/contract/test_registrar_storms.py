@@ -17,14 +17,14 @@ from rdzv.records.job import Job
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
-from tests.contract.awake_clock import awake_clock
-from tests.contract.job_harness import KEYS, identity, loaded
 from tests.contract.test_registrar import (
     LONG_TTL_S,
     registered,
     registrar,
     running,
 )
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.sidecars.jobs import KEYS, identity, loaded
 
 LEAVERS = 40
 MEMBERS = 100

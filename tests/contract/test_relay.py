@@ -18,10 +18,10 @@ from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import until
-from tests.contract.raw_client import RawClient, connected
-from tests.contract.relayed_pod import RelayedPod, relayed_pod
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.sidecars.processes import until
+from tests.support.sidecars.raw_client import RawClient, connected
+from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 PATIENCE_S = 60.0
 IMPORTED_S = 100.0

@@ -11,8 +11,8 @@ import pytest
 
 from launcher_shim.pod.ledger import Ledger
 from launcher_shim.pod.relay import Relay
-from tests.contract.raw_client import connected
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.sidecars.raw_client import connected
 
 
 async def test_a_relaying_that_fails_closes_its_connection_and_says_so(

@@ -20,7 +20,7 @@ from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.rendezvous_harness import RUN_ID, Job, job
+from tests.support.sidecars.rendezvous import RUN_ID, Job, job
 
 QUICK = Policy(
     min_nodes=2,

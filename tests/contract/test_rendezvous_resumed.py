@@ -12,8 +12,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.torch.agent import connect
-from tests.contract.rendezvous_harness import Job, job
 from tests.contract.test_rendezvous_handlers import QUICK, all_of
+from tests.support.sidecars.rendezvous import Job, job
 
 
 @pytest.fixture(autouse=True)

@@ -35,8 +35,8 @@ from rdzv.mirror import Mirror
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from tests.contract.calm import calmly
-from tests.contract.job_harness import Unreliable
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.jobs import Unreliable
 
 GENERATION = JobKeys("team", "digits").in_generation(1)
 RUN = GENERATION.run("digits")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, sidecar, until
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, Sidecar, sidecar, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two other users")
 
@@ -52,13 +52,21 @@ CASES = [
 
 def user(pod: Pod, uid: int, *command: str) -> tuple[str, ...]:
     """The arguments of Python that run a module as one of the users."""
-    return ("-m", "tests.contract.as_user", f"{uid}", f"{uid}", pod.groups, pod.umask, *command)
+    return (
+        "-m",
+        "tests.support.sidecars.as_user",
+        f"{uid}",
+        f"{uid}",
+        pod.groups,
+        pod.umask,
+        *command,
+    )
 
 
 async def visit(pod: Pod, uid: int, role: str, run_dir: Path) -> dict[str, object]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *user(pod, uid, "tests.contract.rundir_visitor", role, str(run_dir)),
+        *user(pod, uid, "tests.support.sidecars.rundir_visitor", role, str(run_dir)),
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import Policy
-from tests.contract.rendezvous_harness import job
+from tests.support.sidecars.rendezvous import job
 
 QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2)
 

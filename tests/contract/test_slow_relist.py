@@ -18,8 +18,8 @@ from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.store_backend import DRIVERS
+from tests.support.store.backend import DRIVERS
+from tests.support.store.tcp_proxy import TcpProxy
 
 PREFIX = "/team/"
 KEYS = 1200

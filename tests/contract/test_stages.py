@@ -23,11 +23,11 @@ from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.pod.relay import Relay
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.job_harness import KEYS
-from tests.contract.raw_client import connected
 from tests.contract.test_endpoint import Pod, pod
 from tests.contract.test_endpoint_handlers import PATIENCE_S, handler_at
-from tests.ports import free_ports
+from tests.support.ports import free_ports
+from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.raw_client import connected
 
 HERE = KEYS.in_generation(1)
 DONE = "torchelastic/agent/terminal_state/num_members"

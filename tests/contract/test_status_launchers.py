@@ -18,9 +18,9 @@ from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.agent_harness import muster
-from tests.contract.calm import calmly
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.processes import muster
+from tests.support.store.tcp_proxy import TcpProxy
 
 KEYS = JobKeys("default", "digits")
 HERE = KEYS.in_generation(1)

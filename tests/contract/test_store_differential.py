@@ -20,9 +20,9 @@ from rdzv.store import (
     WatchEvent,
 )
 from rdzv.store.memory.client import MemoryStore
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.patient_store import PatientEtcdStore
-from tests.contract.store_backend import following
+from tests.support.store.backend import following
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PatientEtcdStore
 
 pytestmark = pytest.mark.etcd
 

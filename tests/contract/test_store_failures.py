@@ -22,12 +22,12 @@ from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import ATTEMPT_S
 from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, Endpoint, NotSentError
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.fault_link import Link
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.contract.calm import calmly
-from tests.contract.patient_store import CALL_S, PatientEtcdStore, wait_long
-from tests.contract.store_backend import DRIVERS, Backend, following, real_etcd
-from tests.ports import free_ports
+from tests.support.clocks.calm import calmly
+from tests.support.faults.link import Link
+from tests.support.ports import free_ports
+from tests.support.store.backend import DRIVERS, Backend, following, real_etcd
+from tests.support.store.patient_store import CALL_S, PatientEtcdStore, wait_long
+from tests.support.store.tcp_proxy import TcpProxy
 
 
 class Broken:

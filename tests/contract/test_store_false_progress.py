@@ -25,7 +25,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.memory.server_calls import Calls
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
-from tests.contract.store_backend import DRIVERS
+from tests.support.store.backend import DRIVERS
 
 FALSE, TRUE = "3.5.7", "3.5.8"
 """Versions of etcd whose word about progress is not to be relied on, and is."""

@@ -12,9 +12,9 @@ import pytest
 from rdzv.errors import StoreAmbiguous, StoreFull
 from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.patient_store import PATIENT
-from tests.contract.store_backend import DRIVERS
+from tests.support.store.backend import DRIVERS
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import PATIENT
 
 pytestmark = pytest.mark.etcd
 

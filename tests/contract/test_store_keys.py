@@ -10,8 +10,8 @@ import pytest
 
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Range, Store, TxnResult
-from tests.contract.patient_store import CALL_S
-from tests.contract.store_backend import Backend
+from tests.support.store.backend import Backend
+from tests.support.store.patient_store import CALL_S
 
 Target = Literal["create", "mod", "version", "lease", "value"]
 Operator = Literal["=", "!=", "<", ">"]

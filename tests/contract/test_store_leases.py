@@ -7,7 +7,7 @@ import pytest
 
 from rdzv.errors import LeaseLost
 from rdzv.store import Delete, Put, Store
-from tests.contract.store_backend import Backend, following
+from tests.support.store.backend import Backend, following
 
 TTL_S = 12
 """Six times as long as the test waits between two renewals, for a machine that stands still."""

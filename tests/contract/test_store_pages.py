@@ -8,7 +8,7 @@ import pytest
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.paging import PagedRead, Paging, read_all
 from rdzv.store import Delete, KeyValue, Put, Store
-from tests.contract.store_backend import Backend
+from tests.support.store.backend import Backend
 
 
 async def written(store: Store, prefix: str, count: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.store import Delete, KeyValue, Operation, Put, Range, Store
-from tests.contract.store_backend import Backend
+from tests.support.store.backend import Backend
 
 
 def held(response: object) -> list[tuple[str, bytes]]:

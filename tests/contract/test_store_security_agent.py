@@ -15,10 +15,10 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.rights import JobRole
-from tests.chaos.certificates import write
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.agent_harness import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
-from tests.contract.secure_store import (
+from tests.support.sidecars.processes import PATIENCE_S, ROOT, Sidecar, muster, sidecar, until
+from tests.support.store.certificates import write
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.secure import (
     ROOT_PASSWORD,
     job_access,
     named_cluster,

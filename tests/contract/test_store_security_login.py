@@ -23,11 +23,11 @@ from rdzv.store.etcd.admin import auth_enabled
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole
 from rdzv.store.memory.server import EmbeddedServer
-from tests.chaos.certificates import write
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.calm import calmly
-from tests.contract.patient_store import CALL_S
-from tests.contract.secure_store import (
+from tests.support.clocks.calm import calmly
+from tests.support.store.certificates import write
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import CALL_S
+from tests.support.store.secure import (
     ROOT_PASSWORD,
     TOKEN_TTL_S,
     job_access,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.certificates import write
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.agent_harness import ROOT
-from tests.contract.secure_store import ROOT_PASSWORD, secure_cluster, shell
+from tests.support.sidecars.processes import ROOT
+from tests.support.store.certificates import write
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.secure import ROOT_PASSWORD, secure_cluster, shell
 
 __all__ = ["secure_cluster"]
 

@@ -16,9 +16,9 @@ from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.etcd.rights import JobRole, Rights
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.job_harness import identity, surroundings
-from tests.contract.secure_store import job_access, opened, root_access, secure_cluster
+from tests.support.sidecars.jobs import identity, surroundings
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.secure import job_access, opened, root_access, secure_cluster
 
 __all__ = ["secure_cluster"]
 

@@ -17,10 +17,10 @@ from rdzv.store import Put, Store, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
 from rdzv.store.etcd.rights import JobRole, Rights
-from tests.chaos.certificates import Authority
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.patient_store import CALL_S, wait_long
-from tests.contract.secure_store import named_cluster, opened
+from tests.support.store.certificates import Authority
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.patient_store import CALL_S, wait_long
+from tests.support.store.secure import named_cluster, opened
 
 __all__ = ["named_cluster"]
 

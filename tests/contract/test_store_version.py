@@ -18,9 +18,9 @@ from rdzv.errors import StoreUnavailable
 from rdzv.store import DEFAULT_TIMEOUT_S, StoreStatus
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.agent_harness import until
-from tests.contract.job_harness import client
 from tests.contract.test_agent_in_process import configured
+from tests.support.sidecars.jobs import client
+from tests.support.sidecars.processes import until
 
 
 class Versioned(MemoryStore):

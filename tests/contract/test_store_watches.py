@@ -10,8 +10,8 @@ import pytest
 
 from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
 from rdzv.store import WATCH_PROGRESS_S, Delete, Put, Store, WatchEvent
-from tests.contract.calm import calmly
-from tests.contract.store_backend import Backend, following
+from tests.support.clocks.calm import calmly
+from tests.support.store.backend import Backend, following
 
 
 async def put(store: Store, key: str, value: bytes = b"") -> int:

@@ -20,8 +20,8 @@ from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut
-from tests.contract.agent_harness import until
-from tests.contract.job_harness import KEYS, client
+from tests.support.sidecars.jobs import KEYS, client
+from tests.support.sidecars.processes import until
 
 HERE = KEYS.in_generation(1)
 

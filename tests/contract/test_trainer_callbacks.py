@@ -18,7 +18,7 @@ import muster
 from agent.rundir.progress import read_line
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
-from tests.unit.pod_gate import PodGate
+from tests.support.sidecars.pod_gate import PodGate
 
 ROOT = Path(muster.__file__).parents[1]
 MORE_STEPS = 100

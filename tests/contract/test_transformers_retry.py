@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import muster
-from tests.unit.pod_gate import PodGate
+from tests.support.sidecars.pod_gate import PodGate
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
@@ -25,7 +25,12 @@ def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str)
     pod = PodGate(tmp_path / "run")
     pod.show(pod.gate)
     process = subprocess.Popen(
-        [sys.executable, ROOT / "tests" / "contract" / "retrying_loop.py", tmp_path / "out", how],
+        [
+            sys.executable,
+            ROOT / "tests" / "support" / "scripts" / "retrying_loop.py",
+            tmp_path / "out",
+            how,
+        ],
         env={
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),

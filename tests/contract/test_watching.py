@@ -17,8 +17,8 @@ from rdzv.store import Store
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.contract.agent_harness import until
+from tests.support.sidecars.processes import until
+from tests.support.store.etcd_cluster import EtcdCluster
 
 AWAY = "the store does not answer, the last snapshot stays in force: "
 REFUSES = "the store refuses, the last snapshot stays in force: "

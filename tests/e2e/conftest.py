@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
-from tests.e2e.background import Background
-from tests.e2e.job import Job
-from tests.e2e.kubelab_fixtures import kubelab as kubelab
-from tests.e2e.kubelab_fixtures import sidecar_in_lab as sidecar_in_lab
+from tests.support.cluster.fixtures import kubelab as kubelab
+from tests.support.cluster.fixtures import sidecar_in_lab as sidecar_in_lab
+from tests.support.training.background import Background
+from tests.support.training.job import Job
 
 _jobs: list[Job] = []
 _ended: list[tuple[str, str]] = []

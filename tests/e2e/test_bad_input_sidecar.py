@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from rdzv.records.codec import dump_record
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.e2e.job import Job, Node
-from tests.e2e.step_log import World
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.training.job import Job, Node
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import FORM_TIMEOUT_S, ROOT, Job, Node
+from tests.support.training.job import FORM_TIMEOUT_S, ROOT, Job, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

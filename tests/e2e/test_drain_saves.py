@@ -8,9 +8,15 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e import drain_job as drills
-from tests.e2e.drain_job import DRAINED_STATUS, draining_job, gone, nothing_lost, released
-from tests.e2e.job import Job
+from tests.support.training import drain_job as drills
+from tests.support.training.drain_job import (
+    DRAINED_STATUS,
+    draining_job,
+    gone,
+    nothing_lost,
+    released,
+)
+from tests.support.training.job import Job
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 

@@ -8,10 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from tests.e2e import drain_job as drills
-from tests.e2e.drain_job import DRAINED_STATUS, drain_of, draining_job, gone, nothing_lost
-from tests.e2e.job import Job, Node
-from tests.e2e.step_log import World
+from tests.support.training import drain_job as drills
+from tests.support.training.drain_job import (
+    DRAINED_STATUS,
+    drain_of,
+    draining_job,
+    gone,
+    nothing_lost,
+)
+from tests.support.training.job import Job, Node
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 

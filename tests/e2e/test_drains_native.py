@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.drain_job import SCRIPT, account_of
-from tests.e2e.job import ROOT
-from tests.e2e.step_log import StepLog
+from tests.support.training.drain_job import SCRIPT, account_of
+from tests.support.training.job import ROOT
+from tests.support.training.step_log import StepLog
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(700)]
 

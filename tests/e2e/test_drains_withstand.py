@@ -10,9 +10,16 @@ from itertools import pairwise
 
 import pytest
 
-from tests.e2e import drain_job as drills
-from tests.e2e.drain_job import DRAINED_STATUS, drain_of, draining_job, gone, nothing_lost, released
-from tests.e2e.job import Job, Node
+from tests.support.training import drain_job as drills
+from tests.support.training.drain_job import (
+    DRAINED_STATUS,
+    drain_of,
+    draining_job,
+    gone,
+    nothing_lost,
+    released,
+)
+from tests.support.training.job import Job, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 

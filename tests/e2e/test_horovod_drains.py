@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from launcher_shim.horovod.hosts import SETTLE_S
-from tests.e2e.background import Background
-from tests.e2e.horovod_drains import Drains, draining
-from tests.e2e.horovod_rig import horovod_folder
+from tests.support.horovod.drains import Drains, draining
+from tests.support.horovod.rig import horovod_folder
+from tests.support.training.background import Background
 
-DRIVER = Path(__file__).parent / "horovod_driver.py"
+DRIVER = Path(__file__).parents[1] / "support/scripts/horovod_driver.py"
 
 Start = Callable[..., AbstractContextManager[Drains]]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.tcp_proxy import TcpProxy
-from tests.e2e.background import Background
-from tests.e2e.horovod_cluster import HorovodCluster
-from tests.e2e.horovod_rig import horovod_folder
-from tests.e2e.job import Job
+from tests.support.horovod.cluster import HorovodCluster
+from tests.support.horovod.rig import horovod_folder
+from tests.support.store.tcp_proxy import TcpProxy
+from tests.support.training.background import Background
+from tests.support.training.job import Job
 
 StartJob = Callable[..., AbstractContextManager[HorovodCluster]]
 

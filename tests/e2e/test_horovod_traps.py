@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.horovod_rig import HorovodJob, horovod_folder
+from tests.support.horovod.rig import HorovodJob, horovod_folder
 
 HANGS_S = 15.0
 """A job that makes no step for so long hangs: normally, the first comes at once."""

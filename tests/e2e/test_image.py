@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.e2e.container_engine import ROOT, ContainerEngine
-from tests.e2e.sidecar_image import IMAGE, context_names, sidecar_archive
-from tests.ports import free_ports
+from tests.support.cluster.container_engine import ROOT, ContainerEngine
+from tests.support.cluster.sidecar_image import IMAGE, context_names, sidecar_archive
+from tests.support.ports import free_ports
+from tests.support.store.etcd_cluster import EtcdCluster
 
 pytestmark = [
     pytest.mark.container,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube_drills import STEPS_BETWEEN, befall, delete_pod
-from tests.e2e.kube_job import KubeJob
-from tests.e2e.kube_workload import Workload
-from tests.e2e.kubelab import Kubelab, Object
-from tests.e2e.kubelab_fixtures import kubelab
-from tests.e2e.sidecar_image import sidecar_archive
+from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod
+from tests.support.cluster.fixtures import kubelab
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import Kubelab, Object
+from tests.support.cluster.sidecar_image import sidecar_archive
+from tests.support.cluster.workload import Workload
 
 __all__ = ["kubelab"]
 

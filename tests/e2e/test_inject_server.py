@@ -13,8 +13,8 @@ import pytest
 
 from console.inject.injection import Request, inject
 from console.inject.removal import removed
-from tests.e2e.kubelab import ROOT, KubectlFailed, Kubelab, Object
-from tests.unit.injection_corpus import CORPUS
+from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
+from tests.support.injection.corpus import CORPUS
 
 pytestmark = [pytest.mark.kubelab]
 pytestmark += [pytest.mark.timeout(1800)]  # the first test may have to make the cluster

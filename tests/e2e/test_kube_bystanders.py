@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kube_job import KubeJob
-from tests.e2e.kube_workload import NAME, Workload
-from tests.e2e.kubelab import KubectlFailed, Kubelab, Object
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import KubectlFailed, Kubelab, Object
+from tests.support.cluster.workload import NAME, Workload
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 

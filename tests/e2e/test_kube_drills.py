@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube_account import account
-from tests.e2e.kube_drills import (
+from tests.support.cluster.account import account
+from tests.support.cluster.drills import (
     DRILLS,
     Drill,
     delete_rank_0,
@@ -18,9 +18,9 @@ from tests.e2e.kube_drills import (
     run,
     series,
 )
-from tests.e2e.kube_job import KubeJob
-from tests.e2e.kube_workload import NAME, Workload
-from tests.e2e.kubelab import Kubelab
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.workload import NAME, Workload
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube_drills import befall, delete_pod, scale_down
-from tests.e2e.kube_job import KubeJob
-from tests.e2e.kube_workload import NAME, Workload
-from tests.e2e.kubelab import Kubelab
+from tests.support.cluster.drills import befall, delete_pod, scale_down
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.workload import NAME, Workload
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 

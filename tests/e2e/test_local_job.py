@@ -28,7 +28,7 @@ import muster
 muster.report_step(1, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 time.sleep(3600)
 """
-PACED = str(ROOT / "tests" / "e2e" / "paced_script.py")
+PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import Job
-from tests.e2e.older_torch import SETUP_TIMEOUT_S, python_with_torch
+from tests.support.training.job import Job
+from tests.support.training.older_torch import SETUP_TIMEOUT_S, python_with_torch
 
 pytestmark = [
     pytest.mark.torch,

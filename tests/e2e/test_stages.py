@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.relayed_pod import RelayedPod, relayed_pod
+from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from tests.e2e.job import FORM_TIMEOUT_S, Job
+from tests.support.training.job import FORM_TIMEOUT_S, Job
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 

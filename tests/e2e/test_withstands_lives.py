@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.drain_job import DRAINED_STATUS, draining_job, gone, released, terminate
-from tests.e2e.job import FORM_TIMEOUT_S, Job, Node
+from tests.support.training.drain_job import DRAINED_STATUS, draining_job, gone, released, terminate
+from tests.support.training.job import FORM_TIMEOUT_S, Job, Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

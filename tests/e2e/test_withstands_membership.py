@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import FORM_TIMEOUT_S, Job, Node, marked
-from tests.e2e.step_log import World
-from tests.e2e.taken_ports import taken_ports
+from tests.support.training.job import FORM_TIMEOUT_S, Job, Node, marked
+from tests.support.training.step_log import World
+from tests.support.training.taken_ports import taken_ports
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.job import FORM_TIMEOUT_S, Job, Node
-from tests.e2e.step_log import World
+from tests.support.training.job import FORM_TIMEOUT_S, Job, Node
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 

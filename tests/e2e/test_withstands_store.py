@@ -15,10 +15,10 @@ import pytest
 
 from rdzv.errors import StoreError
 from rdzv.store.etcd.client import EtcdStore
-from tests.chaos.etcd_cluster import EtcdCluster
-from tests.e2e.background import Background
-from tests.e2e.job import FORM_TIMEOUT_S, Job
-from tests.e2e.step_log import World
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.training.background import Background
+from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.torch, pytest.mark.etcd, pytest.mark.timeout(900)]
 

@@ -30,8 +30,8 @@ from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import VERSION, transact
 from rdzv.store.memory.engine import MemoryEngine
 from rdzv.store.memory.leases import Lease, LeaseTable
-from tests.simulation.loop import Process, SimulatedLoop
 from tests.simulation.timeline import Timeline
+from tests.support.clocks.virtual import Process, SimulatedLoop
 
 T = TypeVar("T")
 

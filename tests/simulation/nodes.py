@@ -17,9 +17,9 @@ from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
-from tests.simulation.loop import LONGEST_S, Process, SimulatedLoop
 from tests.simulation.network import Link, Sender
 from tests.simulation.run_dir import MemoryRunDir
+from tests.support.clocks.virtual import LONGEST_S, Process, SimulatedLoop
 
 KEYS = JobKeys("team", "digits")
 

@@ -9,9 +9,9 @@ from tests.simulation.network import Weather
 from tests.simulation.nodes import LEASE_TTL_S
 
 if TYPE_CHECKING:
-    from tests.simulation.loop import Process
     from tests.simulation.pods import Pod
     from tests.simulation.story import Story
+    from tests.support.clocks.virtual import Process
 
 BAD = (
     Weather(0.05, refused=0.1),

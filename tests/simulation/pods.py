@@ -15,7 +15,6 @@ from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
 from rdzv.store import WatchEvent
-from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
@@ -23,6 +22,7 @@ from tests.simulation.ranks import RoundId, World
 from tests.simulation.run_dir import MemoryRunDir
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
+from tests.support.clocks.virtual import SimulatedLoop
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants

@@ -17,8 +17,8 @@ from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.tcpstore import wire
 
 if TYPE_CHECKING:
-    from tests.simulation.loop import SimulatedLoop
     from tests.simulation.nodes import Sidecar
+    from tests.support.clocks.virtual import SimulatedLoop
 
 
 class Connection:

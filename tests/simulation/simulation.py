@@ -12,13 +12,13 @@ from random import Random
 from unittest.mock import patch
 
 from tests.simulation.invariants import Invariants
-from tests.simulation.loop import SimulatedLoop
 from tests.simulation.planted import planted
 from tests.simulation.plot import Plot
 from tests.simulation.plots import BY_NAME, PLOTS
 from tests.simulation.pods import SimulatedJob
 from tests.simulation.story import Story
 from tests.simulation.timeline import Timeline
+from tests.support.clocks.virtual import SimulatedLoop
 
 POLL_S = (0.25, 0.25)
 """A sidecar looks at ranks that save a few times less often than in earnest: it costs most."""

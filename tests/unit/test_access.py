@@ -26,7 +26,7 @@ from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole
 from rdzv.store.opening import open_store
-from tests.chaos.certificates import Authority, write
+from tests.support.store.certificates import Authority, write
 
 PLAIN = ("10.0.0.1:2379",)
 TLS = ("https://etcd-0:2379", "https://etcd-1:2379")

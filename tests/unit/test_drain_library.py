@@ -29,7 +29,7 @@ from muster.progress import ProgressFile
 from rdzv.drain.gate import Gate, Here, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, LastCommit, Vote
-from tests.unit.pod_gate import DEADLINE_S, PodGate, beside, wait
+from tests.support.sidecars.pod_gate import DEADLINE_S, PodGate, beside, wait
 
 MASTER = "10.0.0.7:40123"
 OF_TORCHRUN = {

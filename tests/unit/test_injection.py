@@ -12,7 +12,7 @@ import yaml
 
 from console.inject.injection import Injected, Request, inject
 from console.inject.removal import removed
-from tests.unit.injection_corpus import CORPUS
+from tests.support.injection.corpus import CORPUS
 
 FLAGS = {
     "job": "digits",

@@ -12,7 +12,7 @@ import pytest
 
 from console.inject import cautions
 from rdzv.errors import ConfigError
-from tests.unit.injection_corpus import CORPUS, WITHOUT_PODS
+from tests.support.injection.corpus import CORPUS, WITHOUT_PODS
 from tests.unit.test_injection import injected, loaded, pods
 from tests.unit.test_injection_plan import manifest
 

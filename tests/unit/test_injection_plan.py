@@ -14,7 +14,7 @@ from agent.rundir.files import torch_environment
 from console.inject import facts
 from console.inject.injection import Request, inject
 from rdzv.errors import ConfigError
-from tests.unit.injection_corpus import CORPUS
+from tests.support.injection.corpus import CORPUS
 from tests.unit.test_injection import FLAGS, again, injected, loaded, pods
 
 

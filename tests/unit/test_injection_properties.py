@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from console.inject.injection import Request, inject
 from console.inject.removal import removed
 from rdzv.errors import ConfigError
-from tests.unit.injection_corpus import CORPUS
+from tests.support.injection.corpus import CORPUS
 from tests.unit.test_injection import FLAGS, again, injected, keeps, loaded
 
 WORDS = st.sampled_from(

@@ -10,7 +10,7 @@ import pytest
 from console.inject.injection import Request
 from console.inject.injection import inject as run
 from rdzv.errors import ConfigError
-from tests.unit.injection_corpus import CORPUS
+from tests.support.injection.corpus import CORPUS
 from tests.unit.test_injection import FLAGS, again, injected
 
 POD = """\

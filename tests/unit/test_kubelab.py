@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import kubelab_claim
-from tests.e2e.kubelab import MADE_BY_TESTS, Kubelab
+from tests.support.cluster import claim
+from tests.support.cluster.lab import MADE_BY_TESTS, Kubelab
 
 TOOLCHAIN = Path(__file__).parents[2] / "scripts" / "toolchain"
 
@@ -334,8 +334,8 @@ class FolderLab(Kubelab):
 @pytest.fixture
 def folder_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FolderLab:
     lab = FolderLab(tmp_path / "state", tmp_path / "made-by-tests")
-    monkeypatch.setattr(kubelab_claim, "LOCK", tmp_path / "lock")
-    monkeypatch.setattr(kubelab_claim, "MADE_BY_TESTS", lab.mark)
+    monkeypatch.setattr(claim, "LOCK", tmp_path / "lock")
+    monkeypatch.setattr(claim, "MADE_BY_TESTS", lab.mark)
     # This test keeps its own time.
     monkeypatch.setattr(signal, "setitimer", lambda which, seconds: (0.0, 0.0))
     return lab
@@ -343,7 +343,7 @@ def folder_lab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FolderLab:
 
 def test_a_cluster_that_a_person_has_made_is_not_ended_by_tests(folder_lab: FolderLab) -> None:
     folder_lab.state.mkdir()
-    with kubelab_claim.claimed(folder_lab):
+    with claim.claimed(folder_lab):
         pass
     assert folder_lab.ended == 0
 
@@ -351,7 +351,7 @@ def test_a_cluster_that_a_person_has_made_is_not_ended_by_tests(folder_lab: Fold
 def test_a_cluster_that_tests_have_made_is_ended_by_the_last_that_uses_it(
     folder_lab: FolderLab,
 ) -> None:
-    first, second = (kubelab_claim.claimed(folder_lab) for _ in range(2))
+    first, second = (claim.claimed(folder_lab) for _ in range(2))
     first.__enter__()
     second.__enter__()
     folder_lab.command("up")
@@ -365,7 +365,7 @@ def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
     folder_lab: FolderLab,
 ) -> None:
     folder_lab.command("up")
-    with kubelab_claim.claimed(folder_lab):
+    with claim.claimed(folder_lab):
         assert folder_lab.ended == 1
         folder_lab.command("up")
     assert folder_lab.ended == 2
@@ -373,7 +373,7 @@ def test_a_cluster_of_a_session_that_was_killed_is_ended_by_the_next(
 
 def test_a_cluster_that_was_killed_before_it_was_there_is_ended_too(folder_lab: FolderLab) -> None:
     folder_lab.mark.touch()
-    with kubelab_claim.claimed(folder_lab):
+    with claim.claimed(folder_lab):
         assert folder_lab.ended == 1
 
 

@@ -23,7 +23,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
-from tests.unit.pod_gate import PodGate
+from tests.support.sidecars.pod_gate import PodGate
 
 KEYS = JobKeys("team", "digits")
 MASTER = "10.0.0.7:40123"

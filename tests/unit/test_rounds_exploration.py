@@ -16,7 +16,7 @@ from typing import get_args
 import pytest
 
 from launcher_shim.c10d.rounds.inputs import Policy
-from tests.unit.rounds_model import Broken, Fault, Rules, explore, walk
+from tests.support.models.rounds import Broken, Fault, Rules, explore, walk
 
 TWO = Rules(2, Policy(2, 2))
 STATES_MAX = 400_000

@@ -30,7 +30,7 @@ from rdzv.store.etcd.endpoint import (
     Rotation,
 )
 from rdzv.store.pb import etcd_pb2 as pb
-from tests.simulation.loop import SimulatedLoop
+from tests.support.clocks.virtual import SimulatedLoop
 
 CLIENTS = 300
 TIMEOUT_S = 2.0

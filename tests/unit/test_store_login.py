@@ -21,7 +21,7 @@ from rdzv.store.etcd.login import (
     LoginRefusedError,
     LoginUnansweredError,
 )
-from tests.simulation.loop import SimulatedLoop
+from tests.support.clocks.virtual import SimulatedLoop
 
 ACCESS = Access(("etcd:2379",), user="job", password_file="/password")
 SOON_S = 0.1

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every drill with Muster and without, and writes what came of it as a Markdown table.
+
+    python -m tests.support.cluster.table --slots 1 --slots 2 docs/kubernetes-drills.md
+
+A cluster that is not there is made, and ended afterwards. Rows are kept beside the page
+as they come (``.json``), so that a run that was ended goes on with what is missing; ``--again``
+begins anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.cluster.claim import claimed
+from tests.support.cluster.drills import DRILLS, Drill, Row, run, series
+from tests.support.cluster.lab import ROOT, Kubelab
+from tests.support.cluster.sidecar_image import sidecar_archive
+
+Told = dict[str, str]
+CELLS = ("drill", "pods", "grace", "enough", "with", "lost", "twice", "still", "goes on", "load")
+
+
+@dataclass
+class Rows:
+    """The rows that there are, in a file that is written at each new one."""
+
+    kept: Path
+    found: list[Told] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.kept.exists():
+            self.found = json.loads(self.kept.read_text())
+
+    def missing(self, slots: Sequence[int]) -> Iterator[tuple[int, bool, list[Drill]]]:
+        """What is not there yet, by series: processes in a pod, whether with Muster, the drills.
+
+        Jobs with Muster come first: those without it may take 90 s a drill to stand still.
+        """
+        for muster in (True, False):
+            for size in slots:
+                for drills in series([drill for drill in DRILLS if muster or drill.native]):
+                    have = {(row["drill"], row["slots"], row["with"]) for row in self.found}
+                    left = [d for d in drills if (d.name, str(size), _word(muster)) not in have]
+                    if left:
+                        yield size, muster, left
+
+    def make(self, lab: Kubelab, slots: int, muster: bool, drills: Sequence[Drill]) -> None:
+        """Run drills of one series, and keep what comes of them."""
+        directory = Path(tempfile.mkdtemp(prefix="kube-drills-"))
+        for row in run(lab, directory, drills, slots=slots, muster=muster):
+            self.found.append(told(row))
+            self.kept.write_text(json.dumps(self.found, indent=1))
+            print(directory, self.found[-1], flush=True)  # noqa: T201
+
+
+def _word(muster: bool) -> str:
+    return "Muster" if muster else "torchrun alone"
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def told(row: Row) -> Told:
+    """A row in words."""
+    work, account = row.workload, row.account
+    return {
+        "drill": row.drill.name,
+        "slots": str(work.slots),
+        "with": _word(row.muster),
+        "pods": f"{work.replicas} × {work.slots}",
+        "grace": f"{work.grace_s} s",
+        "enough": f"{work.enough_s:.1f} s",
+        "lost": str(account.lost),
+        "twice": str(account.twice),
+        "still": f"{account.still_s:.0f} s",
+        "goes on": "yes" if account.went_on else "no",
+        "commit": _commit(),
+        "load": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def not_run(found: Sequence[Told]) -> str:
+    """Which sizes of pods have rows with Muster alone, in a sentence; empty where none has."""
+    run, native = (
+        {row["slots"] for row in found if row["with"] == _word(muster)} for muster in (True, False)
+    )
+    missing = sorted(run - native)
+    if not missing:
+        return ""
+    return f"Not run without Muster: jobs with {' or '.join(missing)} processes in a pod.\n\n"
+
+
+def page(found: Sequence[Told]) -> str:
+    """The page."""
+    today = datetime.datetime.now(datetime.UTC).date()
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    machine = f"{os.cpu_count()} cores, {memory_gib:.0f} GiB, {platform.machine()}"
+    order = [drill.name for drill in DRILLS]
+    found = sorted(found, key=lambda r: (r["slots"], order.index(r["drill"]), r["with"]))
+    heads = ["what befalls the job", *CELLS[1:4], "", *CELLS[5:]]
+    lines = [heads, ["---"] * len(heads), *([one[cell] for cell in CELLS] for one in found)]
+    text = (Path(__file__).parent / "table.md").read_text()
+    return text.format(
+        not_run=not_run(found),
+        date=today,
+        machine=machine,
+        commits=", ".join(sorted({row["commit"] for row in found})),
+        table="\n".join(f"| {' | '.join(line)} |" for line in lines),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--slots", type=int, action="append", required=True)
+    parser.add_argument("--again", action="store_true")
+    arguments = parser.parse_args()
+    kept = arguments.page.with_suffix(".json")
+    if arguments.again:
+        kept.unlink(missing_ok=True)
+    lab = Kubelab()
+    rows = Rows(kept)
+    with claimed(lab):
+        lab.command("up", timeout_s=900)
+        lab.command("load", str(sidecar_archive()), timeout_s=300)
+        for slots, muster, drills in rows.missing(arguments.slots):
+            rows.make(lab, slots, muster, drills)
+    arguments.page.write_text(page(rows.found))
+
+
+if __name__ == "__main__":
+    main()

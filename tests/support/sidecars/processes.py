@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs ``muster`` as a real process, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.ports import free_ports
+
+ROOT = Path(__file__).parents[3]
+PATIENCE_S = 90.0
+"""For a process to start and to come to its turns on cores that are shared."""
+
+
+@dataclass
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+async def muster(*arguments: str, **environ: str) -> Ended:
+    """Run one command to its end."""
+    process = await _start(arguments, environ)
+    async with asyncio.timeout(PATIENCE_S):
+        out, err = await process.communicate()
+    assert process.returncode is not None
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+async def _start(
+    arguments: tuple[str, ...],
+    environ: dict[str, str],
+    runner: tuple[str, ...] = ("-m", "console.main"),
+) -> asyncio.subprocess.Process:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        *runner,
+        *arguments,
+        cwd=ROOT,
+        env={**clean, **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+@dataclass
+class Sidecar:
+    """One running ``muster agent`` and what it has logged."""
+
+    process: asyncio.subprocess.Process
+    address: str
+    http_port: int
+    c10d_port: int
+    run_dir: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Ask its HTTP server; 0 if nothing answers."""
+        try:
+            reader, writer = await asyncio.open_connection(self.address, self.http_port)
+            try:
+                writer.write(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+                answer = (await reader.read()).decode()
+            finally:
+                writer.close()
+        except ConnectionError:
+            return 0, ""
+        head, ended, body = answer.partition("\r\n\r\n")
+        # One that ends meanwhile may close the connection before it has answered.
+        return (int(head.split()[1]), body) if ended else (0, "")
+
+    async def until_ready(self) -> None:
+        """Wait until it says that it is ready."""
+
+        async def ready() -> bool:
+            assert self.process.returncode is None, self.lines
+            return (await self.get("/readyz"))[0] == 200
+
+        await until(ready)
+
+    async def until_logged(self, event: str) -> dict[str, Any]:
+        """Wait for a line with this event; return the first one."""
+
+        async def logged() -> bool:
+            return any(line["event"] == event for line in self.lines)
+
+        await until(logged)
+        return next(line for line in self.lines if line["event"] == event)
+
+    async def hosts(self) -> str:
+        """What ``discover_hosts.sh`` prints."""
+        process = await asyncio.create_subprocess_exec(
+            self.run_dir / "discover_hosts.sh", stdout=asyncio.subprocess.PIPE
+        )
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        return out.decode()
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait for the exit status."""
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def sidecar(
+    endpoint: str,
+    run_dir: Path,
+    name: str = "node-0",
+    runner: tuple[str, ...] = ("-m", "console.main"),
+    /,
+    **environ: str,
+) -> AsyncIterator[Sidecar]:
+    """Run a sidecar on free ports; kill it at the end if it still runs.
+
+    ``runner`` are Python's arguments that run the command line.
+    """
+    http_port, c10d_port = free_ports(2)
+    settings = {
+        "MUSTER_JOB": "digits",
+        "MUSTER_MEMBER": name,
+        "MUSTER_MIN": "1",
+        "MUSTER_MAX": "4",
+        "MUSTER_ADDRESS": "127.0.0.1",
+        "MUSTER_ETCD_ENDPOINTS": endpoint,
+        "MUSTER_RUN_DIR": str(run_dir),
+        "MUSTER_HTTP_PORT": str(http_port),
+        "MUSTER_C10D_PORT": str(c10d_port),
+        "MUSTER_LEASE_TTL": "10",
+        **environ,
+    }
+    process = await _start(("agent",), settings, runner)
+    found = Sidecar(process, settings["MUSTER_ADDRESS"], http_port, c10d_port, run_dir)
+    reading = asyncio.create_task(_read_lines(process, found.lines))
+    try:
+        yield found
+    finally:
+        await found.end(signal.SIGKILL)
+        await reading
+
+
+async def _read_lines(process: asyncio.subprocess.Process, lines: list[dict[str, Any]]) -> None:
+    assert process.stderr is not None
+    async for text in process.stderr:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            lines.append({"event": "not json", "message": text.decode()})
+
+
+async def until(holds: Callable[[], Awaitable[bool]], patience_s: float = PATIENCE_S) -> None:
+    """Wait until ``holds``, looking every 50 ms."""
+    async with asyncio.timeout(patience_s):
+        while not await holds():  # noqa: ASYNC110 - another process has no event to give
+            await asyncio.sleep(0.05)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One real etcd that speaks TLS and asks who its clients are, and the users of jobs in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rdzv.keys import JobKeys
+from rdzv.store import Store
+from rdzv.store.access import Access
+from rdzv.store.etcd.rights import JobRole, Rights
+from rdzv.store.opening import open_store
+from tests.support.store.certificates import write
+from tests.support.store.etcd_cluster import EtcdCluster
+
+ROOT_PASSWORD = "root-password"
+TOKEN_TTL_S = 1
+SHELL_S = 90.0
+"""For a handful of commands, each a process that a busy machine takes seconds to start."""
+
+ELECTION = ("--heartbeat-interval=500", "--election-timeout=5000")
+"""For members that elect once, however long a machine stands still; no lease lives under 8 s."""
+
+ARGUMENTS = (f"--auth-token-ttl={TOKEN_TTL_S}", "--bcrypt-cost=4")
+
+
+@pytest.fixture(scope="module")
+def secure_cluster() -> Iterator[EtcdCluster]:
+    """One member: users come by password, and tokens soon end."""
+    with EtcdCluster(1, tls=True, arguments=ARGUMENTS) as cluster:
+        cluster.enable_auth(ROOT_PASSWORD)
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def secure_etcd_cluster() -> Iterator[EtcdCluster]:
+    """Three members for the whole test session, as ``secure_cluster``."""
+    with EtcdCluster(tls=True, arguments=(*ARGUMENTS, *ELECTION)) as cluster:
+        cluster.enable_auth(ROOT_PASSWORD)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def named_cluster() -> Iterator[EtcdCluster]:
+    """One member: clients need a certificate, whose name is that of a user."""
+    with EtcdCluster(1, tls=True, client_certificates=True, arguments=ARGUMENTS) as cluster:
+        cluster.enable_auth(ROOT_PASSWORD)
+        yield cluster
+
+
+def user_access(cluster: EtcdCluster, user: str, password: str) -> Access:
+    """Access with a password, whose file is written here."""
+    path = cluster.folder / f"{user.replace('/', '.')}.password"
+    write(path, f"{password}\n".encode())
+    return cluster.access(user=user, password_file=str(path))
+
+
+def root_access(cluster: EtcdCluster) -> Access:
+    return user_access(cluster, "root", ROOT_PASSWORD)
+
+
+async def job_access(cluster: EtcdCluster, keys: JobKeys) -> Access:
+    """Make the job's user and role, as ``muster store-role --apply`` does."""
+    role = JobRole(keys)
+    rights = Rights(await asyncio.to_thread(root_access, cluster))
+    password = secrets.token_hex(16)
+    await rights.make(role, password)
+    await rights.close()
+    return await asyncio.to_thread(user_access, cluster, role.user_name, password)
+
+
+@asynccontextmanager
+async def opened(access: Access) -> AsyncIterator[Store]:
+    store = open_store(access)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def shell(cluster: EtcdCluster, script: str) -> str:
+    """Run shell lines with ``etcdctl`` at hand, as root of the cluster."""
+    environment = {
+        **os.environ,
+        "PATH": f"{cluster.etcdctl_binary.parent}{os.pathsep}{os.environ['PATH']}",
+        **cluster.etcdctl_environment(f"root:{ROOT_PASSWORD}"),
+    }
+    done = subprocess.run(
+        ["sh", "-euc", script],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SHELL_S,
+        check=True,
+    )
+    return done.stdout
