@@ -12,6 +12,12 @@ from tests.support.store.etcd_cluster import EtcdCluster, etcd_cluster
 __all__ = ["cluster", "etcd_cluster"]
 
 
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's handlers of one process would share a worker store from round to round."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
 @pytest.fixture
 def in_seconds(request: pytest.FixtureRequest) -> bool:
     """Whether the bounds in seconds hold, too: in the full proof, for a busy machine has none."""

@@ -52,11 +52,6 @@ pytestmark = [pytest.mark.etcd, pytest.mark.torch, pytest.mark.timeout(900)]
 DRIVER = "etcd"
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _table() -> Iterator[None]:
     """Draw the table of what was kept, if anything was to be."""

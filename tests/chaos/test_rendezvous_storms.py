@@ -29,11 +29,6 @@ RATE_MAX = 5
 """Compare-and-sets of one agent in any second; a re-join takes three."""
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 @pytest.mark.long
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(20))

@@ -21,6 +21,13 @@ __all__ = [
     "store",
 ]
 
+
+@pytest.fixture(autouse=True)
+def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's handlers of one process would share a worker store from round to round."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+
+
 LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 
 

@@ -14,30 +14,12 @@ import pytest
 
 from agent import process
 from agent.config.sidecar import Config
-from agent.config.table import load
 from agent.rundir.files import RunDir
 from agent.telemetry.loop_lag import LoopLag
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.ports import free_ports
+from tests.support.sidecars.in_process import configured
 from tests.support.sidecars.processes import PATIENCE_S, until
-
-
-def configured(endpoint: str, run_dir: Path) -> Config:
-    http_port, c10d_port = map(str, free_ports(2))
-    return load(
-        Config,
-        {
-            "job": "digits",
-            "min_nodes": "1",
-            "max_nodes": "2",
-            "etcd_endpoints": endpoint,
-            "run_dir": str(run_dir),
-            "http_port": http_port,
-            "c10d_port": c10d_port,
-        },
-        {},
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_rendezvous_writes import Client, pod
+from tests.support.sidecars.runs import Client, pod
 
 PATIENCE_S = 20.0
 

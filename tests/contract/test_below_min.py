@@ -14,11 +14,6 @@ QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=30.0, confirm_s=0.5, hold_s=0
 JOIN_S = 5.0
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 async def test_too_few_outlive_their_join_time_out_and_form_a_world_once_they_are_enough() -> None:
     async with job(QUICK) as one:
         waiting = [await one.node(name, join_s=JOIN_S) for name in "ab"]

@@ -5,12 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -18,14 +14,12 @@ from console.job.drain import write
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.server import EmbeddedServer
 from tests.support.clocks.calm import complaints, loop_lag
+from tests.support.sidecars.drain_commands import terminal
 from tests.support.sidecars.drain_parts import HERE
-from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.drains import Loop
 from tests.support.sidecars.jobs import KEYS, NoRoom, client
-from tests.support.sidecars.processes import PATIENCE_S, ROOT, Ended, muster
-
-RUNNER = ("-m", "console.main")
+from tests.support.sidecars.processes import PATIENCE_S, Ended, muster
 
 PATIENT_RUNNER = (
     "-c",
@@ -33,62 +27,6 @@ PATIENT_RUNNER = (
     "console.job.drain.LOST_S = 60.0; from console.main import main; main()",
 )
 """Gives a member that is gone as long to come back as a busy machine takes."""
-
-
-class Terminal:
-    """Where commands about one job are given."""
-
-    def __init__(self, one: Job, endpoint: str) -> None:
-        self.one = one
-        self.environ = {
-            "MUSTER_ETCD_ENDPOINTS": endpoint,
-            "MUSTER_NAMESPACE": "team",
-            "MUSTER_JOB": "digits",
-        }
-
-    async def drain(self, *arguments: str) -> Ended:
-        return await muster("drain", *arguments, **self.environ)
-
-    @asynccontextmanager
-    async def begun_drain(
-        self, *arguments: str, runner: tuple[str, ...] = RUNNER
-    ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """Begin a drain whose lines are read as they come; end it with the block."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(*runner, "drain", *arguments),
-            cwd=ROOT,
-            env={**clean, **self.environ},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
-
-    async def command(self, *arguments: str) -> Ended:
-        return await muster(*arguments, **self.environ)
-
-    async def status(self, *arguments: str) -> Ended:
-        return await muster("status", *arguments, **self.environ)
-
-    async def history(self, *arguments: str) -> Ended:
-        return await muster("history", *arguments, **self.environ)
-
-
-@asynccontextmanager
-async def terminal(
-    names: str = "ab", least: int = 1, below_min: Literal["hold", "commit"] = "hold"
-) -> AsyncIterator[Terminal]:
-    async with (
-        job(names, least, below_min=below_min) as one,
-        EmbeddedServer(engine=one.engine) as server,
-    ):
-        yield Terminal(one, server.endpoint)
 
 
 def phases(ended: Ended) -> list[str]:

@@ -18,20 +18,15 @@ from launcher_shim.tcpstore import wire
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.test_endpoint import Pod, pod
-from tests.contract.test_endpoint_handlers import PATIENCE_S
-from tests.contract.test_stages import Files, Torchrun, closed, container, passes, ran
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.handlers import PATIENCE_S
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import connected
+from tests.support.sidecars.stages import Files, Torchrun, closed, container, passes, ran
 
 DRAIN = Drain("uid-w-1", "w-1", "a test", "operator", outcome="uncommitted")
 DRAIN_KEY = KEYS.in_generation(1).drain(DRAIN.pod_uid)
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 @pytest.fixture(autouse=True)

@@ -5,36 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
-    DynamicRendezvousHandler,
     _RendezvousJoinOp,
 )
 
 import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.rounds.inputs import Policy
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_endpoint import Pod, pod
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.handlers import PATIENCE_S, RUN_ID, handler_at
 from tests.support.sidecars.jobs import KEYS, begin_next_life
-
-RUN_ID = "digits"
-
-PATIENCE_S = 90.0
-"""For torch's side of a rendezvous, on cores that are shared."""
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +28,6 @@ def _nobody_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is let go here is let go for another reason, however long this machine takes for it."""
     policy = partial(Policy, hung_s=10 * PATIENCE_S)
     monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", policy)
-
-
-def handler_at(port: int, address: str, run_id: str = RUN_ID) -> tuple[Any, Any]:
-    """Connect as torchrun does; blocks."""
-    store = TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-    backend = C10dRendezvousBackend(store, run_id)
-    handler = DynamicRendezvousHandler.from_backend(run_id, store, backend, 1, 4, address)
-    return handler, store
 
 
 async def test_two_nodes_share_a_world_and_its_master() -> None:

@@ -10,7 +10,7 @@ import pytest
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
 from rdzv.store import Put
-from tests.contract.test_drain_commands import Terminal, terminal
+from tests.support.sidecars.drain_commands import Terminal, terminal
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import muster
 

@@ -22,7 +22,7 @@ from rdzv.records.drain import Drain, Outcome
 from rdzv.records.job import Member
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.test_endpoint import Pod, asks, pod
+from tests.support.sidecars.endpoints import Pod, asks, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.raw_client import DEADLINE_S, connected
 

@@ -19,14 +19,14 @@ from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_registrar import (
+from tests.support.sidecars.jobs import KEYS, identity
+from tests.support.sidecars.registrars import (
     LONG_TTL_S,
     registered,
     registrar,
     running,
 )
-from tests.contract.test_registrar_storms import Watched, watched_client
-from tests.support.sidecars.jobs import KEYS, identity
+from tests.support.sidecars.watched_leases import Watched, watched_client
 
 HERE = KEYS.in_generation(1)
 

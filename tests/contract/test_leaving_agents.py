@@ -29,19 +29,14 @@ from rdzv.records.commit import Commit, Vote
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.test_endpoint import Pod, pod
-from tests.contract.test_endpoint_handlers import RUN_ID, handler_at
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.handlers import RUN_ID, handler_at
 from tests.support.sidecars.jobs import KEYS
 
 HERE = KEYS.in_generation(1)
 MAX_RESTARTS = 3
 PATIENT_S = 30.0
 """A last call so long that who comes late, because this machine is slow, is waited for."""
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]

@@ -23,11 +23,6 @@ GRACEFUL_S = 15.0
 waited for somebody would wait for twice as long."""
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 async def world_of(one: Job, names: str) -> None:
     """Start these nodes and wait until they are the first world."""
     for name in names:

@@ -25,7 +25,7 @@ from rdzv.records.bypass import Bypass
 from rdzv.records.job import Member
 from rdzv.store import KeyValue, Put
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_endpoint import Pod, pod
+from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import connected

@@ -17,7 +17,8 @@ from rdzv.members.guard import Registered
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
 from rdzv.store.memory.faults import Faults
-from tests.contract.test_rendezvous_writes import (
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.runs import (
     GENERATION,
     POLICY,
     RUN,
@@ -28,7 +29,6 @@ from tests.contract.test_rendezvous_writes import (
     pod,
     until,
 )
-from tests.support.clocks.calm import calmly
 
 CONFIRM_S = 1.5
 

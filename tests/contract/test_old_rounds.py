@@ -9,7 +9,7 @@ from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.test_endpoint import pod
+from tests.support.sidecars.endpoints import pod
 from tests.support.sidecars.jobs import KEYS
 
 RUN = KEYS.in_generation(1).run("digits")

@@ -18,13 +18,8 @@ import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.launch_lines import was_run
 from launcher_shim.c10d.rounds.records import Seat
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_endpoint import Pod, pod
-from tests.contract.test_stages import Files, Torchrun, container, passes, ran
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.stages import Files, Torchrun, container, passes, ran
 
 
 @dataclass

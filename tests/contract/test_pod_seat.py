@@ -20,19 +20,14 @@ import launcher_shim.c10d.endpoint
 from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_endpoint import Pod, pod
-from tests.contract.test_endpoint_handlers import PATIENCE_S, RUN_ID, handler_at
-from tests.contract.test_stages import container
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.handlers import PATIENCE_S, RUN_ID, handler_at
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import connected
+from tests.support.sidecars.stages import container
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at whether somebody waits."""
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 def hung_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

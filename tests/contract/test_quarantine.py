@@ -24,11 +24,6 @@ QUICK = Policy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.
 FOR_LONG = Terms(deaths=2, first_s=3600.0)
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 def record(one: Job, member: str) -> Quarantine | None:
     """What is known of the deaths of ``member``, as another member sees it."""
     return one.sidecars["a"].job.snapshot().quarantines.get(member)

@@ -4,68 +4,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from agent.parts import member_parts
-from agent.surroundings import MemberSettings
 from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
-from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.records.history import HISTORY_LENGTH
-from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults
 from tests.support.clocks.awake_clock import awake_clock
-from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity, surroundings
+from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
-
-TTL_S = 2.0
-
-LONG_TTL_S = 60.0
-"""What happens within seconds is not due to its end."""
-
-
-def registrar(
-    one: JobClient,
-    who: Identity,
-    held: Held | None = None,
-    seed: int = 0,
-    on_held: Callable[[Held], Awaitable[None]] | None = None,
-    lease_ttl_s: float = TTL_S,
-) -> Registrar:
-    around = surroundings(one.store, f"{who.member}{who.pod_uid}{seed}")
-    settings = MemberSettings(keys=KEYS, identity=who, lease_ttl_s=lease_ttl_s)
-    return member_parts(around, settings, one, held=held, on_held=on_held).registrar
-
-
-@asynccontextmanager
-async def running(one: Registrar) -> AsyncIterator[asyncio.Task[None]]:
-    task = asyncio.create_task(one.run())
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(
-    one: JobClient, condition: Callable[[Snapshot], bool], timeout_s: float = 30
-) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition(one.membership.snapshot()):
-            await one.mirror.changed_after(one.mirror.sequence)
-
-
-async def registered(*registrars: Registrar) -> None:
-    async with asyncio.timeout(30):
-        for one in registrars:
-            await one.registered.wait()
+from tests.support.sidecars.registrars import (
+    LONG_TTL_S,
+    TTL_S,
+    registered,
+    registrar,
+    running,
+    until,
+)
 
 
 async def test_ten_register_at_once_under_one_job() -> None:

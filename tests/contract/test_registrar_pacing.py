@@ -16,7 +16,11 @@ from rdzv.members.registration import Held
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
-from tests.contract.test_registrar import (
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks.calm import calmly
+from tests.support.sidecars.jobs import KEYS, client, identity
+from tests.support.sidecars.processes import until as until_holds
+from tests.support.sidecars.registrars import (
     LONG_TTL_S,
     TTL_S,
     registered,
@@ -24,10 +28,6 @@ from tests.contract.test_registrar import (
     running,
     until,
 )
-from tests.support.clocks.awake_clock import awake_clock
-from tests.support.clocks.calm import calmly
-from tests.support.sidecars.jobs import KEYS, client, identity
-from tests.support.sidecars.processes import until as until_holds
 
 AGAIN = "is another sidecar running under the same pod UID, or is the store too slow"
 """What is asked of who reads the log when registrations do not last."""

@@ -4,70 +4,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from time import monotonic
+from contextlib import AsyncExitStack
 
-from rdzv.job import JobClient
 from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job
 from rdzv.store import KeyValue, WatchEvent
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Faults
-from tests.contract.test_registrar import (
+from rdzv.store.memory.client import MemoryEngine
+from tests.support.clocks.awake_clock import awake_clock
+from tests.support.sidecars.jobs import KEYS, identity
+from tests.support.sidecars.registrars import (
     LONG_TTL_S,
     registered,
     registrar,
     running,
 )
-from tests.support.clocks.awake_clock import awake_clock
-from tests.support.sidecars.jobs import KEYS, identity, loaded
+from tests.support.sidecars.watched_leases import Watched, watched_client
 
 LEAVERS = 40
 MEMBERS = 100
 CHANGES = 200
-
-
-class Watched(Faults):
-    """Counts calls; the watch delivers nothing while ``behind``."""
-
-    def __init__(self) -> None:
-        self.calls: Counter[str] = Counter()
-        self.called = asyncio.Event()
-        self._level = asyncio.Event()
-        self._level.set()
-
-    def fall_behind(self) -> None:
-        self._level.clear()
-
-    def catch_up(self) -> None:
-        self._level.set()
-
-    async def before(self, call: str) -> None:
-        self.calls[call] += 1
-        self.called.set()
-
-    async def delivering(self) -> None:
-        await self._level.wait()
-
-    async def until(self, call: str, count: int) -> None:
-        async with asyncio.timeout(40):
-            while self.calls[call] < count:
-                self.called.clear()
-                await self.called.wait()
-
-
-@asynccontextmanager
-async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator[JobClient]:
-    store = MemoryStore(engine, faults=faults)
-    try:
-        async with loaded(JobClient.of(store, KEYS, clock=monotonic)) as one:
-            yield one
-    finally:
-        await store.close()
 
 
 async def test_a_mirror_that_is_behind_costs_no_registration() -> None:

@@ -16,40 +16,17 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 
-from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.sidecars.all_handlers import QUICK, all_of
 from tests.support.sidecars.rendezvous import RUN_ID, Job, job
-
-QUICK = Policy(
-    min_nodes=2,
-    max_nodes=4,
-    last_call_s=0.5,
-    first_call_s=30.0,
-    confirm_s=0.4,
-    return_s=4.0,
-    orphan_hold_s=60.0,
-    hung_s=30.0,
-)
 
 HASTY_S = 0.5
 """A first call that is over at once: for what follows a first world, where everybody comes."""
 
 PATIENT = replace(QUICK, last_call_s=20.0)
 """For counting rounds where everybody comes: a machine that is slow makes none of them smaller."""
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
-async def all_of(one: Job, names: str) -> None:
-    for name in names:
-        await one.sidecar(name)
-    for name in names:
-        one.torchrun(name)
 
 
 async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> None:

@@ -12,13 +12,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.torch.agent import connect
-from tests.contract.test_rendezvous_handlers import QUICK, all_of
+from tests.support.sidecars.all_handlers import QUICK, all_of
 from tests.support.sidecars.rendezvous import Job, job
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
 async def lost(one: Job, name: str) -> Node:

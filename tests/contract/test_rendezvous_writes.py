@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from functools import partial
 from random import Random
 from time import monotonic
@@ -18,148 +17,29 @@ from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.round_key import RoundKey
-from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.torch.agent import connect
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
-    Flavour,
-    NodeDesc,
-    TorchState,
-    decode,
-    encode,
 )
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
-from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
-from rdzv.mirror import Mirror
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
 from tests.support.clocks.calm import calmly
 from tests.support.sidecars.jobs import Unreliable
-
-GENERATION = JobKeys("team", "digits").in_generation(1)
-RUN = GENERATION.run("digits")
-LATER = datetime(2030, 1, 1, tzinfo=UTC)
-TTL_S = 60
-POLICY = Policy(2, 4, last_call_s=0.2, first_call_s=0.2, confirm_s=0.3, hold_s=0.1)
-
-
-@dataclass
-class Pod:
-    """One sidecar's rendezvous, registered by hand; its lease can be changed under it."""
-
-    name: str
-    store: MemoryStore
-    mirror: Mirror
-    lease: int
-    policy: Policy = POLICY
-    jumped_s: float = 0.0
-    registered: asyncio.Event = field(default_factory=asyncio.Event)
-    looks: int = 0
-    endings: list[str] = field(default_factory=list)
-    """How torchruns here have ended."""
-
-    def __post_init__(self) -> None:
-        self.registered.set()
-        self.rendezvous = Rendezvous(
-            member=self.name,
-            registered=Registered(
-                GENERATION.member(self.name),
-                lambda: self.lease if self.registered.is_set() else None,
-                self.registered.wait,
-            ),
-            drains=GENERATION.drains,
-            keys=RUN,
-            run_id="digits",
-            mirror=self.mirror,
-            store=self.store,
-            policy=lambda: self.policy,
-            membership=self._membership,
-            clock=lambda: monotonic() + self.jumped_s,
-            random=Random(self.name),
-            ended=lambda nonce, how: self.endings.append(how),
-        )
-
-    def _membership(self, number: int) -> Membership:
-        self.looks += 1
-        return Membership(frozenset("abcd"))
-
-    @property
-    def node(self) -> Node | None:
-        """The record as this pod sees it in the store."""
-        return self.rendezvous.snapshot().nodes.get(self.name)
-
-
-class Client:
-    """A client that does with views what torch does, one request at a time."""
-
-    def __init__(self, agent: Agent, pid: int = 7) -> None:
-        self.agent = agent
-        self.me = NodeDesc("10.0.0.1", pid, 0)
-        self.blob = SENTINEL
-
-    @property
-    def state(self) -> TorchState:
-        return decode(self.blob)[0]
-
-    def get(self) -> TorchState:
-        self.blob = self.agent.get_state()
-        return self.state
-
-    async def send(self, desired: TorchState) -> TorchState:
-        self.blob = await self.agent.compare_set(self.blob, encode(desired, Flavour(True)))
-        return self.state
-
-    async def join(self) -> TorchState:
-        before = TorchState() if self.blob == SENTINEL else self.state
-        joined = replace(
-            before,
-            participants={**before.participants, self.me: 0},
-            last_heartbeats={self.me: LATER},
-        )
-        return await self.send(joined)
-
-    async def leave(self) -> TorchState:
-        others = {n: r for n, r in self.state.participants.items() if n != self.me}
-        return await self.send(replace(self.state, participants=others))
-
-    async def close(self) -> TorchState:
-        return await self.send(replace(self.state, closed=True))
-
-
-@asynccontextmanager
-async def pod(
-    engine: MemoryEngine, name: str, faults: Faults | None = None, *, lease: int | None = None
-) -> AsyncIterator[Pod]:
-    lease = lease or ord(name)
-    direct = MemoryStore(engine)
-    await direct.lease_grant(lease, TTL_S)
-    await direct.txn([], [Put(GENERATION.member(name), b"{}", lease)])
-    store = MemoryStore(engine, faults=faults)
-    client = JobClient.of(store, GENERATION.job, clock=monotonic)
-    one = Pod(name, store, client.mirror, lease)
-    async with asyncio.TaskGroup() as tasks:
-        running = [
-            tasks.create_task(client.watching.run()),
-            tasks.create_task(one.rendezvous.run()),
-        ]
-        try:
-            yield one
-        finally:
-            for task in running:
-                task.cancel()
-
-
-async def until(what: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline = monotonic() + timeout_s
-    while not what():
-        assert monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-def complete(client: Client) -> bool:
-    return client.get().complete and client.me in client.state.participants
+from tests.support.sidecars.runs import (
+    GENERATION,
+    POLICY,
+    RUN,
+    TTL_S,
+    Client,
+    Pod,
+    complete,
+    pod,
+    until,
+)
 
 
 async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:

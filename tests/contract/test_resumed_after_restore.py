@@ -12,7 +12,7 @@ from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.contract.test_rendezvous_writes import RUN, TTL_S, Pod, pod, until
+from tests.support.sidecars.runs import RUN, TTL_S, Pod, pod, until
 
 FORMER_LEASE = 1
 BEFORE = Node("a", "in", "before", 2, "10.0.0.1", 6, 0, round=1)

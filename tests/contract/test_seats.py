@@ -15,11 +15,6 @@ from tests.support.sidecars.rendezvous import job
 QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2)
 
 
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
 async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:
     async with job(QUICK) as one:
         await one.node("a")

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,90 +14,21 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from agent.rundir.programs import program
-from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import FILE_NAME, Stages
 from launcher_shim.c10d.values.ledger import Stamp
-from launcher_shim.pod.relay import Relay
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
-from tests.contract.test_endpoint import Pod, pod
-from tests.contract.test_endpoint_handlers import PATIENCE_S, handler_at
-from tests.support.ports import free_ports
-from tests.support.sidecars.jobs import KEYS
-from tests.support.sidecars.raw_client import connected
-
-HERE = KEYS.in_generation(1)
-DONE = "torchelastic/agent/terminal_state/num_members"
-
-
-@pytest.fixture(autouse=True)
-def _one_worker_store_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-
-
-class Files:
-    """What outlives a sidecar, by name."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, bytes] = {}
-
-    def content(self, name: str) -> bytes | None:
-        return self._files.get(name)
-
-    def put(self, name: str, content: bytes) -> None:
-        self._files[name] = content
-
-
-class Torchrun:
-    """One torchrun, from its start on; its methods block."""
-
-    def __init__(self, port: int, address: str = "10.0.0.1") -> None:
-        self._handler, self._store = handler_at(port, address)
-
-    def form(self) -> int:
-        """Form a world; returns its size."""
-        info = self._handler.next_rendezvous()
-        self._handler._stop_heartbeats()
-        self._keys: Any = info.store
-        return int(info.world_size)
-
-    def end_well(self) -> None:
-        """Do as torch does once the workers are done, and end."""
-        self._keys.add(DONE, 1)
-        self._handler.shutdown()
-        self.end()
-
-    def end(self) -> None:
-        """End the process, as far as anybody sees it."""
-        self.__dict__.clear()
-
-
-@asynccontextmanager
-async def container(path: Path) -> AsyncIterator[int]:
-    """One life of the training container: gives the port of its relay."""
-    (port,) = free_ports(1)
-    relay = Relay(port, str(path))
-    await relay.listen()
-    try:
-        yield port
-    finally:
-        await relay.close()
-
-
-async def ran(port: int, address: str = "10.0.0.1") -> int:
-    """Run one torchrun that ends well; returns the size of its world."""
-    async with asyncio.timeout(PATIENCE_S):
-        one = await asyncio.to_thread(Torchrun, port, address)
-        size = await asyncio.to_thread(one.form)
-        await asyncio.to_thread(one.end_well)
-    return size
-
-
-def closed(one: Pod) -> dict[str, str]:
-    """How each run stands in the store."""
-    kvs = one.client.mirror.under(HERE.runs)
-    rounds = ((HERE.run_of_round(kv.key), kv) for kv in kvs)
-    return {name: Round.from_kv(kv).closed for name, kv in rounds if name is not None}
+from tests.support.sidecars.endpoints import Pod, pod
+from tests.support.sidecars.handlers import PATIENCE_S
+from tests.support.sidecars.stages import (
+    HERE,
+    Files,
+    Torchrun,
+    closed,
+    container,
+    passes,
+    ran,
+)
 
 
 async def test_a_container_runs_its_stages_one_after_the_other(tmp_path: Path) -> None:
@@ -182,13 +110,6 @@ async def test_a_stage_is_known_to_the_sidecar_that_comes_next(tmp_path: Path) -
                 await ending
             assert await ran(port) == 1
             assert closed(one)["digits (stage 3)"] == "success"
-
-
-async def passes(port: int, line: bytes, run_id: str = "digits") -> bool:
-    """Ask as ``torchrun`` of the run directory does, before the image's own is started."""
-    async with connected(port) as asking:
-        key = wire.STAGE + run_id.encode()
-        return await asking.ask(wire.CompareSet(key, b"", line)) == wire.PASSED
 
 
 async def test_a_container_that_is_started_again_passes_over_what_has_ended_well(

@@ -18,7 +18,7 @@ from rdzv.errors import StoreUnavailable
 from rdzv.store import DEFAULT_TIMEOUT_S, StoreStatus
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.contract.test_agent_in_process import configured
+from tests.support.sidecars.in_process import configured
 from tests.support.sidecars.jobs import client
 from tests.support.sidecars.processes import until
 

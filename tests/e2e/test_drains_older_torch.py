@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.e2e.test_drains import a_row_of_drains
 from tests.support.training.drain_job import draining_job
+from tests.support.training.drains import a_row_of_drains
 from tests.support.training.job import Job
 from tests.support.training.older_torch import SETUP_TIMEOUT_S, python_with_torch
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_local_job import PACED, ROOT, LocalJob, moments, sizes
 from tests.support.horovod.rig import horovod_folder
+from tests.support.training.local import PACED, ROOT, LocalJob, moments, sizes
 
 DIGITS = str(ROOT / "examples" / "horovod_digits.py")
 

@@ -4,23 +4,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import console
+from tests.support.training.local import PACED, ROOT, LocalJob, moments, sizes, wait_until
 
-ROOT = Path(console.__file__).parent.parent
 STEPS = str(ROOT / "examples" / "torch_steps.py")
 WAITING = """
 import os, time
@@ -28,110 +19,8 @@ import muster
 muster.report_step(1, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 time.sleep(3600)
 """
-PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
-
-
-def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-
-
-class LocalJob:
-    """One ``muster local`` and the lines that it prints."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.name = f"job-{uuid.uuid4().hex[:8]}"
-        self.report = directory / "report"
-        self.checkpoint = directory / "checkpoints" / "torch_steps.json"
-        self._hurry = directory / "hurry"
-        self.lines: list[str] = []
-        environ = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CHECKPOINT_DIR": str(self.checkpoint.parent),
-            "PACED_SCRIPT_HURRY": str(self._hurry),
-        }
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "console.main", "local"),
-                *("--job", self.name, "--report", str(self.report), "--lease-ttl", "5"),
-                *("--log-dir", str(directory / "logs"), *arguments),
-            ],
-            cwd=ROOT,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as output:
-            for line in output:
-                self.lines.append(line)
-
-    def told(self, words: str, timeout_s: float = 300.0) -> None:
-        """Wait for a line that holds ``words``."""
-
-        def seen() -> bool:
-            return any(words in line for line in tuple(self.lines))
-
-        wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
-        assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
-
-    def worlds(self, since: str = "") -> list[int]:
-        """Sizes of the worlds that it has told of, after a line that holds ``since``."""
-        lines = tuple(self.lines)
-        first = next((at for at, line in enumerate(lines) if since in line), len(lines))
-        found = (re.search(r"in a world of (\d+)", line) for line in lines[first:])
-        return [int(match[1]) for match in found if match is not None]
-
-    def hurry_after(self, worlds: Sequence[int], since: str = "") -> None:
-        """Let ``paced_script.py`` run to its end once the last worlds told of are these."""
-
-        def trains() -> bool:
-            return self.worlds(since)[-len(worlds) :] == list(worlds)
-
-        wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
-        assert trains(), f"it ended before worlds {worlds}:\n{''.join(self.lines)}"
-        self._hurry.touch()
-
-    def status(self, timeout_s: float = 450.0) -> int:
-        """Wait for the end."""
-        status = self.process.wait(timeout_s)
-        self._reader.join(10)
-        return status
-
-    def leaves_nothing(self, timeout_s: float) -> None:
-        """Wait until none of its processes is left."""
-        wait_until(lambda: not self.processes(), timeout_s, "no process is left behind")
-
-    def timeline(self) -> dict[str, Any]:
-        """The report that it wrote."""
-        report = json.loads((self.report / "timeline.json").read_text())
-        assert isinstance(report, dict)
-        return report
-
-    def processes(self, *marks: str) -> set[int]:
-        """Live processes of this job whose environment holds every one of ``marks``."""
-        wanted = {f"MUSTER_JOB={self.name}".encode(), *(mark.encode() for mark in marks)}
-        wanted_of_torch = {f"PET_RDZV_ID={self.name}".encode(), *(mark.encode() for mark in marks)}
-        found = set()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    environ = set((entry / "environ").read_bytes().split(b"\0"))
-                except (FileNotFoundError, ProcessLookupError, PermissionError):
-                    continue
-                if wanted <= environ or wanted_of_torch <= environ:
-                    found.add(int(entry.name))
-        return found
 
 
 @pytest.fixture
@@ -150,16 +39,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., LocalJob]]:
         job.leaves_nothing(60)
 
 
-def sizes(timeline: dict[str, Any]) -> list[int]:
-    return [world["size"] for world in timeline["worlds"]]
-
-
 def last_step(job: LocalJob) -> int:
     return int(json.loads(job.checkpoint.read_text())["step"])
-
-
-def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
-    return [moment for moment in timeline["moments"] if moment["what"] == what]
 
 
 @pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.long)])

@@ -13,8 +13,8 @@ import pytest
 from console.inject import cautions
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS, WITHOUT_PODS
-from tests.unit.test_injection import injected, loaded, pods
-from tests.unit.test_injection_plan import manifest
+from tests.support.injection.injecting import injected, loaded, pods
+from tests.support.injection.plans import manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 HOROVOD = cautions.HOROVOD

@@ -11,7 +11,7 @@ import pytest
 from console.inject.injection import Injected, Request, inject, take_out
 from console.inject.removal import removed
 from rdzv.errors import ConfigError
-from tests.unit.test_injection import FLAGS, again, loaded, pods
+from tests.support.injection.injecting import FLAGS, again, loaded, pods
 
 UNNAMED = {**FLAGS, "job": None}
 

@@ -13,7 +13,7 @@ import pytest
 from agent.rundir.programs import PROGRAMS, program
 from console.inject.settings import TABLE
 from console.inject.sidecar import RUN_DIR_SIZE
-from tests.unit.test_injection import injected
+from tests.support.injection.injecting import injected
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 
 from console.inject.injection import Request, inject
 from console.inject.removal import removed
-from tests.unit.test_injection import again, injected, loaded, pods
-from tests.unit.test_injection_refusals import POD
+from tests.support.injection.injecting import again, injected, loaded, pods
+from tests.support.injection.refusals import POD
 
 ENV = "          env:\n"
 TWO = POD + "        - name: log\n          image: l\n          command: [cat]\n"

@@ -15,24 +15,8 @@ from console.inject import facts
 from console.inject.injection import Request, inject
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.unit.test_injection import FLAGS, again, injected, loaded, pods
-
-
-def manifest(kind: str = "Deployment", /, *, pod: Any = None, **container: Any) -> str:
-    """JSON of an object with one container."""
-    template = {"spec": {"containers": [{"name": "c", "image": "i", **container}], **(pod or {})}}
-    groups = {"Job": "batch/v1", "CronJob": "batch/v1", "Unheard": "example.org/v1"}
-    spec: dict[str, Any] = {"template": template}
-    if kind == "CronJob":
-        spec = {"jobTemplate": {"spec": spec}}
-    return json.dumps(
-        {
-            "apiVersion": groups.get(kind, "apps/v1"),
-            "kind": kind,
-            "metadata": {"name": "digits"},
-            "spec": spec,
-        }
-    )
+from tests.support.injection.injecting import FLAGS, again, injected, loaded, pods
+from tests.support.injection.plans import manifest
 
 
 def pod_of(text: str, /, **flags: str | None) -> Any:

@@ -17,7 +17,7 @@ from console.inject.injection import Request, inject
 from console.inject.removal import removed
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.unit.test_injection import FLAGS, again, injected, keeps, loaded
+from tests.support.injection.injecting import FLAGS, again, injected, keeps, loaded
 
 WORDS = st.sampled_from(
     ["a", "yes", "0x1f", "1e3", "a: b", "# no", "*x", "&y", "--", "{a}", "é", " ", "a\nb", "null"]

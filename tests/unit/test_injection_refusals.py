@@ -11,27 +11,8 @@ from console.inject.injection import Request
 from console.inject.injection import inject as run
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.unit.test_injection import FLAGS, again, injected
-
-POD = """\
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  name: digits
-spec:
-  template:
-    spec:
-      volumes:
-        - name: data
-          emptyDir: {}
-      containers:
-        - name: trainer
-          image: i
-          command: ["torchrun"]
-          env:
-            - name: A
-              value: b
-"""
+from tests.support.injection.injecting import FLAGS, again, injected
+from tests.support.injection.refusals import POD
 
 
 def changed(old: str, new: str) -> Callable[[str], str]:

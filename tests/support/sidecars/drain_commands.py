@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What commands about drains are tried on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Literal
+
+from rdzv.store.memory.server import EmbeddedServer
+from tests.support.sidecars.drains import Job, job
+from tests.support.sidecars.processes import ROOT, Ended, muster
+
+RUNNER = ("-m", "console.main")
+
+
+class Terminal:
+    """Where commands about one job are given."""
+
+    def __init__(self, one: Job, endpoint: str) -> None:
+        self.one = one
+        self.environ = {
+            "MUSTER_ETCD_ENDPOINTS": endpoint,
+            "MUSTER_NAMESPACE": "team",
+            "MUSTER_JOB": "digits",
+        }
+
+    async def drain(self, *arguments: str) -> Ended:
+        return await muster("drain", *arguments, **self.environ)
+
+    @asynccontextmanager
+    async def begun_drain(
+        self, *arguments: str, runner: tuple[str, ...] = RUNNER
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Begin a drain whose lines are read as they come; end it with the block."""
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *(*runner, "drain", *arguments),
+            cwd=ROOT,
+            env={**clean, **self.environ},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.communicate()
+
+    async def command(self, *arguments: str) -> Ended:
+        return await muster(*arguments, **self.environ)
+
+    async def status(self, *arguments: str) -> Ended:
+        return await muster("status", *arguments, **self.environ)
+
+    async def history(self, *arguments: str) -> Ended:
+        return await muster("history", *arguments, **self.environ)
+
+
+@asynccontextmanager
+async def terminal(
+    names: str = "ab", least: int = 1, below_min: Literal["hold", "commit"] = "hold"
+) -> AsyncIterator[Terminal]:
+    async with (
+        job(names, least, below_min=below_min) as one,
+        EmbeddedServer(engine=one.engine) as server,
+    ):
+        yield Terminal(one, server.endpoint)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What jobs of muster local share."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import console
+
+ROOT = Path(console.__file__).parent.parent
+
+
+PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+class LocalJob:
+    """One ``muster local`` and the lines that it prints."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.name = f"job-{uuid.uuid4().hex[:8]}"
+        self.report = directory / "report"
+        self.checkpoint = directory / "checkpoints" / "torch_steps.json"
+        self._hurry = directory / "hurry"
+        self.lines: list[str] = []
+        environ = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CHECKPOINT_DIR": str(self.checkpoint.parent),
+            "PACED_SCRIPT_HURRY": str(self._hurry),
+        }
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "console.main", "local"),
+                *("--job", self.name, "--report", str(self.report), "--lease-ttl", "5"),
+                *("--log-dir", str(directory / "logs"), *arguments),
+            ],
+            cwd=ROOT,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.append(line)
+
+    def told(self, words: str, timeout_s: float = 300.0) -> None:
+        """Wait for a line that holds ``words``."""
+
+        def seen() -> bool:
+            return any(words in line for line in tuple(self.lines))
+
+        wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
+        assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
+
+    def worlds(self, since: str = "") -> list[int]:
+        """Sizes of the worlds that it has told of, after a line that holds ``since``."""
+        lines = tuple(self.lines)
+        first = next((at for at, line in enumerate(lines) if since in line), len(lines))
+        found = (re.search(r"in a world of (\d+)", line) for line in lines[first:])
+        return [int(match[1]) for match in found if match is not None]
+
+    def hurry_after(self, worlds: Sequence[int], since: str = "") -> None:
+        """Let ``paced_script.py`` run to its end once the last worlds told of are these."""
+
+        def trains() -> bool:
+            return self.worlds(since)[-len(worlds) :] == list(worlds)
+
+        wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
+        assert trains(), f"it ended before worlds {worlds}:\n{''.join(self.lines)}"
+        self._hurry.touch()
+
+    def status(self, timeout_s: float = 450.0) -> int:
+        """Wait for the end."""
+        status = self.process.wait(timeout_s)
+        self._reader.join(10)
+        return status
+
+    def leaves_nothing(self, timeout_s: float) -> None:
+        """Wait until none of its processes is left."""
+        wait_until(lambda: not self.processes(), timeout_s, "no process is left behind")
+
+    def timeline(self) -> dict[str, Any]:
+        """The report that it wrote."""
+        report = json.loads((self.report / "timeline.json").read_text())
+        assert isinstance(report, dict)
+        return report
+
+    def processes(self, *marks: str) -> set[int]:
+        """Live processes of this job whose environment holds every one of ``marks``."""
+        wanted = {f"MUSTER_JOB={self.name}".encode(), *(mark.encode() for mark in marks)}
+        wanted_of_torch = {f"PET_RDZV_ID={self.name}".encode(), *(mark.encode() for mark in marks)}
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    environ = set((entry / "environ").read_bytes().split(b"\0"))
+                except (FileNotFoundError, ProcessLookupError, PermissionError):
+                    continue
+                if wanted <= environ or wanted_of_torch <= environ:
+                    found.add(int(entry.name))
+        return found
+
+
+def sizes(timeline: dict[str, Any]) -> list[int]:
+    return [world["size"] for world in timeline["worlds"]]
+
+
+def moments(timeline: dict[str, Any], what: str) -> list[dict[str, Any]]:
+    return [moment for moment in timeline["moments"] if moment["what"] == what]
