@@ -160,7 +160,7 @@ class Membership:
         job = cast(Job | None, top.get("job"))
         current = self.keys.in_generation(job.generation if job else 1)
         return Snapshot(
-            self._mirror.revision,
+            self._mirror.certain_revision,
             job,
             self._records(current.members, Member),
             self._records(self._incarnations, Incarnation),

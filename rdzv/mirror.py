@@ -49,6 +49,10 @@ Listener = Callable[[Sequence[WatchEvent]], None]
 class Mirror:
     """Every key under one prefix, as of one revision. Only ``Watching`` writes to it.
 
+    ``certain_revision``: that of the newest read or event. Whoever lets a write rest on nothing
+    having changed compares by this one: ``revision`` may come from the store's mere word that all
+    up to there was sent, which some versions give too early. Less than that costs nothing: had any
+    of these keys changed since, the compare should fail.
     Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts how
     often a listener raised, ``relists`` how often all was read anew: what the listeners are told
     then is what has changed, and not all that has happened.
@@ -56,7 +60,7 @@ class Mirror:
 
     def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
         self.prefix = prefix
-        self.revision = 0
+        self.revision = self.certain_revision = 0
         self.sequence = 0
         self.heard_s = float("-inf")
         self.listener_errors = 0
@@ -154,11 +158,14 @@ class Mirror:
             if (old := self._kvs.get(key)) is None or old != kv
         ]
         self._kvs = new
+        self.certain_revision = revision
         self.relists += 1
         self._advance(events, revision)
 
     def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
         """Apply one batch of the watch."""
+        if events:
+            self.certain_revision = events[-1].kv.mod_revision
         events = [event for event in events if self._is_ours(event.kv.key)]
         for event in events:
             if event.kind == "put":

@@ -58,7 +58,7 @@ class MirroredRun:
         return self._nodes.get(member)
 
     def snapshot(self, revision: int, membership: Membership) -> RunSnapshot:
-        """The run as it is now; ``revision``: the mirror's."""
+        """The run as it is now; ``revision``: up to which the mirror shows it for certain."""
         return RunSnapshot(revision, self.round, dict(self._nodes), membership)
 
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:

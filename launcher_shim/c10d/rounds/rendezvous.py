@@ -216,7 +216,7 @@ class Rendezvous:
 
     def snapshot(self) -> RunSnapshot:
         """The run as the store's word has it."""
-        return self._run.snapshot(self._mirror.revision, self._members())
+        return self._run.snapshot(self._mirror.certain_revision, self._members())
 
     def live_round(self, master: str) -> LiveRound:
         """The round as drains look at it; ``master`` names it to its ranks."""
