@@ -126,6 +126,11 @@ def test_i10_a_pod_in_which_no_launcher_has_come_is_kept_once_another_one_trains
     assert outcome.failure is None, outcome.report()
 
 
+def test_i2_nobody_is_frozen_by_a_watch_that_was_told_of_what_it_was_not_shown() -> None:
+    outcome = simulate(4618, plot="early-progress")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]
