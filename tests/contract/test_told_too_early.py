@@ -18,10 +18,9 @@ from rdzv import listing
 from rdzv.drain.decision import decide, transaction
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations
 from rdzv.drain.inputs import Policy as DrainPolicy
+from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
 from rdzv.store import KeyValue, Put, WatchEvent
@@ -43,9 +42,10 @@ class Sidecar:
     """What ``a`` knows of the store; its watch is told by hand."""
 
     store: MemoryStore
-    mirror: Mirror
 
     def __post_init__(self) -> None:
+        client = JobClient.of(self.store, KEYS, clock=lambda: NOW_S)
+        self.mirror, self.membership = client.mirror, client.membership
         registered = Registered(HERE.member("a"), lambda: LEASE, self._again)
         self.rendezvous = Rendezvous(
             member="a",
@@ -94,7 +94,7 @@ async def sidecar() -> Sidecar:
             *(Put(RUN.node(node.member), node.to_json(), LEASE) for node in (A, B)),
         ],
     )
-    one = Sidecar(store, Mirror(KEYS.prefix, clock=lambda: NOW_S))
+    one = Sidecar(store)
     await one.read()
     return one
 
@@ -142,9 +142,8 @@ async def test_no_decision_about_drains_overlooks_one_that_was_only_told_of(
     sidecar.mirror.apply((), result.revision)
     known = sidecar.rendezvous.snapshot().round
     live = LiveRound("digits", 0, True, ("a", "b"), master="m", mod_revision=known.mod_revision)
-    membership = Membership(KEYS, sidecar.mirror)
-    now = membership.snapshot()
-    snapshot = DrainingSnapshot(now, listing.decide(now), live, membership.votes(), "uid-a")
+    now = sidecar.membership.snapshot()
+    snapshot = DrainingSnapshot(now, listing.decide(now), live, {}, "uid-a")
     decision = decide(NOW_S, snapshot, Observations(0, "idle", NOW_S, NOW_S), DrainPolicy())
     assert decision.commit is not None, decision.reason
     assert not (await sidecar.store.txn(*transaction(KEYS, snapshot, decision))).succeeded
