@@ -105,10 +105,8 @@ def endpoint_of(
     to know; None: there will be none.
     """
     return Endpoint(
+        client=member.client,
         registrar=member.registrar,
-        membership=member.client.membership,
-        mirror=member.client.mirror,
-        store=member.client.store,
         port=sockets.c10d_port,
         unix_path=sockets.c10d_path,
         first_call_s=settings.first_call_s,

@@ -119,20 +119,18 @@ class RunningParts:
 
     async def _stay_registered(self) -> None:
         await self._reach_store()
-        registrar, endpoint = self.member.registrar, self.launcher.endpoint
+        registrar = self.member.registrar
         while True:
             try:
                 await registrar.run()
             except Fenced as error:
                 # The launcher beside it stays as it is: nobody writes its requests down.
                 self.fenced = str(error)
-                endpoint.fenced = True
                 log.error(
                     "fenced, this sidecar writes no more: %s", error, extra={"event": "fenced"}
                 )
             await registrar.let_in_again()
             self.fenced = ""
-            endpoint.fenced = False
             log.info(
                 "no longer fenced: the job is this pod's again", extra={"event": "fence_lifted"}
             )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from launcher_shim.c10d.rounds.drain_view import precedence
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.records import Round, first_round
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue, WatchEvent
 

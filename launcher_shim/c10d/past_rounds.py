@@ -18,10 +18,8 @@ from launcher_shim.c10d.stages import torch_run_id
 from launcher_shim.c10d.torch_keys import round_key, round_prefix
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.errors import StoreError
-from rdzv.keys import JobKeys
-from rdzv.mirror import Mirror
+from rdzv.job import JobClient
 from rdzv.records.history import HistoryEntry, write_entry
-from rdzv.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +27,8 @@ log = logging.getLogger(__name__)
 class PastRounds:
     """Sees to it for one run; of all sidecars, that of the round's first node does it."""
 
-    def __init__(
-        self, keys: JobKeys, mirror: Mirror, store: Store, kv: Kv, rendezvous: Rendezvous
-    ) -> None:
-        self._keys = keys
-        self._mirror = mirror
-        self._store = store
+    def __init__(self, client: JobClient, kv: Kv, rendezvous: Rendezvous) -> None:
+        self._client = client
         self._kv = kv
         self._rendezvous = rendezvous
         self._forgotten_round = -1
@@ -74,8 +68,10 @@ class PastRounds:
                 "nodes": len(current.frozen),
             },
         )
-        present = [kv.key for kv in self._mirror.under(self._keys.history)]
-        noting = write_entry(self._store, self._keys, entry, current.mod_revision, present)
+        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
+        noting = write_entry(
+            self._client.store, self._client.keys, entry, current.mod_revision, present
+        )
         tasks.create_task(noting, name=f"note round {current.number}")
 
     def _forget_old(self, current: Round, tasks: asyncio.TaskGroup) -> None:
@@ -96,8 +92,8 @@ class PastRounds:
         if current.number == self._formed_round:
             return
         self._formed_round = current.number
-        keys = self._keys.in_generation(self._kv.keys.generation)
-        gone = surplus(keys, self._mirror.under(keys.runs), self._rendezvous.run_id)
+        keys = self._client.keys.in_generation(self._kv.keys.generation)
+        gone = surplus(keys, self._client.mirror.under(keys.runs), self._rendezvous.run_id)
         if gone:
             tasks.create_task(self._forget_keys(gone), name="forget past runs")
 

@@ -12,13 +12,13 @@ from time import time
 
 from launcher_shim.c10d.rounds.claim import Ending
 from rdzv.errors import LeaseLost, StoreError
+from rdzv.job import JobClient
 from rdzv.members.guard import Registered
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
+from rdzv.members.registration import Identity
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.quarantine import Decision, Quarantine, Terms, after_death, after_time
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put, Store
+from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +39,16 @@ class Quarantining:
 
     def __init__(
         self,
+        client: JobClient,
+        identity: Identity,
         *,
-        member: str,
-        pod_uid: str,
-        store: Store,
-        mirror: Mirror,
-        membership: Membership,
         registered: Callable[[], Registered | None],
         clock: Callable[[], float],
         terms: Terms,
     ) -> None:
-        self._member = member
-        self._pod_uid = pod_uid
-        self._store = store
-        self._mirror = mirror
-        self._membership = membership
+        self._client = client
+        self._member = identity.member
+        self._pod_uid = identity.pod_uid
         self._registered = registered
         self._clock = clock
         self._terms = terms
@@ -87,7 +82,7 @@ class Quarantining:
         """Write whatever is due, for ever."""
         while True:
             self._stirred.clear()
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             wake_at_s = math.inf
             try:
                 wake_at_s = await self._step(snapshot)
@@ -120,7 +115,7 @@ class Quarantining:
                 return now
             return decision.wake_at_s
         compares, operations = self._transaction(snapshot, known, decision)
-        result = await self._store.txn([*compares, registered.holds()], operations)
+        result = await self._client.store.txn([*compares, registered.holds()], operations)
         if result.succeeded:
             log.log(
                 logging.WARNING if decision.record and decision.record.out else logging.INFO,
@@ -137,7 +132,7 @@ class Quarantining:
     async def _reach(self, revision: int) -> None:
         try:
             async with asyncio.timeout(SEE_OWN_WRITE_S):
-                await self._mirror.reached(revision)
+                await self._client.mirror.reached(revision)
         except TimeoutError:
             log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
 
@@ -145,7 +140,7 @@ class Quarantining:
         self, snapshot: Snapshot, known: Quarantine | None, decision: Decision
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
-        keys = self._membership.keys
+        keys = self._client.keys
         key = keys.in_generation(snapshot.job.generation).quarantine(self._member)
         # One that cannot be read is no record, whoever wrote it.
         unchanged = Compare(key, "mod", "=", known.mod_revision if known else 0)
@@ -163,7 +158,7 @@ class Quarantining:
                 time(),
                 details={"deaths": decision.record.deaths, "pod_uid": self._pod_uid},
             )
-            present = [kv.key for kv in self._mirror.under(keys.history)]
+            present = [kv.key for kv in self._client.mirror.under(keys.history)]
             operations += entry_operations(keys, entry, snapshot.revision, present)
         return compares, operations
 
@@ -171,7 +166,7 @@ class Quarantining:
         """Wait for a torchrun, for the membership, or for ``wake_at_s``."""
         tasks = [
             asyncio.create_task(self._stirred.wait(), name="torchruns"),
-            asyncio.create_task(self._membership.changed_from(snapshot), name="members"),
+            asyncio.create_task(self._client.membership.changed_from(snapshot), name="members"),
         ]
         left_s = max(0.0, wake_at_s - self._clock())
         try:

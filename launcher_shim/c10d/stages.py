@@ -20,6 +20,9 @@ from rdzv.records.codec import dump_record, load_record, take
 FILE_NAME = "stages.json"
 """In the run directory, for the sidecar that comes after this one."""
 
+SHARED_RUN = "~"
+"""Run of clients without a rendezvous, such as workers that share the agents' store."""
+
 _STAGE = re.compile(r"(?P<run>.+) \(stage (?P<stage>[2-9]|[1-9]\d{1,8})\)", re.DOTALL)
 
 

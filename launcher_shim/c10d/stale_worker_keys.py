@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Round
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.records.history import HistoryEntry

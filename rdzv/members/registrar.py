@@ -25,6 +25,7 @@ from rdzv.errors import (
     StoreError,
     StoreFull,
 )
+from rdzv.members.guard import Registered
 from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, Wait, plan
 from rdzv.membership import Membership, snapshot_of
@@ -79,6 +80,7 @@ class Registrar:
     ``lease_ttl_s`` is whole: the store counts in seconds. ``clock`` is monotonic, in seconds.
     ``on_held`` is called with each new registration, before it is announced, so that a restarted
     sidecar finds what it held; a disk that hangs does not keep the announcement back for long.
+    ``fenced``: another pod holds the name or the job, until ``let_in_again`` has returned.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Registrar:
         self.lease_id: int | None = None
         self.lease_valid_until_s = float("-inf")
         self.registered = asyncio.Event()
+        self.fenced = False
         self._store = store
         self._mirror = mirror
         self._membership = membership
@@ -117,6 +120,14 @@ class Registrar:
     def generation(self) -> int | None:
         """The generation registered under, or None before the first registration."""
         return self.held.generation if self.held and self.registered.is_set() else None
+
+    def guard(self, generation: int) -> Registered:
+        """What writes in ``generation`` rest on: that this member is registered in it."""
+        member_key = self.keys.in_generation(generation).member(self.identity.member)
+        return Registered(member_key, self._lease_in_force, self.registered.wait)
+
+    def _lease_in_force(self) -> int | None:
+        return self.lease_id if self.registered.is_set() else None
 
     async def run(self) -> None:
         """Stay registered for ever.
@@ -150,6 +161,7 @@ class Registrar:
                 self._refused = decision
             elif self._membership.snapshot().job is not None:
                 # Else it would seed an emptied store with a life that may be over.
+                self.fenced = False
                 return
             await self._news(sequence, self._lease_ttl_s)
 
@@ -184,7 +196,7 @@ class Registrar:
             sequence = self._mirror.sequence
             decision = self._plan(waited_s=self._clock() - since_s)
             if isinstance(decision, Refuse):
-                self._refused = decision
+                self._refused, self.fenced = decision, decision.fenced
                 raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
             if isinstance(decision, Wait):
                 self._say(decision.reason)

@@ -14,8 +14,10 @@ from random import Random
 
 import pytest
 
+from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.serving.relayed import Relay
-from launcher_shim.c10d.serving.session import SHARED_RUN, LauncherSession, Runs
+from launcher_shim.c10d.serving.session import LauncherSession
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.values.cell import Cell
 from launcher_shim.c10d.values.cells import Cells
 from launcher_shim.c10d.values.ledger import Ledger
@@ -133,8 +135,10 @@ def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> No
     sessions = count()
     began = LauncherSession.__init__
 
-    def begin(self: LauncherSession, runs: Runs, author: str, relay: Relay | None = None) -> None:
-        began(self, runs, f"{author}{next(sessions)}", relay)
+    def begin(
+        self: LauncherSession, launchers: Launchers, author: str, relay: Relay | None = None
+    ) -> None:
+        began(self, launchers, f"{author}{next(sessions)}", relay)
 
     monkeypatch.setattr(LauncherSession, "__init__", begin)
 

@@ -14,7 +14,8 @@ import pytest
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.serving.relayed import Relay
-from launcher_shim.c10d.serving.session import SHARED_RUN, LauncherSession
+from launcher_shim.c10d.serving.session import LauncherSession
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     decode,
@@ -237,7 +238,7 @@ async def test_what_fillers_a_client_was_given_outlives_its_sidecar() -> None:
 
         def session() -> LauncherSession:
             relay = Relay(preface._replace(note=notes[-1]), notes.append)
-            return LauncherSession(one.endpoint, "w-0.client", relay)
+            return LauncherSession(one.endpoint.sessions, "w-0.client", relay)
 
         async def waits() -> bool:
             state, _ = decode((await ask(session(), wire.Get(STATE_KEY)))[8:])

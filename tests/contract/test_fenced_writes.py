@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher_shim.c10d import endpoint
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d import clean_up
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.records.job import Job
@@ -142,8 +142,8 @@ async def test_i6_nothing_is_stored_for_a_launcher_whose_sidecar_is_superseded(
 async def test_the_log_says_why_the_records_of_a_fenced_sidecars_clients_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(endpoint, "CLEAN_UP_S", 0.1)
-    caplog.set_level("INFO", logger=endpoint.__name__)
+    monkeypatch.setattr(clean_up, "CLEAN_UP_S", 0.1)
+    caplog.set_level("INFO", logger=clean_up.__name__)
     keys, engine = job(), MemoryEngine()
     async with (
         pod(MemoryStore(engine), keys, "w-0", TTL_S) as old,
@@ -216,11 +216,11 @@ async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_
 async def next_life(one: Pod, keys: JobKeys) -> None:
     """Have the job begin its next life, and wait until this sidecar serves it."""
     now = Job.from_kv((await one.store.range(keys.job, timeout_s=CALL_S)).kvs[0])
-    former = one.endpoint.shared
+    former = one.endpoint.sessions.shared
     await begin_next_life(one.store, keys, now)
 
     async def moved() -> bool:
-        return one.endpoint.shared is not former
+        return one.endpoint.sessions.shared is not former
 
     await until(moved)
 

@@ -64,7 +64,7 @@ async def running(engine: MemoryEngine, name: str) -> AsyncIterator[Pod]:
         task = tasks.create_task(pod.run())
         async with asyncio.timeout(30):
             await pod.registrar.registered.wait()
-            await pod.endpoint.ready()
+            await pod.endpoint.sessions.ready()
         yield pod
         task.cancel()
 

@@ -14,7 +14,7 @@ from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.drain.decision import decide
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
 from rdzv.records.commit import Commit, Vote

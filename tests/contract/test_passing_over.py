@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-import launcher_shim.c10d.endpoint
+import launcher_shim.c10d.stage_starts
 from launcher_shim.c10d.launch_lines import was_run
 from launcher_shim.c10d.rounds.records import Seat
 from rdzv.store.memory.client import MemoryEngine
@@ -160,7 +160,7 @@ async def test_a_wrong_rule_is_found(
 ) -> None:
     story, wrong = PLANTED[name]
     for what, by in wrong.items():
-        monkeypatch.setattr(launcher_shim.c10d.endpoint, what, by)
+        monkeypatch.setattr(launcher_shim.c10d.stage_starts, what, by)
     async with job(tmp_path) as one:
         with pytest.raises(AssertionError):
             await story(one)

@@ -17,6 +17,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 import launcher_shim.c10d.endpoint
+import launcher_shim.c10d.stage_starts
 from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
@@ -161,7 +162,7 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung_after(monkeypatch, 10 * PATIENCE_S)
-    monkeypatch.setattr(launcher_shim.c10d.endpoint, "FAREWELLS_S", 6.0)
+    monkeypatch.setattr(launcher_shim.c10d.stage_starts, "FAREWELLS_S", 6.0)
     path, way_back, engine = tmp_path / "c10d.sock", tmp_path / "way.sock", MemoryEngine()
     await asyncio.to_thread(way_back.symlink_to, path)
     async with container(way_back) as port, container(path) as newcomer_port:
@@ -187,7 +188,7 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
 async def test_the_first_torchrun_of_a_pod_waits_for_nobody_that_might_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher_shim.c10d.endpoint, "FAREWELLS_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(launcher_shim.c10d.stage_starts, "FAREWELLS_S", 10 * PATIENCE_S)
     path = tmp_path / "c10d.sock"
     async with pod(MemoryEngine(), "w-0", unix_path=str(path)), container(path) as port:
         async with asyncio.timeout(PATIENCE_S):

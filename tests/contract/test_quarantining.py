@@ -19,6 +19,7 @@ from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.sidecars.jobs import identity
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -38,11 +39,8 @@ class Pod:
         self.lease: int | None = LEASE
         self.refused = asyncio.Event()
         self.keeping = Quarantining(
-            member="a",
-            pod_uid="uid-a",
-            store=self.store,
-            mirror=self.mirror,
-            membership=self.membership,
+            self._client,
+            identity("a"),
             registered=lambda: Registered(HERE.member("a"), self._lease, asyncio.Event().wait),
             clock=time.monotonic,
             terms=Terms(),

@@ -224,7 +224,9 @@ async def test_one_that_asks_again_passes_over_one_stage(tmp_path: Path) -> None
         nonce = "c" * 32
         for _ in range(2):
             stamp = Stamp(nonce, 1)
-            begun = one.endpoint.begin_stage("digits", nonce, b"train", stamp, may_pass=True)
+            begun = one.endpoint.sessions.begin_stage(
+                "digits", nonce, b"train", stamp, may_pass=True
+            )
             assert (await begun)[1] == wire.PASSED
         assert Stages.from_json(files.content(FILE_NAME) or b"").finished == {"digits": 1}
 

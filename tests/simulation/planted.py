@@ -183,7 +183,7 @@ def places_by_age() -> list[Patch]:
         oldest = (member.name for member in rdzv.listing.decide(snapshot).listed)
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
-    return [patch("launcher_shim.c10d.endpoint.run_membership", members)]
+    return [patch("launcher_shim.c10d.rounds.run_membership.run_membership", members)]
 
 
 def round_completed_twice() -> list[Patch]:

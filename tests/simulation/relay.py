@@ -64,7 +64,7 @@ class Connection:
         preface = wire.Preface(self._id, self._sent + 1, again, self._note)
         self._relay = Relay(preface, self._keep)
         self._session = LauncherSession(
-            sidecar.endpoint, f"{sidecar.name}.{self._id.hex()}", self._relay
+            sidecar.endpoint.sessions, f"{sidecar.name}.{self._id.hex()}", self._relay
         )
         if self._pending is not None:
             self._serve(self._session, self._relay)

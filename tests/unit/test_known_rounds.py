@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX, KnownRounds
 from launcher_shim.c10d.rounds.records import Round, Seat
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 

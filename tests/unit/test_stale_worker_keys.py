@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Round
-from launcher_shim.c10d.serving.session import SHARED_RUN
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from launcher_shim.c10d.rounds.inputs import Membership
-from rdzv.drain.decision import ends_round, granted, joins_wait
+from rdzv.drain.decision import ends_round, granted, joins_wait, savers
 from rdzv.listing import decide
+from rdzv.membership import Membership as JobMembership
 from rdzv.snapshot import Snapshot
 
 
@@ -38,3 +41,34 @@ def run_membership(
         ages={member.name: age for age, member in enumerate(fit)},
         quarantined=listing.quarantined,
     )
+
+
+class MembershipOfRun:
+    """The membership as one run depends on it; the same object for as long as nothing in it moved.
+
+    ``fenced`` gives this sidecar's own name while another pod has taken it over, else None.
+    """
+
+    def __init__(
+        self, membership: JobMembership, run_id: str, fenced: Callable[[], str | None]
+    ) -> None:
+        self._membership = membership
+        self._run_id = run_id
+        self._fenced = fenced
+        self._known: tuple[Snapshot, int, str | None, frozenset[str], Membership] | None = None
+
+    def at(self, number: int) -> Membership:
+        """Look at it from round ``number``."""
+        snapshot, fenced, known = self._membership.snapshot(), self._fenced(), self._known
+        saved = self._saved(snapshot, number)
+        if known is None or known[0] is not snapshot or known[1:4] != (number, fenced, saved):
+            made = run_membership(snapshot, self._run_id, number, fenced, saved)
+            known = self._known = (snapshot, number, fenced, saved, made)
+        return known[4]
+
+    def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:
+        """Who leaves and has saved while others still do; cheap while nobody saves."""
+        if not snapshot.drains or snapshot.commit is None or snapshot.commit.phase != "commit":
+            return frozenset()
+        votes = self._membership.votes()
+        return frozenset(savers(snapshot, votes, self._run_id, number).values())

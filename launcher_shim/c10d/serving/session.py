@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from launcher_shim.c10d.attachment import Attachment
+from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.serving.relayed import Relay
-from launcher_shim.c10d.stages import torch_run_id
+from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
 from launcher_shim.c10d.torch.agent import Agent
 from launcher_shim.c10d.torch.state_codec import SENTINEL
 from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
@@ -26,95 +28,30 @@ from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.tcpstore import wire
 from rdzv.errors import LeaseLost, WireError
 
-SHARED_RUN = "~"
-"""Run of clients without a rendezvous, such as workers that share the agents' store."""
-
 Answer = bytes | Awaitable[bytes]
 
 T = TypeVar("T")
 
 
-class Runs(Protocol):
-    """What a session needs of the endpoint."""
-
-    @property
-    def shared(self) -> Kv | None:
-        """Keys of clients that belong to no rendezvous; None until the member is registered."""
-        ...
-
-    @property
-    def closing(self) -> bool:
-        """Whether it is the sidecar that ends, and not its clients."""
-        ...
-
-    async def attached(
-        self, run_id: str, author: str, move: Callable[[Kv], None], nonce: str | None
-    ) -> tuple[Kv, Agent]:
-        """Join a rendezvous: wait until it is known, and connect to it.
-
-        ``move`` is called with other keys when the job begins its next life. ``nonce`` names a
-        connection that may outlive the sidecar.
-        """
-        ...
-
-    async def resumed(
-        self, note: Note, author: str, move: Callable[[Kv], None], nonce: str
-    ) -> tuple[Kv, Agent]:
-        """Join it again for a client that outlived the sidecar before this one."""
-        ...
-
-    async def begin_stage(
-        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
-    ) -> tuple[Kv, bytes]:
-        """Answer a torchrun that is about to start, and say where that is.
-
-        ``line`` is a digest of its launch line. ``may_pass``: no torchrun of its container has
-        taken part yet.
-        """
-        ...
-
-    async def vacant(self, newcomer: Agent) -> None:
-        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
-        ...
-
-    def note_of(self, agent: Agent) -> Note:
-        """Describe an agent to the sidecar that serves it next."""
-        ...
-
-    async def ready(self) -> Kv:
-        """Wait until the member is registered; return the shared keys."""
-        ...
-
-    def detach(self, author: str) -> None:
-        """Take note that a connection is closed."""
-        ...
-
-    def forget(self, kv: Kv | None, author: str) -> None:
-        """Drop what a closed connection's operations left on record, without waiting for it.
-
-        ``kv``: None for the shared keys.
-        """
-        ...
-
-
 class LauncherSession:
     """Answers one client. ``author`` names its connection among all that the job ever had."""
 
-    def __init__(self, runs: Runs, author: str, relay: Relay | None = None) -> None:
+    def __init__(self, launchers: Launchers, author: str, relay: Relay | None = None) -> None:
         self.whole: Mapping[bytes, bytes] = {}
-        self._runs = runs
+        self._launchers = launchers
         self._author = author
         self._relay = relay
         self._asked = 0
         self._held_back: Stamp | None = None
         """Of the request that is being handled, if it had to wait until we were ready."""
         self._signed = relay is not None and relay.following > 1
-        self._agent: Agent | None = None
+        self._attachment: Attachment | None = None
+        """Once a rendezvous is joined; before, and without one, the shared keys count."""
+        self._asked_of: Kv | None = None
+        """The keys of the stage of which it asked whether a torchrun need start."""
         self._state_key: bytes | None = None
         note = Note.read(relay.note) if relay is not None else None
         self._resuming = asyncio.ensure_future(self._resume(note)) if note is not None else None
-        self._kv: Kv | None = None
-        """Of the rendezvous, once it is joined; before, and without one, the shared ones count."""
         self._answers: dict[type, Callable[[Any], Answer]] = {
             wire.Get: self._get,
             wire.Wait: self._wait,
@@ -141,13 +78,13 @@ class LauncherSession:
 
     def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
         """Answer the same bytes alike; see ``launcher_shim.c10d.serving.served.Session``."""
-        keys = self._kv or self._runs.shared
+        keys = self._kv or self._launchers.shared
         if keys is not None:
             self.whole = keys.answers.by_request
             keys.keep_answer(data, requests)
 
     def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
-        if self._kv is None and (self._resuming is not None or self._runs.shared is None):
+        if self._kv is None and (self._resuming is not None or self._launchers.shared is None):
             return self._when_ready(request, held_back or self._newest_stamp())
         self._held_back = held_back  # for the call that follows, and it alone
         agent = self._agent
@@ -163,14 +100,14 @@ class LauncherSession:
         under_way = asyncio.ensure_future(answer)
         under_way.add_done_callback(lambda _: agent.request_ended())
         if isinstance(request, wire.PATIENT):
-            agent.waits += 1
+            agent.wait_began()
             under_way.add_done_callback(lambda _: agent.wait_ended())
         return under_way
 
     def closed(self) -> None:
         """The client is gone, or, behind a relay, this sidecar ends."""
         resuming = self._resuming
-        if self._relay is not None and self._runs.closing:
+        if self._relay is not None and self._launchers.closing:
             if resuming is not None:
                 resuming.cancel()
         elif resuming is not None and not resuming.done():
@@ -181,9 +118,9 @@ class LauncherSession:
     def _leave(self) -> None:
         if self._agent is not None:
             self._agent.closed()
-            self._runs.detach(self._author)
+            self._launchers.detach(self._author)
         if self._signed:
-            self._runs.forget(self._kv, self._author)
+            self._launchers.forget(self._kv, self._author)
 
     # -- how a request waits
 
@@ -191,14 +128,12 @@ class LauncherSession:
         if self._resuming is not None:
             await asyncio.shield(self._resuming)
         else:
-            await self._runs.ready()
+            await self._launchers.ready()
         answer = self._serve(request, stamp)
         return answer if isinstance(answer, bytes) else await answer
 
     async def _resume(self, note: Note) -> None:
-        self._kv, self._agent = await self._runs.resumed(
-            note, self._author, self._move, self._nonce or ""
-        )
+        self._attachment = await self._launchers.resume(note, self._author, self._nonce or "")
         self._state_key = state_key(torch_run_id(note.run_id))
 
     def _stamp(self) -> Stamp:
@@ -221,8 +156,17 @@ class LauncherSession:
         return self._relay.session.hex() if self._relay is not None else None
 
     @property
+    def _agent(self) -> Agent | None:
+        return self._attachment.agent if self._attachment is not None else None
+
+    @property
+    def _kv(self) -> Kv | None:
+        """Keys of its own; None where the shared ones count."""
+        return self._attachment.kv if self._attachment is not None else self._asked_of
+
+    @property
     def _keys(self) -> Kv:
-        keys = self._kv or self._runs.shared
+        keys = self._kv or self._launchers.shared
         assert keys is not None
         return keys
 
@@ -254,16 +198,16 @@ class LauncherSession:
     async def _attach(self, request: wire.CompareSet) -> bytes:
         run_id = _servable(run_id_of(request.key))
         self.whole = {}
-        self._kv, agent = await self._runs.attached(run_id, self._author, self._move, self._nonce)
-        self._agent, self._state_key = agent, request.key
-        return await self._wish(agent, request, again=False)
+        attachment = await self._launchers.attach(run_id, self._author, self._nonce)
+        self._attachment, self._state_key = attachment, request.key
+        return await self._wish(attachment.agent, request, again=False)
 
     async def _begin_stage(self, request: wire.CompareSet) -> bytes:
         """Answer one who asks whether a torchrun need start."""
         run_id = _servable(run_id_of(request.key, wire.STAGE))
         stamp, may_pass = self._sign(), request.expected == wire.MAY_PASS
         self.whole = {}
-        self._kv, answer = await self._runs.begin_stage(
+        self._asked_of, answer = await self._launchers.begin_stage(
             run_id, self._nonce, request.desired, stamp, may_pass=may_pass
         )
         return wire.vec(answer)
@@ -274,18 +218,14 @@ class LauncherSession:
             answer = agent.get_state()
         else:
             if not agent.named:
-                await self._runs.vacant(agent)
+                await self._launchers.vacant(agent)
             answer = await agent.compare_set(request.expected, request.desired)
         self._keep_note(agent)
         return wire.vec(answer)
 
     def _keep_note(self, agent: Agent) -> None:
         if self._relay is not None:
-            self._relay.keep(self._runs.note_of(agent).encode())
-
-    def _move(self, kv: Kv) -> None:
-        """Go on with the keys of the job's next life."""
-        self._kv, self.whole = kv, {}
+            self._relay.keep(self._launchers.note_of(agent).encode())
 
     async def _vec(self, value: Callable[[Kv], Awaitable[bytes]]) -> bytes:
         return wire.vec(await self._carry_out(value))

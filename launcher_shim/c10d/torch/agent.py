@@ -95,6 +95,10 @@ class Agent:
         """Take note of an answer."""
         self.claim.request_ended(self._rendezvous.clock())
 
+    def wait_began(self) -> None:
+        """Take note that it waits for a key."""
+        self.waits += 1
+
     def wait_ended(self) -> None:
         """Take note that a key has come that it waited for, or was given up."""
         self.waits -= 1

@@ -30,7 +30,6 @@ from launcher_shim.c10d.rounds.inputs import Membership, Policy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.c10d.torch.agent import Agent, connect
-from rdzv.members.guard import Registered
 from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
@@ -79,13 +78,10 @@ class Sidecar:
         )
         self.registrar = member_parts(around, settings, self._client, held=held).registrar
         keys = KEYS.in_generation(1)
-        registered = Registered(keys.member(name), self._lease, self.registrar.registered.wait)
+        registered = self.registrar.guard(1)
         self.quarantining = Quarantining(
-            member=name,
-            pod_uid=f"uid-{name}",
-            store=self.store,
-            mirror=self.mirror,
-            membership=self.job,
+            self._client,
+            self.registrar.identity,
             registered=lambda: registered,
             clock=time.monotonic,
             terms=terms,
@@ -105,9 +101,6 @@ class Sidecar:
             came=self.quarantining.came,
             ended=self.quarantining.ended,
         )
-
-    def _lease(self) -> int | None:
-        return self.registrar.lease_id if self.registrar.registered.is_set() else None
 
     def _membership(self, number: int) -> Membership:
         membership = run_membership(self.job.snapshot(), RUN_ID, number)

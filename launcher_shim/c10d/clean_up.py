@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clean-up in the store after connections and runs that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rdzv.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+CLEAN_UP_S = 120.0
+"""Longest wait for the store to drop what closed connections left on record: longer than most
+outages."""
+
+CLEAN_UP_PAUSE_S = 0.5
+"""Between two attempts."""
+
+
+async def clean_up(registered: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
+    """Do ``work``, which bears being repeated, until it is done or ``CLEAN_UP_S`` are over.
+
+    ``registered`` is set while the member may write.
+    """
+    reason = ""
+    try:
+        async with asyncio.timeout(CLEAN_UP_S):
+            while True:
+                await registered.wait()
+                try:
+                    await work()
+                except StoreError as error:
+                    reason = str(error)
+                else:
+                    return
+                await asyncio.sleep(CLEAN_UP_PAUSE_S)
+    except TimeoutError:
+        if not registered.is_set():
+            reason = "the member is not registered"
+    log.info("what a closed connection left stays on record: %s", reason or "the store is slow")

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of one generation of the job, as one sidecar follows and serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from launcher_shim.c10d.attachment import Attachment
+from launcher_shim.c10d.clean_up import clean_up
+from launcher_shim.c10d.known_rounds import KnownRounds
+from launcher_shim.c10d.past_rounds import PastRounds
+from launcher_shim.c10d.quarantining import Quarantining
+from launcher_shim.c10d.rounds.drain_view import master_token, newest
+from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.rendezvous import Rendezvous
+from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
+from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
+from launcher_shim.c10d.values.operations import Kv
+from rdzv.drain.inputs import LiveRound
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.store import WatchEvent
+
+log = logging.getLogger(__name__)
+
+Attachments = dict[str, Attachment]
+"""By the name of the connection."""
+
+
+@dataclass
+class Run:
+    """One rendezvous and its keys."""
+
+    kv: Kv
+    rendezvous: Rendezvous
+    members: MembershipOfRun
+    tasks: Sequence[asyncio.Task[None]]
+    attached: Attachments = field(default_factory=dict)
+
+    def live_round(self) -> LiveRound:
+        """The round as drains look at it."""
+        rendezvous = self.rendezvous
+        run_id = torch_run_id(rendezvous.run_id)
+        master = master_token(run_id, rendezvous.round.number, self.kv.cells.value)
+        return rendezvous.live_round(master)
+
+    def end(self) -> None:
+        """Let nothing more be written, and nobody wait."""
+        for task in self.tasks:
+            task.cancel()
+        self.rendezvous.end()
+        self.kv.close()
+
+
+class Generation:
+    """Follows the runs of generation ``number``, and keeps those that are served.
+
+    ``since_s``: since when this sidecar is in it, on ``clock``, which is monotonic and in seconds.
+    ``policy`` must be cheap. What a run needs done happens in ``tasks``.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        client: JobClient,
+        registrar: Registrar,
+        quarantining: Quarantining,
+        policy: Callable[[], Policy],
+        since_s: float,
+        clock: Callable[[], float],
+        random: Random,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.number = number
+        self.runs: dict[str, Run] = {}
+        self._client = client
+        self._registrar = registrar
+        self._quarantining = quarantining
+        self._policy = policy
+        self._since_s = since_s
+        self._clock = clock
+        self._random = random
+        self._tasks = tasks
+        self._keys = client.keys.in_generation(number)
+        self._member = registrar.identity.member
+        self.shared = self._kv(SHARED_RUN)
+        """Keys of clients that belong to no rendezvous."""
+        rounds = client.mirror.under(self._keys.runs)
+        self.known = KnownRounds(self._keys, rounds, client.mirror.revision)
+
+    def run(self, name: str) -> Run:
+        """Give a run; it is begun where it is not followed yet."""
+        run = self.runs.get(name)
+        if run is None:
+            run = self.runs[name] = self._start(name)
+        return run
+
+    def live_round(self) -> LiveRound | None:
+        """The round of the newest run, as drains look at it; None where there is no run."""
+        chosen = newest(run.live_round() for run in self.runs.values())
+        if chosen is not None and self.known.trained:
+            return replace(chosen, first=False)
+        return chosen
+
+    def follow(self) -> None:
+        """Begin the runs that are to be followed; let go of the rest, once nobody is in them."""
+        followed = self.known.followed()
+        for name in followed:
+            self.run(name)
+        for name in self.known.names() - followed:
+            if (run := self.runs.get(name)) is not None and not run.attached:
+                self._retire(name)
+
+    def apply(self, events: Sequence[WatchEvent]) -> bool:
+        """Take in one batch of the mirror's; return whether it is of any round."""
+        return self.known.apply(events, self._client.mirror.revision)
+
+    def take_over(self, name: str, attached: Attachments) -> None:
+        """Let torchruns of a former generation go on in this one: their world there is over.
+
+        Happens without a job UID, when others have begun the next life behind a cut. Left in the
+        old one, two worlds would train side by side for ever.
+        """
+        run = self.run(name)
+        run.attached.update(attached)
+        for attachment in attached.values():
+            log.info("a torchrun of %s goes on in generation %s", name, self.number)
+            attachment.move(run.kv, run.rendezvous)
+
+    def end(self) -> dict[str, Attachments]:
+        """End every run; return who is still connected to which."""
+        former = {name: run.attached for name, run in self.runs.items() if run.attached}
+        for run in self.runs.values():
+            run.end()
+        self.runs.clear()
+        self.shared.close()
+        return former
+
+    # -- how
+
+    def _start(self, name: str) -> Run:
+        client, keys = self._client, self._keys.run(name)
+        members = MembershipOfRun(client.membership, name, self._fenced_name)
+        rendezvous = Rendezvous(
+            member=self._member,
+            registered=self._registrar.guard(self.number),
+            drains=self._keys.drains,
+            keys=keys,
+            run_id=name,
+            mirror=client.mirror,
+            store=client.store,
+            policy=self._policy,
+            membership=members.at,
+            clock=self._clock,
+            random=self._random,
+            life_since_s=self._since_s,
+            came=self._quarantining.came,
+            ended=self._quarantining.ended,
+            known=self.known.of(name),
+        )
+        kv = self._kv(name)
+        past = PastRounds(client, kv, rendezvous)
+        work = {"rendezvous": rendezvous.run(), "rounds": past.run(self._tasks)}
+        tasks = [self._tasks.create_task(one, name=f"{what} {name}") for what, one in work.items()]
+        return Run(kv, rendezvous, members, tasks)
+
+    def _fenced_name(self) -> str | None:
+        return self._member if self._registrar.fenced else None
+
+    def _retire(self, name: str) -> None:
+        run = self.runs.pop(name)
+        served = run.rendezvous.has_node
+        run.end()
+        if served:
+            node = run.kv.keys.node(self._member)
+            self._drop(run.kv, [node], f"forget node of {name}")
+
+    def _kv(self, name: str) -> Kv:
+        client = self._client
+        registered = self._registrar.guard(self.number)
+        kv = Kv(self._keys.run(name), client.mirror, client.store, registered)
+        if left := kv.left_behind(self._member):
+            self._drop(kv, left, "forget former connections")
+        return kv
+
+    def _drop(self, kv: Kv, left: Sequence[str], name: str) -> None:
+        dropping = clean_up(self._registrar.registered, lambda: kv.forget_records(left))
+        self._tasks.create_task(dropping, name=name)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The change from one generation of the job to the next, as the endpoint goes through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from launcher_shim.c10d.generation import Generation
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.store import WatchEvent
+
+
+class Generations:
+    """Gives each generation that the member registers in runs of its own.
+
+    ``enter`` makes one of its number. ``current`` is None until the member is registered.
+    """
+
+    def __init__(
+        self, client: JobClient, registrar: Registrar, enter: Callable[[int], Generation]
+    ) -> None:
+        self.current: Generation | None = None
+        self.closing = False
+        self._client = client
+        self._registrar = registrar
+        self._enter = enter
+        self._entered = asyncio.Event()
+
+    @property
+    def number(self) -> int | None:
+        """The number of the current one; None before the first."""
+        return self.current.number if self.current is not None else None
+
+    async def run(self) -> None:
+        """Follow the registration for ever."""
+        unsubscribe = self._client.mirror.subscribe(self._apply)
+        membership = self._client.membership
+        try:
+            while True:
+                await self._registrar.registered.wait()
+                generation = self._registrar.generation
+                if generation is not None and generation != self.number:
+                    self._change(generation)
+                await membership.changed_from(membership.snapshot())
+        finally:
+            unsubscribe()
+
+    async def first(self) -> Generation:
+        """Wait until the member is registered; return the current generation."""
+        while self.current is None:
+            await self._entered.wait()
+        return self.current
+
+    async def caught_up(self) -> None:
+        """Wait until the current one is that which the member is registered in.
+
+        At once where it is not registered: what was known before counts on.
+        """
+        while self._registrar.generation not in (None, self.number):
+            await self._entered.wait()
+
+    def follow_runs(self) -> None:
+        """Begin the runs that are to be followed, and let go of others, unless this is the end."""
+        if self.current is not None and not self.closing:
+            self.current.follow()
+
+    def close(self) -> None:
+        """Begin no run any more: the sidecar ends."""
+        self.closing = True
+
+    def _change(self, generation: int) -> None:
+        former = self.current.end() if self.current is not None else {}
+        self.current = self._enter(generation)
+        self.follow_runs()
+        for name, attached in former.items():
+            self.current.take_over(name, attached)
+        entered, self._entered = self._entered, asyncio.Event()
+        entered.set()
+
+    def _apply(self, events: Sequence[WatchEvent]) -> None:
+        """Take in one batch of the mirror's: drains are looked at with the runs of that moment."""
+        if self.current is not None and self.current.apply(events):
+            self.follow_runs()

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers that are connected to this pod's endpoint: what their sessions ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from launcher_shim.c10d.attachment import Attachment
+from launcher_shim.c10d.clean_up import clean_up
+from launcher_shim.c10d.generation import Run
+from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.pod_seat import PodSeat
+from launcher_shim.c10d.rounds.resume_note import Note
+from launcher_shim.c10d.stage_starts import StageStarts
+from launcher_shim.c10d.stages import container_of
+from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.operations import Kv
+from rdzv.members.registrar import Registrar
+
+log = logging.getLogger(__name__)
+
+
+class Launchers:
+    """Attaches each connection to the run that it asks for, and lets go of it.
+
+    What outlasts a connection is done in the tasks given to ``open``.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        registrar: Registrar,
+        starts: StageStarts,
+        seat: PodSeat,
+        stages: KeptStages,
+    ) -> None:
+        self._generations = generations
+        self._registrar = registrar
+        self._starts = starts
+        self._seat = seat
+        self._stages = stages
+        self._tasks: asyncio.TaskGroup
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Let connections come."""
+        self._tasks = tasks
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is the sidecar that ends, and not its clients."""
+        return self._generations.closing
+
+    @property
+    def shared(self) -> Kv | None:
+        """Keys of clients that belong to no rendezvous; None until the member is registered."""
+        current = self._generations.current
+        return current.shared if current is not None else None
+
+    async def ready(self) -> Kv:
+        """Wait until the member is registered; return the shared keys."""
+        return (await self._generations.first()).shared
+
+    async def attach(self, run_id: str, author: str, nonce: str | None) -> Attachment:
+        """Join a rendezvous: wait until it is known, and connect to it.
+
+        ``author`` names the connection. ``nonce`` is that of one that may outlive the sidecar.
+        Raises ``WireError`` for one that comes beside another torchrun of this pod.
+        """
+        await self._registrar.registered.wait()
+        run = self._run(await self._starts.meant_for(container_of(nonce), run_id))
+        attachment = Attachment(run.kv, connect(run.rendezvous, nonce))
+        run.attached[author] = attachment
+        return attachment
+
+    async def resume(self, note: Note, author: str, nonce: str) -> Attachment:
+        """Join it again for a client that outlived the sidecar before this one."""
+        await self.ready()
+        run = self._run(note.run_id)
+        kept, foreign = note.node, note.generation != self._generations.number
+        if kept is not None and foreign:
+            # Its world was of a former life of the job: it asks again in this one, from the start.
+            kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
+        agent = connect(run.rendezvous, nonce, kept)
+        if not foreign:
+            agent.resume(note.finished_round, note.filled_round)
+        attachment = run.attached[author] = Attachment(run.kv, agent)
+        log.info(
+            "a torchrun of %s has outlived its sidecar and goes on",
+            note.run_id,
+            extra={"event": "resumed"},
+        )
+        return attachment
+
+    async def begin_stage(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start; see ``StageStarts.begin``."""
+        return await self._starts.begin(run_id, nonce, line, stamp, may_pass=may_pass)
+
+    async def vacant(self, newcomer: Agent) -> None:
+        """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
+        await self._seat.vacant(newcomer)
+
+    def note_of(self, agent: Agent) -> Note:
+        """Describe an agent to the sidecar that serves it next."""
+        return Note(
+            agent.run_id,
+            self._generations.number or 0,
+            agent.node,
+            agent.finished_round,
+            agent.claim.filled_round,
+        )
+
+    def detach(self, author: str) -> None:
+        """Take note that a connection is closed."""
+        current = self._generations.current
+        for name, run in current.runs.items() if current is not None else ():
+            attachment = run.attached.pop(author, None)
+            if attachment is not None and attachment.agent.ended_well:
+                self._finished(container_of(attachment.agent.claim.nonce), name)
+        self._generations.follow_runs()
+
+    def forget(self, kv: Kv | None, author: str) -> None:
+        """Drop what a closed connection's operations left on record, without waiting for it.
+
+        ``kv``: None for the shared keys.
+        """
+
+        async def work() -> None:
+            keys = kv or await self.ready()
+            await keys.forget_author(author)
+
+        self._generations.follow_runs()
+        if not self.closing:
+            dropping = clean_up(self._registrar.registered, work)
+            self._tasks.create_task(dropping, name=f"forget {author}")
+
+    def _finished(self, container: str, name: str) -> None:
+        """Let the container's next torchrun be of the next stage."""
+        if self._stages.known.finish(container, name) and not self.closing:
+            self._tasks.create_task(self._stages.keep(), name="keep stages")
+
+    def _run(self, name: str) -> Run:
+        current = self._generations.current
+        assert current is not None
+        return current.run(name)

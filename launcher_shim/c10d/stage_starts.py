@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which stage a torchrun that is about to start is of, and whether it need start at all."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from launcher_shim.c10d.generation import Run
+from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.kept_stages import KeptStages
+from launcher_shim.c10d.launch_lines import line_key, recorded, was_done, was_run
+from launcher_shim.c10d.pod_seat import PodSeat
+from launcher_shim.c10d.stages import container_of, torch_run_id
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.operations import Kv
+from launcher_shim.tcpstore import wire
+from rdzv.members.registrar import Registrar
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 10.0
+"""How long a pod that drains is kept waiting before it is told to ask again."""
+
+FAREWELLS_S = 2.0
+"""Within so long a relay has told a new sidecar which of its clients live on, or are gone."""
+
+
+class StageStarts:
+    """Answers whoever is about to start a torchrun in this pod.
+
+    ``restarted``: a sidecar before this one may have left torchruns behind. ``clock`` is
+    monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        generations: Generations,
+        registrar: Registrar,
+        seat: PodSeat,
+        stages: KeptStages,
+        *,
+        restarted: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._generations = generations
+        self._registrar = registrar
+        self._member = registrar.identity.member
+        self._seat = seat
+        self._stages = stages
+        self._restarted = restarted
+        self._clock = clock
+        self._listening_s = 0.0
+
+    def listen(self) -> None:
+        """Take note that relays can connect from now on."""
+        self._listening_s = self._clock()
+
+    async def meant_for(self, container: str, run_id: str) -> str:
+        """Name the stage that the next torchrun of this pod is of, once there is no other."""
+        if self._restarted:
+            # A torchrun that has outlived the sidecar before this one may not be back yet: its
+            # relay comes within moments, and it has its place once the member is registered.
+            await self._generations.first()
+            await self._farewells()
+        await self._seat.vacant()
+        name = self._stages.known.next(container, run_id)
+        if container and self._ended_well(name):
+            # One that has ended while no sidecar was there may still have to say so.
+            await self._farewells()
+            await self._seat.vacant()
+            name = self._stages.known.next(container, run_id)
+        return name
+
+    async def begin(
+        self, run_id: str, nonce: str | None, line: bytes, stamp: Stamp, *, may_pass: bool
+    ) -> tuple[Kv, bytes]:
+        """Answer a torchrun that is about to start, and say where that is.
+
+        ``PASSED``: it need not start, for its stage has ended well. ``AGAIN``: not now, for its
+        pod drains, and would have no place. Empty: it starts.
+        ``line`` is a digest of its launch line: whoever starts something else is no restart of
+        what has ended well. ``may_pass``: no torchrun of its container has taken part yet.
+        """
+        await self._registrar.registered.wait()
+        if nonce is not None and nonce == self._stages.known.passed_by:
+            return self._run(run_id).kv, wire.PASSED  # it asks again, as its answer was lost
+        name = await self.meant_for(container_of(nonce), run_id)
+        if await self._idles(name):
+            return self._run(name).kv, wire.AGAIN
+        kv = self._run(name).kv
+        if not self._ended_well(name):
+            await kv.put([(line_key(self._member), recorded(container_of(nonce), line))], stamp)
+            return kv, b""
+        passed = (
+            nonce is not None
+            # Whatever a pod that drains starts, it would train nothing: no work is left out.
+            and (may_pass or self._drains(name))
+            and await self._was_run(name, line)
+            and await self._stages.pass_over(nonce, name)
+        )
+        if passed:
+            log.info("a torchrun passes over %s, which has ended well already", name)
+        return kv, wire.PASSED if passed else b""
+
+    async def _farewells(self) -> None:
+        await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())
+
+    async def _idles(self, name: str) -> bool:
+        """Whether this pod drains and ``name`` goes on; waits for a while for that to change.
+
+        Its torchrun would be shown no place, and end with 1 when the others have ended well.
+        """
+        try:
+            async with asyncio.timeout(IDLE_S):
+                while self._drains(name) and not self._ended_well(name):
+                    await self._run(name).rendezvous.news()
+        except TimeoutError:
+            return True
+        return False
+
+    def _drains(self, name: str) -> bool:
+        run = self._run(name)
+        return self._member in run.members.at(run.rendezvous.round.number).leaving
+
+    async def _was_run(self, name: str, line: bytes) -> bool:
+        """Whether ``name``, which has ended well, was run by that launch line, here to its end."""
+        run, here = self._run(name), self._member
+        current = run.rendezvous.round
+        own = [seat for seat in current.frozen if seat.member == here]
+        held = [] if self._drains(name) else own
+        run_id, cells = torch_run_id(name), run.kv.cells
+        if not all(was_done(seat, run_id, current.number, cells) for seat in held):
+            return False  # it died on its way to the exit barrier: its work would be left out
+        members = [seat.member for seat in current.frozen]
+        values = await run.kv.get_all([line_key(member) for member in members])
+        known = dict(zip(members, values, strict=True))
+        return was_run(line, here, current.frozen, known)
+
+    def _ended_well(self, name: str) -> bool:
+        current = self._generations.current
+        return current is not None and current.known.ended_well(name)
+
+    def _run(self, name: str) -> Run:
+        current = self._generations.current
+        assert current is not None
+        return current.run(name)
