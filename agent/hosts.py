@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable
 from functools import cache, partial
 
-from agent.rundir.files import HOSTS_NAME, RunDir
+from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
+from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing, decide
 from rdzv.membership import Membership
@@ -110,7 +111,7 @@ class HostDelivery:
         except OSError as error:
             log.error(
                 "%s cannot be written (%s): launchers go on with the former host list",
-                self._run_dir.path / HOSTS_NAME,
+                self._run_dir.path / layout.HOSTS,
                 error.strerror,
                 extra={"event": "hosts_not_delivered"},
             )

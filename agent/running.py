@@ -12,8 +12,9 @@ import logging
 from collections.abc import Coroutine
 
 from agent.parts import job_client, launcher_parts, member_parts
-from agent.rundir.files import STATE_NAME, RunDir, State
+from agent.rundir.files import RunDir, State
 from agent.surroundings import MemberSettings, Sockets, Surroundings
+from launcher_shim.rundir import layout
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held
 
@@ -158,7 +159,7 @@ class RunningParts:
             log.error(
                 "%s cannot be written (%s): were this sidecar started again, it would be taken"
                 " for a fresh pod",
-                self._run_dir.path / STATE_NAME,
+                self._run_dir.path / layout.STATE,
                 error.strerror,
                 extra={"event": "state_not_kept"},
             )

@@ -14,8 +14,9 @@ from random import Random
 from typing import Literal
 
 from agent.config.sidecar import Config
-from agent.rundir.files import NOTICE_SOCKET_NAME, RunDir
+from agent.rundir.files import RunDir
 from agent.sweeper import PAUSE_S
+from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.records.quarantine import TERMS, Terms
@@ -62,7 +63,7 @@ class Sockets:
         return cls(
             c10d_port=config.c10d_port or None,
             c10d_path=str(run_dir.c10d_socket),
-            notice_path=run_dir.path / NOTICE_SOCKET_NAME,
+            notice_path=run_dir.path / layout.NOTICE_SOCKET,
         )
 
 

@@ -20,9 +20,10 @@ from agent.boot_clock import boot_s
 from agent.drain.service import Drains
 from agent.hosts import HostDelivery
 from agent.parts import endpoint_of, job_client, launcher_parts, member_parts
-from agent.rundir.files import NOTICE_SOCKET_NAME, RunDir
+from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from benchmarks.worker import LINE_MAX
+from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.store import Store
@@ -85,7 +86,7 @@ class Sidecar:
         if run_dir is None:
             self.endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
         else:
-            sockets = Sockets(c10d_port=0, notice_path=run_dir.path / NOTICE_SOCKET_NAME)
+            sockets = Sockets(c10d_port=0, notice_path=run_dir.path / layout.NOTICE_SOCKET)
             launcher = launcher_parts(
                 *(around, settings, member, run_dir, sockets), ready=lambda: True
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from agent.rundir.files import NOTICE_SOCKET_NAME
+from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 
 ANSWER_TIMEOUT_S = 5.0
@@ -33,7 +33,7 @@ def notice(run_dir: str, reason: str) -> int:
 
     Given more than once, it is the same drain.
     """
-    path = Path(run_dir) / NOTICE_SOCKET_NAME
+    path = Path(run_dir) / layout.NOTICE_SOCKET
     request = json.dumps({"notice": "prestop", "reason": reason, "seconds_left": None}) + "\n"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:

@@ -20,6 +20,9 @@ from muster.progress import Identity
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+GATE_NAME = "gate.json"
+ENVIRONMENT_NAME = "env"
+"""In the run directory; the sidecar has put it there, if there is one."""
 PHASES = ("idle", "hold", "commit", "done", "void")
 
 POLL_S = 0.005
@@ -50,7 +53,7 @@ class GateFile:
 
     def __init__(self, run_dir: str) -> None:
         self._run_dir = run_dir
-        self._path = os.path.join(run_dir, "gate.json")
+        self._path = os.path.join(run_dir, GATE_NAME)
         self._seen: Optional[Tuple[int, int, int]] = None
         self._reading: Optional[Reading] = None
         self._warned = False
@@ -82,7 +85,7 @@ class GateFile:
         Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain. Returns
         whether the gate is of this round.
         """
-        waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, "env"))
+        waits = rank.of_torchrun and os.path.exists(os.path.join(self._run_dir, ENVIRONMENT_NAME))
         deadline_s = time.monotonic() + (OWN_ROUND_WAIT_S if waits else 0.0)
         while True:
             reading = self.read()

@@ -22,6 +22,7 @@ from muster.boundary import Rank
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+DIRECTORY_NAME = "progress"
 
 BLOCK_BYTES = 512
 """Length of the line. Where a long host name does not fit, it is a multiple of this."""
@@ -195,7 +196,7 @@ def own_file() -> Optional[ProgressFile]:
         _looked = True
         run_dir = os.environ.get("MUSTER_RUN_DIR")
         if run_dir:
-            _file = ProgressFile(os.path.join(run_dir, "progress"), os.environ)
+            _file = ProgressFile(os.path.join(run_dir, DIRECTORY_NAME), os.environ)
     return _file
 
 

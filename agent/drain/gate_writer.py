@@ -15,6 +15,7 @@ from agent.drain.own import OwnDrain
 from agent.drain.view import Sight
 from agent.drain.writer import Writing
 from agent.rundir.files import RunDir
+from launcher_shim.rundir import layout
 from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, Policy
@@ -24,9 +25,6 @@ from rdzv.records.codec import dump_record, load_record, take
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
-
-GATE_NAME = "gate.json"
-NOTE_NAME = "commit.json"
 
 POLL_S = (0.015, 0.25)
 """Poll interval of the ranks' progress during a save (shortest, longest): the standard library has
@@ -70,8 +68,8 @@ class GateWriter:
     def restore(self) -> None:
         """Find the gate and the note as they lie there; may block for as long as the disk does."""
         try:
-            content = self._run_dir.content(GATE_NAME)
-            self.shown = None if content is None else Gate.from_json(GATE_NAME, content)
+            content = self._run_dir.content(layout.GATE)
+            self.shown = None if content is None else Gate.from_json(layout.GATE, content)
         except (OSError, RecordError) as error:
             log.warning(
                 "writing a new gate, the old one is unreadable: %s",
@@ -79,7 +77,7 @@ class GateWriter:
                 extra={"event": "gate_unreadable"},
             )
         try:
-            note = self._run_dir.content(NOTE_NAME)
+            note = self._run_dir.content(layout.COMMIT)
             self._sight.sent = 0 if note is None else _sent_in(note)
         except (OSError, RecordError) as error:
             # It may well have voted: only the store opens the gate then.
@@ -138,7 +136,7 @@ class GateWriter:
         return False
 
     async def _show(self, gate: Gate) -> bool:
-        if not await self._put(GATE_NAME, gate.to_json()):
+        if not await self._put(layout.GATE, gate.to_json()):
             return False
         former, self.shown = self.shown or Gate(), gate
         if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
@@ -153,7 +151,7 @@ class GateWriter:
         return True
 
     async def _note(self, epoch: int) -> bool:
-        if not await self._put(NOTE_NAME, dump_record({"sent": epoch})):
+        if not await self._put(layout.COMMIT, dump_record({"sent": epoch})):
             return False
         self._sight.sent = epoch
         return True
@@ -192,4 +190,4 @@ class GateWriter:
 
 
 def _sent_in(note: bytes) -> int:
-    return take(NOTE_NAME, load_record(NOTE_NAME, note), "sent", int)
+    return take(layout.COMMIT, load_record(layout.COMMIT, note), "sent", int)

@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from agent.drain.notice import Notice
 from agent.drain.notice_socket import Phase
-from agent.drain.own_record import NAME, SAME_DEADLINE_S, Notes
+from agent.drain.own_record import SAME_DEADLINE_S, Notes
 from agent.drain.writer import Writing
 from agent.rundir.files import RunDir
+from launcher_shim.rundir import layout
 from rdzv.drain.decision import first_write, outdate_first_write
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
@@ -67,10 +68,12 @@ class OwnDrain:
     def restore(self) -> None:
         """Find what the sidecar before this one kept; may block for as long as the disk does."""
         try:
-            content = self._run_dir.content(NAME)
+            content = self._run_dir.content(layout.DRAIN)
             kept = None if content is None else Notes.from_json(content)
         except (OSError, RecordError) as error:
-            log.warning("resuming a drain from the store alone, %s is unreadable: %s", NAME, error)
+            log.warning(
+                "resuming a drain from the store alone, %s is unreadable: %s", layout.DRAIN, error
+            )
             return
         # A directory may outlive its pod, and what drained then does not drain now.
         if kept is not None and kept.pod_uid == self._identity.pod_uid:
@@ -167,11 +170,11 @@ class OwnDrain:
             return True
         try:
             if notes is None:
-                await asyncio.to_thread(self._run_dir.remove, NAME)
+                await asyncio.to_thread(self._run_dir.remove, layout.DRAIN)
             else:
-                await asyncio.to_thread(self._run_dir.put, NAME, notes.to_json())
+                await asyncio.to_thread(self._run_dir.put, layout.DRAIN, notes.to_json())
         except OSError as error:
-            self._writing.say(f"{NAME} cannot be written, retrying: {error.strerror}")
+            self._writing.say(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
             return False
         self._kept = notes
         return True

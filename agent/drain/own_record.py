@@ -13,11 +13,10 @@ from typing import Any
 
 from agent.drain.notice import Notice
 from launcher_shim.pod.grace import reserve_s
+from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
 from rdzv.records.drain import ENDING_SOURCES, Drain
-
-NAME = "drain.json"
 
 SAME_DEADLINE_S = 1.0
 """A notice that is repeated names the same deadline, give or take its way here."""
@@ -116,20 +115,20 @@ class Notes:
     @classmethod
     def from_json(cls, content: bytes) -> Notes:
         """Decode; raises ``RecordError``."""
-        fields = load_record(NAME, content)
-        sources = take(NAME, fields, "sources", list)
+        fields = load_record(layout.DRAIN, content)
+        sources = take(layout.DRAIN, fields, "sources", list)
         if not sources or not all(isinstance(source, str) for source in sources):
-            raise RecordError(f"{NAME}: 'sources' is {sources!r}, expected who gave notice")
+            raise RecordError(f"{layout.DRAIN}: 'sources' is {sources!r}, expected who gave notice")
         return cls(
-            take(NAME, fields, "pod_uid", str),
+            take(layout.DRAIN, fields, "pod_uid", str),
             tuple(sources),
-            take(NAME, fields, "reason", str),
+            take(layout.DRAIN, fields, "reason", str),
             _moment(fields, "deadline_boot_s"),
-            take_seconds(NAME, fields, "reserve_s"),
-            take(NAME, fields, "generation", int),
-            take(NAME, fields, "revision", int),
+            take_seconds(layout.DRAIN, fields, "reserve_s"),
+            take(layout.DRAIN, fields, "generation", int),
+            take(layout.DRAIN, fields, "revision", int),
         )
 
 
 def _moment(fields: Mapping[str, Any], name: str) -> float | None:
-    return None if fields.get(name) is None else take_seconds(NAME, dict(fields), name)
+    return None if fields.get(name) is None else take_seconds(layout.DRAIN, dict(fields), name)

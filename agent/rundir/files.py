@@ -23,22 +23,13 @@ from agent.config.sidecar import Config
 from agent.rundir.launch_report import Launch, read_launch
 from agent.rundir.programs import PROGRAMS, program
 from agent.rundir.progress import read_ranks
-from launcher_shim.pod.launch import DIRECTORY as LAUNCH_DIRECTORY
+from launcher_shim.rundir import layout
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.members.registration import Held
 from rdzv.records.codec import dump_record, load_record, take
 
 log = logging.getLogger(__name__)
-
-C10D_SOCKET_NAME = "c10d.sock"
-NOTICE_SOCKET_NAME = "notice.sock"
-HOSTS_NAME = "hosts"
-STATE_NAME = "state.json"
-PROGRESS_NAME = "progress"
-
-COMMANDS_NAME = "workers"
-"""Directory in which each worker command of a Horovod launcher has a file."""
 
 CONTENT_MAX_BYTES = 1024 * 1024
 """Far more than anything that is put here has."""
@@ -84,29 +75,31 @@ class RunDir:
     @property
     def c10d_socket(self) -> Path:
         """Where the rendezvous endpoint listens for a relay in the training container."""
-        return self.path / C10D_SOCKET_NAME
+        return self.path / layout.C10D_SOCKET
 
     def deliver(self, config: Config) -> None:
         """Put everything there that is known before the store is; raises ``ConfigError``."""
         with self._usable():
             self._make_dir(self.path, 0o755)
-            self._make_dir(self.path / PROGRESS_NAME, 0o1777)
-            self._make_dir(self.path / LAUNCH_DIRECTORY, 0o1777)
-            self._make_dir(self.path / "python", 0o755)
-            self._make_dir(self.path / "python" / "muster", 0o755)
+            self._make_dir(self.path / layout.PROGRESS, 0o1777)
+            self._make_dir(self.path / layout.LAUNCH, 0o1777)
+            self._make_dir(self.path / layout.MODULES, 0o755)
+            self._make_dir(self.path / layout.MODULES / "muster", 0o755)
             for source in files("muster").iterdir():
                 if source.name.endswith(".py"):
-                    self._write(f"python/muster/{source.name}", source.read_bytes(), 0o644)
-            script = files("launcher_shim.pod") / "discover_hosts.sh"
-            self._write("discover_hosts.sh", script.read_bytes(), 0o755)
+                    self._write(
+                        f"{layout.MODULES}/muster/{source.name}", source.read_bytes(), 0o644
+                    )
+            script = files("launcher_shim.pod") / layout.DISCOVER_HOSTS
+            self._write(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             # Who relays has to know whether the port is to be free.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
-            self._write("env", "".join(lines).encode(), 0o644)
+            self._write(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
             # Last: who finds a program finds what it needs.
-            self._make_dir(self.path / "bin", 0o755)
+            self._make_dir(self.path / layout.PROGRAMS, 0o755)
             for name in PROGRAMS:
-                self._write(f"bin/{name}", program(name), 0o755)
+                self._write(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
@@ -124,11 +117,11 @@ class RunDir:
 
     def keep(self, state: State) -> None:
         """Keep what a sidecar that starts again must find."""
-        self._write(STATE_NAME, state.to_json(), 0o644)
+        self._write(layout.STATE, state.to_json(), 0o644)
 
     def hosts(self) -> str:
         """The host list as it was delivered last; empty if it never was."""
-        content = self.content(HOSTS_NAME)
+        content = self.content(layout.HOSTS)
         return "" if content is None else content.decode("ascii", errors="replace")
 
     def put(self, name: str, content: bytes) -> None:
@@ -149,7 +142,7 @@ class RunDir:
 
     def ranks(self) -> tuple[RankProgress, ...]:
         """What the ranks of this pod have published, by local rank."""
-        return read_ranks(self.path / PROGRESS_NAME)
+        return read_ranks(self.path / layout.PROGRESS)
 
     def launch(self) -> Launch | None:
         """What ``muster-run`` has told of the launcher below it, if it has."""
@@ -159,21 +152,21 @@ class RunDir:
         """How many worker commands of a Horovod launcher run here; None: none ever came."""
         try:
             return sum(
-                1 for path in (self.path / COMMANDS_NAME).iterdir() if path.suffix == ".json"
+                1 for path in (self.path / layout.WORKERS).iterdir() if path.suffix == ".json"
             )
         except OSError:
             return None  # not there, or nothing that a launcher has made
 
     def deliver_hosts(self, text: str) -> None:
         """Rename a new host list into place."""
-        self._write(HOSTS_NAME, text.encode("ascii"), 0o644)
+        self._write(layout.HOSTS, text.encode("ascii"), 0o644)
 
     def _kept(self) -> State | None:
-        content = self.content(STATE_NAME)
+        content = self.content(layout.STATE)
         if content is None:
             return None
         try:
-            return State.from_json(STATE_NAME, content)
+            return State.from_json(layout.STATE, content)
         except RecordError as error:
             log.warning("starting as a fresh pod: %s", error, extra={"event": "state_unreadable"})
             return None

@@ -11,7 +11,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher_shim.pod.launch import DIRECTORY, NAME, TEXT_MAX
+from launcher_shim.pod.launch import TEXT_MAX
+from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take
 
@@ -38,16 +39,18 @@ class Launch:
 def read_launch(run_dir: Path) -> Launch | None:
     """Read the report; None where there is none, or none that is one."""
     try:
-        with open(run_dir / DIRECTORY / NAME, "rb", buffering=0, opener=_open) as file:
+        with open(
+            run_dir / layout.LAUNCH / layout.LAUNCHER, "rb", buffering=0, opener=_open
+        ) as file:
             content = file.read(MAX_BYTES) or b""
     except OSError:
         return None
     try:
-        fields = load_record(NAME, content)
+        fields = load_record(layout.LAUNCHER, content)
         return Launch(
-            started=take(NAME, fields, "started", str)[:TEXT_MAX],
-            launcher=take(NAME, fields, "launcher", str)[:TEXT_MAX],
-            pid=take(NAME, fields, "pid", int),
+            started=take(layout.LAUNCHER, fields, "started", str)[:TEXT_MAX],
+            launcher=take(layout.LAUNCHER, fields, "launcher", str)[:TEXT_MAX],
+            pid=take(layout.LAUNCHER, fields, "pid", int),
             nnodes=_text(fields.get("nnodes")),
             rdzv_endpoint=_text(fields.get("rdzv_endpoint")),
             rdzv_backend=_text(fields.get("rdzv_backend")),

@@ -12,26 +12,10 @@ import io
 import zipfile
 from importlib.resources import files
 
-_MODULES = (
-    "launcher_shim/__init__.py",
-    "launcher_shim/tcpstore/__init__.py",
-    "launcher_shim/tcpstore/wire.py",
-    "launcher_shim/tcpstore/parser.py",
-    "launcher_shim/pod/__init__.py",
-    "launcher_shim/pod/container.py",
-    "launcher_shim/pod/delivery.py",
-    "launcher_shim/pod/early_signals.py",
-    "launcher_shim/pod/grace.py",
-    "launcher_shim/pod/hold.py",
-    "launcher_shim/pod/launch.py",
-    "launcher_shim/pod/ledger.py",
-    "launcher_shim/pod/log_lines.py",
-    "launcher_shim/pod/notices.py",
-    "launcher_shim/pod/pass_over.py",
-    "launcher_shim/pod/overruling.py",
-    "launcher_shim/pod/relay.py",
-    "launcher_shim/pod/run.py",
-)
+from launcher_shim.rundir import layout
+
+_ROOMS = ("", "pod", "rundir", "tcpstore")
+"""What the programs are made of: these folders of ``launcher_shim``, without those in them."""
 _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
@@ -58,7 +42,7 @@ block()
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """
-PROGRAMS = {"muster-run": "run", "muster-hold": "hold", "torchrun": "pass_over"}
+PROGRAMS = {layout.MUSTER_RUN: "run", "muster-hold": "hold", layout.TORCHRUN: "pass_over"}
 """By name: the module of ``launcher_shim.pod`` that it runs."""
 
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -71,9 +55,12 @@ def program(name: str) -> bytes:
     content.write(_HEAD.encode())
     with zipfile.ZipFile(content, "a") as archive:
         archive.writestr(_entry("__main__.py"), _MAIN.format(module=PROGRAMS[name]))
-        for module in _MODULES:
-            source = root.joinpath(*module.split("/")[1:])
-            archive.writestr(_entry(module), source.read_bytes())
+        for room in _ROOMS:
+            folder = root / room
+            for source in sorted(folder.iterdir(), key=lambda source: source.name):
+                if source.name.endswith(".py"):
+                    name = "/".join(filter(None, ("launcher_shim", room, source.name)))
+                    archive.writestr(_entry(name), source.read_bytes())
     return content.getvalue()
 
 

@@ -8,7 +8,8 @@ import logging
 from dataclasses import replace
 from typing import Protocol
 
-from launcher_shim.c10d.stages import FILE_NAME, Stages, container_of
+from launcher_shim.c10d.stages import Stages, container_of
+from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 
 log = logging.getLogger(__name__)
@@ -39,12 +40,12 @@ class KeptStages:
         if self._files is None:
             return
         try:
-            content = await asyncio.to_thread(self._files.content, FILE_NAME)
+            content = await asyncio.to_thread(self._files.content, layout.STAGES)
             if content is not None:
                 self.known = Stages.from_json(content)
         except (OSError, RecordError) as error:
             log.warning(
-                "counting stages from the first again, %s is unreadable: %s", FILE_NAME, error
+                "counting stages from the first again, %s is unreadable: %s", layout.STAGES, error
             )
 
     async def pass_over(self, nonce: str, name: str) -> bool:
@@ -78,7 +79,7 @@ class KeptStages:
             return True
         try:
             async with self._writing:  # one after another: the newest is to be the last
-                await asyncio.to_thread(self._files.put, FILE_NAME, self.known.to_json())
+                await asyncio.to_thread(self._files.put, layout.STAGES, self.known.to_json())
         except OSError as error:
             log.warning(
                 "which stage the container is at cannot be kept (%s): were this sidecar started"

@@ -14,11 +14,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Self
 
+from launcher_shim.rundir import layout
 from launcher_shim.tcpstore.wire import CONTAINER_BYTES, SESSION_BYTES
 from rdzv.records.codec import dump_record, load_record, take
-
-FILE_NAME = "stages.json"
-"""In the run directory, for the sidecar that comes after this one."""
 
 SHARED_RUN = "~"
 """Run of clients without a rendezvous, such as workers that share the agents' store."""
@@ -90,10 +88,10 @@ class Stages:
     @classmethod
     def from_json(cls, content: bytes) -> Self:
         """Decode; raises ``RecordError``."""
-        fields = load_record(FILE_NAME, content)
-        finished = take(FILE_NAME, fields, "finished", dict)
+        fields = load_record(layout.STAGES, content)
+        finished = take(layout.STAGES, fields, "finished", dict)
         return cls(
-            take(FILE_NAME, fields, "container", str),
-            {run_id: take(FILE_NAME, finished, run_id, int) for run_id in finished},
-            take(FILE_NAME, fields, "passed_by", str),
+            take(layout.STAGES, fields, "container", str),
+            {run_id: take(layout.STAGES, finished, run_id, int) for run_id in finished},
+            take(layout.STAGES, fields, "passed_by", str),
         )

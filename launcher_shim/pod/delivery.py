@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 from typing import Dict, Mapping, Optional
 
+from launcher_shim.rundir import layout
+
 LOOPBACK = ("localhost", "127.0.0.1")
 
 
@@ -31,17 +33,17 @@ class RunDirectory:
     @property
     def c10d_socket(self) -> str:
         """The sidecar's rendezvous."""
-        return os.path.join(self.path, "c10d.sock")
+        return os.path.join(self.path, layout.C10D_SOCKET)
 
     @property
     def notice_socket(self) -> str:
         """Where the sidecar takes notices."""
-        return os.path.join(self.path, "notice.sock")
+        return os.path.join(self.path, layout.NOTICE_SOCKET)
 
     def delivered(self) -> Optional[Dict[str, str]]:
         """Return the variables for the command, or None while there are none."""
         try:
-            with open(os.path.join(self.path, "env"), encoding="utf-8") as file:
+            with open(os.path.join(self.path, layout.ENVIRONMENT), encoding="utf-8") as file:
                 lines = file.read().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -52,10 +54,10 @@ class RunDirectory:
         self, environ: Mapping[str, str], delivered: Mapping[str, str]
     ) -> Dict[str, str]:
         """Return the command's environment; ``delivered`` is as ``overruling.merged`` gives it."""
-        modules = os.path.join(self.path, "python")
+        modules = os.path.join(self.path, layout.MODULES)
         before = environ.get("PYTHONPATH")
-        programs = os.path.join(self.path, "bin")
-        if os.path.isfile(os.path.join(programs, "torchrun")):
+        programs = os.path.join(self.path, layout.PROGRAMS)
+        if os.path.isfile(os.path.join(programs, layout.TORCHRUN)):
             delivered = {
                 **delivered,
                 "PATH": os.pathsep.join([programs, environ.get("PATH", os.defpath)]),

@@ -15,11 +15,9 @@ import os
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from launcher_shim.pod.container import descendants
+from launcher_shim.rundir import layout
 
 log = logging.getLogger(__name__)
-
-DIRECTORY, NAME = "launch", "launcher.json"
-"""Where the report is, in the run directory."""
 
 LOOKS_EARLY, LOOK_EARLY_S = 60, 1.0
 LOOK_S = 30.0
@@ -141,7 +139,7 @@ class Reporter:
     """Writes what runs below this process into the run directory, whenever that changes."""
 
     def __init__(self, run_directory: str) -> None:
-        self._path = os.path.join(run_directory, DIRECTORY, NAME)
+        self._path = os.path.join(run_directory, layout.LAUNCH, layout.LAUNCHER)
         self._started = os.urandom(6).hex()
         self._told: Optional[Launch] = None
 

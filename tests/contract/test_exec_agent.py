@@ -22,6 +22,7 @@ from shlex import quote
 import pytest
 
 import launcher_shim
+from console.local.nodes.payload import copy_exec
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
 from launcher_shim.horovod.exec.frames import (
     ALIVE,
@@ -93,13 +94,8 @@ class Pods:
         self.workers = directory / "workers"
         self.run_dir = self.workers / HOST
         self.run_dir.mkdir(parents=True)
-        shim = directory / "python" / "launcher_shim"
-        room = shim / "horovod" / "exec"
-        # What is compiled appears and goes while others run.
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SHIM / "horovod" / "exec", room, ignore=ignored)
-        for package in (".", "horovod"):
-            shutil.copy(SHIM / package / "__init__.py", shim / package)
+        copy_exec(directory / "python")
+        room = directory / "python" / "launcher_shim" / "horovod" / "exec"
         for name, value in constants.items():
             set_constant(room / CONSTANTS[name], name, value)
         shutil.copy(SHIM / "horovod" / "exec" / "kubexec.sh", directory)

@@ -20,7 +20,8 @@ from agent.rundir.files import RunDir
 from agent.rundir.launch_report import read_launch
 from agent.rundir.programs import program
 from launcher_shim.c10d.torch.state_codec import SENTINEL
-from launcher_shim.pod.launch import DIRECTORY, NAME, Launch
+from launcher_shim.pod.launch import Launch
+from launcher_shim.rundir import layout
 from rdzv.records.bypass import Bypass
 from rdzv.records.job import Member
 from rdzv.store import KeyValue, Put
@@ -42,14 +43,14 @@ class Clock:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / layout.LAUNCH).mkdir()
     (tmp_path / "progress").mkdir()
     return tmp_path
 
 
 async def tell(run_dir: Path, launch: Launch) -> None:
     """What ``muster-run`` does."""
-    place = run_dir / DIRECTORY / NAME
+    place = run_dir / layout.LAUNCH / layout.LAUNCHER
     nascent = place.with_suffix(".new")
     await asyncio.to_thread(nascent.write_bytes, launch.to_json("a"))
     await asyncio.to_thread(nascent.replace, place)
@@ -202,7 +203,7 @@ async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wra
 
         await until(told)
         launch = await asyncio.to_thread(read_launch, run_dir)
-        content = await asyncio.to_thread((run_dir / DIRECTORY / NAME).read_bytes)
+        content = await asyncio.to_thread((run_dir / layout.LAUNCH / layout.LAUNCHER).read_bytes)
     finally:
         process.send_signal(signal.SIGINT)
         await process.wait()
@@ -211,7 +212,7 @@ async def test_muster_run_tells_of_a_torchrun_behind_a_script(run_dir: Path, wra
     assert launch.rdzv_endpoint == "localhost:29400"
     assert b"hunter2" not in content
     # The command has ended: a sidecar that starts now must not believe that it runs.
-    assert not await asyncio.to_thread((run_dir / DIRECTORY / NAME).exists)
+    assert not await asyncio.to_thread((run_dir / layout.LAUNCH / layout.LAUNCHER).exists)
 
 
 async def test_a_connection_that_stored_nothing_is_forgotten_when_it_ends() -> None:

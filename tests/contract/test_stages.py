@@ -14,8 +14,9 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from agent.rundir.programs import program
-from launcher_shim.c10d.stages import FILE_NAME, Stages
+from launcher_shim.c10d.stages import Stages
 from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
@@ -228,7 +229,7 @@ async def test_one_that_asks_again_passes_over_one_stage(tmp_path: Path) -> None
                 "digits", nonce, b"train", stamp, may_pass=True
             )
             assert (await begun)[1] == wire.PASSED
-        assert Stages.from_json(files.content(FILE_NAME) or b"").finished == {"digits": 1}
+        assert Stages.from_json(files.content(layout.STAGES) or b"").finished == {"digits": 1}
 
 
 async def test_pods_meet_in_a_stage_and_not_across_stages(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.drain.gate_writer import GATE_NAME
 from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
+from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from rdzv.drain.gate import Gate, RankProgress
@@ -191,7 +191,7 @@ class Rank:
             return
 
     def _gate(self) -> Gate | None:
-        content = self.pod.run_dir.files.get(GATE_NAME)
+        content = self.pod.run_dir.files.get(layout.GATE)
         return None if content is None else _gate(content)
 
     def _say(self, what: str) -> None:
@@ -200,4 +200,4 @@ class Rank:
 
 @lru_cache(maxsize=256)
 def _gate(content: bytes) -> Gate:
-    return Gate.from_json(GATE_NAME, content)
+    return Gate.from_json(layout.GATE, content)

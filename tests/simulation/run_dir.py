@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from agent.rundir.files import HOSTS_NAME, STATE_NAME, RunDir, State
+from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import Launch
+from launcher_shim.rundir import layout
 from rdzv.drain.gate import RankProgress
 
 
@@ -31,8 +32,8 @@ class MemoryRunDir(RunDir):
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod."""
-        content = self.files.get(STATE_NAME)
-        return State(pod_uid) if content is None else State.from_json(STATE_NAME, content)
+        content = self.files.get(layout.STATE)
+        return State(pod_uid) if content is None else State.from_json(layout.STATE, content)
 
     def content(self, name: str) -> bytes | None:
         """What lies there under ``name``."""
@@ -58,5 +59,5 @@ class MemoryRunDir(RunDir):
         self.files[name] = content
         written, self.written = self.written, asyncio.Event()
         written.set()
-        if name == HOSTS_NAME:
+        if name == layout.HOSTS:
             self.on_hosts(content)

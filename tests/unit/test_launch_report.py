@@ -17,9 +17,10 @@ import pytest
 from agent.rundir.launch_report import MAX_BYTES, Launch
 from agent.rundir.launch_report import read_launch as read_report
 from launcher_shim.pod import container, launch
-from launcher_shim.pod.launch import DIRECTORY, NAME, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
+from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.run import _on_reporting_ended
+from launcher_shim.rundir import layout
 
 DELIVERED = {
     "PET_NNODES": "2:4",
@@ -86,8 +87,8 @@ def test_horovodrun_is_told_by_its_name_alone() -> None:
 
 
 def told(run_dir: Path, content: bytes) -> Launch | None:
-    (run_dir / DIRECTORY).mkdir(exist_ok=True)
-    (run_dir / DIRECTORY / NAME).write_bytes(content)
+    (run_dir / layout.LAUNCH).mkdir(exist_ok=True)
+    (run_dir / layout.LAUNCH / layout.LAUNCHER).write_bytes(content)
     return read_report(run_dir)
 
 
@@ -126,8 +127,8 @@ def test_what_is_told_cannot_forge_a_line_of_the_log(tmp_path: Path) -> None:
 
 
 def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
-    (tmp_path / DIRECTORY).mkdir()
-    place = tmp_path / DIRECTORY / NAME
+    (tmp_path / layout.LAUNCH).mkdir()
+    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
     os.mkfifo(place)
     assert read_report(tmp_path) is None
     place.unlink()
@@ -136,7 +137,7 @@ def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> None:
-    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / layout.LAUNCH).mkdir()
     reporter = Reporter(str(tmp_path))
     before = os.umask(0o077)
     try:
@@ -144,17 +145,17 @@ def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> 
         assert reporter.tell(Report("torchrun", 8))
     finally:
         os.umask(before)
-    place = tmp_path / DIRECTORY / NAME
+    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
     assert stat.S_IMODE(place.stat().st_mode) == 0o644
-    assert [path.name for path in (tmp_path / DIRECTORY).iterdir()] == [NAME]
+    assert [path.name for path in (tmp_path / layout.LAUNCH).iterdir()] == [layout.LAUNCHER]
     launch = read_report(tmp_path)
     assert launch is not None
     assert launch.pid == 8
 
 
 def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Path) -> None:
-    (tmp_path / DIRECTORY).mkdir()
-    place = tmp_path / DIRECTORY / NAME
+    (tmp_path / layout.LAUNCH).mkdir()
+    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
     before, after = Reporter(str(tmp_path)), Reporter(str(tmp_path))
     before.take_back()
     assert before.tell(Report("torchrun", 7))
@@ -184,7 +185,7 @@ def test_processes_of_others_that_proc_hides_are_not_below_this_one(
 
 @pytest.fixture
 def asked_for(tmp_path: Path) -> Path:
-    (tmp_path / DIRECTORY).mkdir()
+    (tmp_path / layout.LAUNCH).mkdir()
     return tmp_path
 
 

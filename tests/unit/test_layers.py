@@ -24,13 +24,13 @@ MAY_IMPORT = {
 }
 """For each part, the longest match of a file's path: the packages of ours that it may import."""
 
-FRAMES = ("launcher_shim/tcpstore/wire.py", "launcher_shim/tcpstore/parser.py")
-"""How torch's requests look on the wire: what muster-run shares with the sidecar."""
+SHARED = ("launcher_shim/rundir/", "launcher_shim/tcpstore/")
+"""What the programs of the pod share with the sidecar: torch's protocol, the run directory."""
 
 EXEC = "launcher_shim/horovod/exec/"
 """What starts horovodrun's workers: copied into both containers by itself."""
 
-STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *FRAMES)
+STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *SHARED)
 
 CALLBACKS = {"muster/lightning.py": "lightning", "muster/transformers.py": "transformers"}
 """What is only imported by name, and needs the library that it is for."""
@@ -120,24 +120,16 @@ def test_an_example_needs_no_more_of_ours_than_a_user_has(path: Path) -> None:
     assert ours <= {"muster"}
 
 
-def test_pod_files_import_nothing_of_ours_but_the_frames() -> None:
-    ways = {"launcher_shim/__init__.py", "launcher_shim/tcpstore/__init__.py"}
-    for path in [
-        *(ROOT / "launcher_shim" / "pod").rglob("*.py"),
-        *(ROOT / name for name in FRAMES),
-    ]:
-        others = {name for name in files(path) if not name.startswith("launcher_shim/pod/")}
-        assert others <= {*FRAMES, *ways}, path
-
-
-def test_what_starts_workers_imports_nothing_of_ours_but_itself() -> None:
+@pytest.mark.parametrize("room", ["launcher_shim/pod/", EXEC, *SHARED])
+def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(room: str) -> None:
     ways = {"launcher_shim/__init__.py", "launcher_shim/horovod/__init__.py"}
-    for path in (ROOT / EXEC).rglob("*.py"):
-        assert {name for name in files(path) if not name.startswith(EXEC)} <= ways, path
+    for path in (ROOT / room).rglob("*.py"):
+        others = {name for name in files(path) if not name.startswith((room, *SHARED))}
+        assert others <= ways, path
 
 
 @pytest.mark.parametrize(
-    "package", ["launcher_shim", "launcher_shim/tcpstore", "launcher_shim/horovod"]
+    "package", ["launcher_shim", "launcher_shim/horovod", *(room.rstrip("/") for room in SHARED)]
 )
 def test_packages_on_the_way_to_pod_programs_import_nothing(package: str) -> None:
     assert list(imports(ROOT / package / "__init__.py")) == []

@@ -17,6 +17,7 @@ from agent.config.table import settings_of
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
 from console.local.processes.marked import NODE_MARK, RUN_MARK
+from launcher_shim.rundir import layout
 from rdzv.store.access import Access
 
 MAX_NODES = 64
@@ -118,7 +119,7 @@ def launcher_environment(
         NODE_MARK: node,
         "MUSTER_RUN_DIR": str(run_dir),
     }
-    return {**base, **delivered, "PYTHONPATH": _joined(str(run_dir / "python"), base)}
+    return {**base, **delivered, "PYTHONPATH": _joined(str(run_dir / layout.MODULES), base)}
 
 
 def horovodrun_environment(
@@ -134,7 +135,7 @@ def horovodrun_environment(
         NODE_MARK: node,
         "MUSTER_RUN_DIR": str(run_dir),
         "MUSTER_WORKERS_DIR": str(workers),
-        "PATH": f"{run_dir / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{run_dir / layout.PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -29,6 +29,7 @@ from console.local.report.outcome import (
     shell_status,
 )
 from console.local.report.timeline import Timeline
+from launcher_shim.rundir import layout
 
 State = Literal[
     "starting",
@@ -245,7 +246,7 @@ class Node:
 
     async def _give_notice(self) -> None:
         """Do what the sidecar's preStop hook does; raises ``ValueError`` without a whole answer."""
-        path = self.run_dir / "notice.sock"
+        path = self.run_dir / layout.NOTICE_SOCKET
         reader, writer = await asyncio.open_unix_connection(path)
         try:
             notice = {"notice": "prestop", "reason": "the pod is deleted", "seconds_left": None}

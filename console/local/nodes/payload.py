@@ -22,10 +22,12 @@ from console.local.launch.settings import (
 )
 from console.local.report.outcome import Closing, Next, after_exit, after_horovodrun
 from launcher_shim.horovod.hosts import token_of
+from launcher_shim.rundir import layout
 
 _START_AGENT = """import sys
 sys.path.insert(0, sys.argv.pop(1))
 from launcher_shim.horovod.exec.server import main
+from launcher_shim.rundir import layout
 sys.exit(main(sys.argv[1:]))"""
 
 
@@ -81,7 +83,7 @@ class Torchrun:
         if not self._settings.native:
             environment = launcher_environment(self._settings, node, run_dir, {})
             return Process(_wrapped(self._line.command, run_dir), environment)
-        _copy_package(Path(muster.__file__).parent, run_dir / "python" / "muster")
+        _copy_package(Path(muster.__file__).parent, run_dir / layout.MODULES / "muster")
         delivered = native_delivery(self._settings, port, is_host=node == "node-0")
         environment = launcher_environment(self._settings, node, run_dir, delivered)
         return Process(self._line.command, environment)
@@ -111,18 +113,15 @@ class Horovodrun:
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
         """Put the stand-in for ssh there."""
         shim = Path(launcher_shim.__file__).parent
-        target = run_dir / "python" / "launcher_shim"
-        _copy_package(shim / "horovod" / "exec", target / "horovod" / "exec")
-        for package in (".", "horovod"):
-            shutil.copy(shim / package / "__init__.py", target / package)
+        copy_exec(run_dir / layout.MODULES)
         shutil.copy(shim / "horovod" / "exec" / "kubexec.sh", run_dir)
-        ssh = run_dir / "bin" / "ssh"
+        ssh = run_dir / layout.PROGRAMS / "ssh"
         ssh.parent.mkdir(exist_ok=True)
         ssh.write_text('#!/bin/sh\nexec "${0%/*}/../kubexec.sh" "$@"\n')
         ssh.chmod(0o755)
         settings = self._settings
         command = self._line.full_command(
-            run_dir / "discover_hosts.sh",
+            run_dir / layout.DISCOVER_HOSTS,
             nodes=settings.nodes,
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
@@ -167,11 +166,22 @@ class Agent:
         return "restart", f"its agent ended with {status}, and starts again"
 
 
+def copy_exec(modules: Path) -> None:
+    """Copy what starts horovodrun's workers, and no more, into a directory of modules."""
+    shim = Path(launcher_shim.__file__).parent
+    target = modules / "launcher_shim"
+    for room in (Path("rundir"), Path("horovod", "exec")):
+        _copy_package(shim / room, target / room)
+    for package in (Path(), Path("horovod")):
+        shutil.copy(shim / package / "__init__.py", target / package)
+
+
 def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
     """The same command under the ``muster-run`` that the sidecar has delivered."""
-    return (str(run_dir / "bin" / "muster-run"), "--", *command)
+    return (str(run_dir / layout.PROGRAMS / layout.MUSTER_RUN), "--", *command)
 
 
 def _copy_package(source: Path, target: Path) -> None:
+    # What is compiled appears and goes while others run.
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)

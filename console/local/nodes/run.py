@@ -20,6 +20,7 @@ from console.local.report.outcome import Ending, horovod_status, job_status
 from console.local.report.progress import Progress, newest_rank_0, read_progress
 from console.local.report.rounds import Rounds
 from console.local.report.timeline import Timeline
+from launcher_shim.rundir import layout
 
 SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
@@ -303,6 +304,6 @@ class Run:
 
     def _read_progress(self) -> Mapping[str, tuple[Progress, ...]]:
         return {
-            name: read_progress(node.run_dir / "progress")
+            name: read_progress(node.run_dir / layout.PROGRESS)
             for name, node in tuple(self.nodes.items())
         }

@@ -33,6 +33,7 @@ from launcher_shim.horovod.exec.frames import (
     encode_start,
     read_status,
 )
+from launcher_shim.rundir import layout
 
 UNKNOWN = 255
 """The status where the command's own is not known, as ssh has it."""
@@ -79,7 +80,7 @@ def connect(host: str, environ: Mapping[str, str]) -> socket.socket:
     workers = environ.get("MUSTER_WORKERS_DIR")
     if not workers:
         raise OSError("MUSTER_WORKERS_DIR does not say where the agents listen")
-    path = os.path.join(workers, host, "exec.sock")
+    path = os.path.join(workers, host, layout.EXEC_SOCKET)
     deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Callable
 
+from launcher_shim.rundir import layout
+
 SEEN_S = 5.0
 """horovodrun has read a list that has stood for this long: it polls every 1.4 s or so."""
 LIMIT_S = 600.0
@@ -50,13 +52,13 @@ def wait_for_the_word(
 
 def _listed(run_dir: Path) -> set[str]:
     """The hosts that have slots."""
-    lines = (run_dir / "hosts").read_text().splitlines()
+    lines = (run_dir / layout.HOSTS).read_text().splitlines()
     return {host for host, _, slots in (line.partition(":") for line in lines) if slots != "0"}
 
 
 def _least(run_dir: Path) -> int:
     """The least number of nodes; raises ``ValueError`` where it is not told."""
-    for line in (run_dir / "env").read_text().splitlines():
+    for line in (run_dir / layout.ENVIRONMENT).read_text().splitlines():
         name, _, value = line.partition("=")
         if name == "PET_NNODES":
             return int(value.partition(":")[0])

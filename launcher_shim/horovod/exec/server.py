@@ -40,11 +40,8 @@ from launcher_shim.horovod.exec.frames import (
     encode,
     read_start,
 )
+from launcher_shim.rundir import layout
 
-SOCKET_NAME = "exec.sock"
-WORKERS_NAME = "workers"
-"""Directory in which each command that runs has a file: by it the sidecar knows whether a drained
-pod still has work in it."""
 TERM_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL of a worker whose client is gone."""
 OUTPUT_GRACE_S = 2.0
@@ -115,14 +112,15 @@ class Worker:
 class ExecAgent:
     """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own.
 
-    ``run_dir`` takes the socket, and a note for each command that runs.
+    ``run_dir`` takes the socket, and a note for each command that runs: by them the sidecar knows
+    whether a drained pod still has work in it.
     """
 
     def __init__(self, host: str, environ: Mapping[str, str], run_dir: Path) -> None:
         self._host = host
         self._environ = environ
-        self._path = run_dir / SOCKET_NAME
-        self._notes = run_dir / WORKERS_NAME
+        self._path = run_dir / layout.EXEC_SOCKET
+        self._notes = run_dir / layout.WORKERS
         self._workers: dict[int, Worker] = {}
         self._starting: dict[int, asyncio.Lock] = {}
         self._connections: set[asyncio.Task[None]] = set()

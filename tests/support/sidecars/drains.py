@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Literal, cast
 
 from agent.parts import drains_of, job_client, member_parts
-from agent.rundir.files import NOTICE_SOCKET_NAME
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.listing import decide
@@ -109,7 +109,7 @@ class Pod:
             *(around, settings, member),
             rounds=Rounds(self.mirror, self.membership),
             run_dir=self._files,
-            notice_path=self.run_dir / NOTICE_SOCKET_NAME,
+            notice_path=self.run_dir / layout.NOTICE_SOCKET,
         )
         self._tasks = [
             asyncio.create_task(client.watching.run()),
@@ -208,7 +208,7 @@ class Client:
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> Line:
-        path = str(self._pod.run_dir / NOTICE_SOCKET_NAME)
+        path = str(self._pod.run_dir / layout.NOTICE_SOCKET)
         while True:
             try:
                 reader, writer = await asyncio.open_unix_connection(path)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of everything in the run directory, each in this place alone.
+
+``import muster`` has no part of Muster beside it: it repeats the three names that it reads or
+writes, and a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
+"""
+
+from __future__ import annotations
+
+C10D_SOCKET = "c10d.sock"
+"""The sidecar's rendezvous, for the relay of ``muster-run``."""
+NOTICE_SOCKET = "notice.sock"
+"""Where the sidecar takes notices that the pod has to go."""
+EXEC_SOCKET = "exec.sock"
+"""Where the pod takes the worker commands of a Horovod launcher."""
+
+ENVIRONMENT = "env"
+"""Variables for the training command, one ``NAME=VALUE`` a line."""
+HOSTS = "hosts"
+"""The host list of horovodrun."""
+DISCOVER_HOSTS = "discover_hosts.sh"
+"""Prints the host list."""
+PROGRAMS = "bin"
+"""Directory of the programs for the training container."""
+TORCHRUN = "torchrun"
+"""The one of them that comes before the image's own torchrun."""
+MUSTER_RUN = "muster-run"
+MODULES = "python"
+"""Directory of the modules for the training container."""
+
+GATE = "gate.json"
+"""What the ranks may do at their next boundary."""
+PROGRESS = "progress"
+"""Directory with one file for each rank."""
+LAUNCH = "launch"
+"""Directory for what ``muster-run`` reports."""
+LAUNCHER = "launcher.json"
+"""In ``LAUNCH``: the launcher that runs below ``muster-run``."""
+WORKERS = "workers"
+"""Directory with one file for each worker command of a Horovod launcher that runs."""
+
+STATE = "state.json"
+"""The sidecar's identity and registration, for the sidecar that comes after it."""
+STAGES = "stages.json"
+"""Which stages of the container's command have ended."""
+DRAIN = "drain.json"
+"""This pod's own drain."""
+COMMIT = "commit.json"
+"""The newest epoch that this pod may have voted in."""
