@@ -24,6 +24,7 @@ from agent.rundir.launch_report import Launch, read_launch
 from agent.rundir.programs import PROGRAMS, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.members.registration import Held
@@ -131,10 +132,13 @@ class RunDir:
     def content(self, name: str) -> bytes | None:
         """What lies there under ``name``, or None; raises ``OSError`` where it cannot be read."""
         try:
-            with open(self.path / name, "rb", buffering=0, opener=_open) as file:
-                return file.read(CONTENT_MAX_BYTES) or b""  # None: a pipe that somebody holds
+            return read_untrusted(self.path / name, CONTENT_MAX_BYTES)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:  # a link is no file of ours, whatever it leads to
+                return None
+            raise
 
     def remove(self, name: str) -> None:
         """Delete what lies there under ``name``, if it does; raises ``OSError``."""
@@ -203,15 +207,6 @@ class RunDir:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _open(path: str, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a link is no file of ours, whatever it leads to
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
-        raise
 
 
 MAX_RESTARTS = 10

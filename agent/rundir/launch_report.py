@@ -7,16 +7,14 @@ but does no more harm.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher_shim.pod.launch import TEXT_MAX
+from launcher_shim.pod.launch import REPORT_MAX_BYTES, TEXT_MAX
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.errors import RecordError
 from rdzv.records.codec import load_record, take
-
-MAX_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +37,7 @@ class Launch:
 def read_launch(run_dir: Path) -> Launch | None:
     """Read the report; None where there is none, or none that is one."""
     try:
-        with open(
-            run_dir / layout.LAUNCH / layout.LAUNCHER, "rb", buffering=0, opener=_open
-        ) as file:
-            content = file.read(MAX_BYTES) or b""
+        content = read_untrusted(run_dir / layout.LAUNCH / layout.LAUNCHER, REPORT_MAX_BYTES)
     except OSError:
         return None
     try:
@@ -58,11 +53,6 @@ def read_launch(run_dir: Path) -> Launch | None:
         )
     except RecordError:
         return None
-
-
-def _open(path: str, flags: int) -> int:
-    # A pipe that lies there has no writer to wait for, and nothing is read through a link.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def _text(told: object) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
 
 MAX_LINE_BYTES = 4096
@@ -85,18 +85,12 @@ def read_line(path: Path) -> ProgressLine | None:
     """One rank's line; None where there is none, or none that is whole in ``READS`` reads."""
     for _ in range(READS):
         try:
-            with open(path, "rb", buffering=0, opener=_open) as file:
-                content = file.read(MAX_LINE_BYTES) or b""
+            content = read_untrusted(path, MAX_LINE_BYTES)
         except OSError:
             return None  # the training script may leave there what it wants
         if is_whole(content):
             return _parse(content)
     return None
-
-
-def _open(path: str, flags: int) -> int:
-    # A pipe that lies there has no writer to wait for, and nothing is read through a link.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
 
 
 def is_whole(content: bytes) -> bool:

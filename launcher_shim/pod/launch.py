@@ -16,6 +16,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from launcher_shim.pod.container import descendants
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.safe_open import read_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ LOOKS_EARLY, LOOK_EARLY_S = 60, 1.0
 LOOK_S = 30.0
 """Poll interval after the first minute; a script may start another launcher at any time."""
 
+REPORT_MAX_BYTES = 4096
 TEXT_MAX = 255
 PROGRAM_WORDS = 32
 """How many words of a command line may hold the launcher's name: ``numactl -N 0 -m 0 torchrun``."""
@@ -180,18 +182,12 @@ class Reporter:
     def take_back(self) -> None:
         """Remove this process's report; keep that of another ``muster-run``."""
         try:
-            with open(self._path, "rb", opener=_open) as file:
-                told = json.loads(file.read())
+            told = json.loads(read_untrusted(self._path, REPORT_MAX_BYTES))
             if isinstance(told, dict) and told.get("started") == self._started:
                 os.unlink(self._path)
         except (OSError, ValueError) as error:
             # There is no report, or it is not this process's to remove.
             log.debug("no report of a launcher was removed: %s", error)
-
-
-def _open(path: str, flags: int) -> int:
-    # A pipe that lies there has no writer to wait for.
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _create(path: str, flags: int) -> int:

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.launch_report import MAX_BYTES, Launch
+from agent.rundir.launch_report import Launch
 from agent.rundir.launch_report import read_launch as read_report
 from launcher_shim.pod import container, launch
+from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
 from launcher_shim.pod.launch import Launch as Report
-from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.run import _on_reporting_ended
 from launcher_shim.rundir import layout
 
@@ -109,7 +109,7 @@ def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
         b'{"schema":1}',
         b'{"schema":1,"started":1,"launcher":"torchrun","pid":5}',
         b'{"schema":2,"started":"a","launcher":"torchrun","pid":5}',
-        b"[" * MAX_BYTES,
+        b"[" * REPORT_MAX_BYTES,
     ],
 )
 def test_what_is_no_report_tells_nothing(tmp_path: Path, content: bytes) -> None:

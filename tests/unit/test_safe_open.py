@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading what the other container has put into the run directory."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher_shim.rundir.safe_open import read_untrusted
+
+
+def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert read_untrusted(tmp_path / "file", 100) == b"0123456789"
+    assert read_untrusted(str(tmp_path / "file"), 4) == b"0123"
+
+
+def test_nothing_is_read_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"of somebody else")
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError, match="link") as raised:
+        read_untrusted(tmp_path / "link", 100)
+    assert raised.value.errno == errno.ELOOP
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert read_untrusted(tmp_path / "pipe", 100) == b""
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        assert read_untrusted(tmp_path / "pipe", 100) == b""
+    finally:
+        os.close(held)
+
+
+def test_nothing_else_opens_files_that_way() -> None:
+    root = Path(__file__).parents[2]
+    hands = [
+        path.relative_to(root).as_posix()
+        for package in ("agent", "console", "launcher_shim", "muster", "rdzv")
+        for path in (root / package).rglob("*.py")
+        if "O_NONBLOCK" in path.read_text(encoding="utf-8")
+    ]
+    assert hands == ["launcher_shim/rundir/safe_open.py"]
