@@ -14,7 +14,7 @@ from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.drain_view import master_token, newest
+from launcher_shim.c10d.rounds.drain_view import counting, master_token
 from launcher_shim.c10d.rounds.inputs import Policy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
@@ -101,8 +101,9 @@ class Generation:
         return run
 
     def live_round(self) -> LiveRound | None:
-        """The round of the newest run, as drains look at it; None where there is no run."""
-        chosen = newest(run.live_round() for run in self.runs.values())
+        """The round that counts, as drains look at it; None where there is no run."""
+        rounds = [run.live_round() for run in self.runs.values()]
+        chosen = counting(rounds, self._client.membership.snapshot())
         if chosen is not None and self.known.trained:
             return replace(chosen, first=False)
         return chosen

@@ -13,6 +13,7 @@ from agent.drain.view import Sight
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
+from launcher_shim.c10d.rounds.decision import next_round
 from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.drain.decision import decide
@@ -115,6 +116,31 @@ async def test_i7_what_a_pod_has_trained_in_a_later_stage_is_not_taken_for_saved
         seen = await sight.snapshot()
         acked = replace(seen, votes={"w-9": Vote(4, 3, "uid-w-9", 70, 70)})
         assert outcomes(acked, drained("w-9", 5.0), commit) == {"uid-w-9": "expired"}
+
+
+async def test_i3_a_commit_is_seen_through_although_a_world_has_formed_in_another_run(
+    tmp_path: Path,
+) -> None:
+    engine = MemoryEngine()
+    admitted = Commit(4, "digits", 3, "done", 70, joins=True, admitted=True)
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+        sight = sight_of(one, tmp_path)
+        await put_round(engine, "digits", WORLD)
+        await MemoryStore(engine).txn([], [Put(HERE.commit, admitted.to_json())])
+        other = replace(WORLD, number=1, frozen=(Seat("w-8", "n", 1),))
+        await one.client.mirror.reached(await put_round(engine, "prepare", other))
+        seen = await sight.snapshot()
+        assert seen.round is not None
+        assert (seen.round.run, seen.round.number) == ("digits", 3)
+        # Were it reset, the ranks of this round would train on: the newcomer was let in already.
+        assert decide(LATER_S, seen, Observations(), Policy()).commit is None
+        await one.client.mirror.reached(await put_round(engine, "digits", next_round(WORLD)))
+        then = await sight.snapshot()
+        assert then.round is not None
+        assert then.round.run == "prepare"
+        reset = decide(LATER_S, then, Observations(), Policy()).commit
+        assert reset is not None
+        assert (reset.run, reset.round, reset.phase) == ("prepare", 1, "idle")
 
 
 async def test_a_stage_that_has_yet_to_form_a_world_is_no_life_in_which_nothing_was_trained(

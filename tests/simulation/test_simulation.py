@@ -131,6 +131,15 @@ def test_i2_nobody_is_frozen_by_a_watch_that_was_told_of_what_it_was_not_shown()
     assert outcome.failure is None, outcome.report()
 
 
+@pytest.mark.parametrize("seed", [26801, 27646, 28920])
+def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_run(
+    seed: int,
+) -> None:
+    # A world forms in another run just then, and the two share one commit record.
+    outcome = simulate(seed, plot="other-runs")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]

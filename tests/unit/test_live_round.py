@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.drain_view import live_round, master_token, newest
+from launcher_shim.c10d.rounds.drain_view import counting, live_round, master_token, newest
 from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Observations, stand
 from launcher_shim.c10d.rounds.records import (
@@ -19,6 +19,8 @@ from launcher_shim.c10d.rounds.records import (
     Seat,
 )
 from rdzv.drain.inputs import LiveRound
+from rdzv.records.commit import Commit
+from rdzv.snapshot import Snapshot
 
 POLICY = Policy(2, 4)
 WORLD = Round(
@@ -96,3 +98,27 @@ def test_of_several_runs_the_newest_that_trains_counts() -> None:
     assert newest([closed, opened, world]) is world
     assert newest([closed, opened]) is opened
     assert newest([]) is None
+
+
+OLDER = LiveRound("digits", 3, True, ("a", "b"), mod_revision=80)
+NEWER = LiveRound("prepare", 1, True, ("c",), mod_revision=90)
+DONE = Commit(5, "digits", 3, "done", 10)
+GRANTED = replace(DONE, granted=("uid-b",))
+
+
+@pytest.mark.parametrize("commit", [GRANTED, replace(DONE, admitted=True)])
+def test_i3_a_round_that_is_to_end_after_its_save_counts_until_it_has(commit: Commit) -> None:
+    assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is OLDER
+    over = replace(OLDER, number=4, complete=False, members=())
+    assert counting([over, NEWER], Snapshot(95, commit=commit)) is NEWER
+    failed = replace(OLDER, closed=True)
+    assert counting([failed, NEWER], Snapshot(95, commit=commit)) is NEWER
+
+
+@pytest.mark.parametrize(
+    "commit", [None, DONE, replace(GRANTED, round=2), replace(GRANTED, run="evaluate")]
+)
+def test_a_commit_that_lets_nobody_of_these_go_keeps_no_other_run_waiting(
+    commit: Commit | None,
+) -> None:
+    assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is NEWER

@@ -9,7 +9,9 @@ from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch_keys import round_prefix
+from rdzv.drain.decision import ends_round
 from rdzv.drain.inputs import LiveRound
+from rdzv.snapshot import Snapshot
 
 
 def live_round(
@@ -53,6 +55,18 @@ def precedence(run: str, one: Round | LiveRound) -> tuple[bool, bool, int, str]:
     return (not one.closed, one.complete, one.mod_revision, run)
 
 
+def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | None:
+    """Choose the round that counts where there are several runs: they share one commit record.
+
+    One that is to end, as somebody was let go or in after its save, counts until it has. Were its
+    commit reset because a world has formed in another run, nobody would know that any more, and
+    its ranks would train on beyond the step that was saved.
+    """
+    rounds = tuple(rounds)
+    ending = (one for one in rounds if one.live and ends_round(membership, one.run, one.number))
+    return next(ending, None) or newest(rounds)
+
+
 def newest(rounds: Iterable[LiveRound]) -> LiveRound | None:
-    """Choose the round that counts where there are several runs."""
+    """Choose the newest round that trains, or else the newest."""
     return max(rounds, key=lambda one: precedence(one.run, one), default=None)
