@@ -140,6 +140,11 @@ def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_ru
     assert outcome.failure is None, outcome.report()
 
 
+def test_i1_an_older_ask_in_a_restored_store_ends_no_world() -> None:
+    outcome = simulate(1129, plot="restores")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]

@@ -5,17 +5,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from launcher_shim.c10d.rounds.inputs import Membership, Policy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.observations import Observations, Standing, observe, stand
 from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 
 RUN = JobKeys("team", "digits").in_generation(1).run("digits")
 NODE = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
+B_ASKED = replace(NODE, member="b", nonce="m", ask=2)
+NOW_S = 1000.0
 
 
 def put(key: str, value: bytes, revision: int) -> WatchEvent:
     return WatchEvent("put", KeyValue(key, value, 1, revision, 1, 1))
+
+
+def stand_in(run: MirroredRun) -> dict[str, Standing]:
+    """Where each node of the world stands, for one that has just looked."""
+    word = run.snapshot(run.revision, Membership())
+    seen = observe(
+        NOW_S, Observations(), word, Policy(1, 4), healthy_s=60.0, heard_s=NOW_S, cut_off=False
+    )
+    standings = stand(NOW_S, word, seen, Policy(1, 4))
+    return {seat.member: standing for seat, standing in standings.of.items()}
 
 
 def test_a_store_that_was_restored_and_has_come_as_far_again_is_known_by_its_records() -> None:
@@ -36,7 +52,7 @@ def test_a_world_that_the_store_has_lost_is_marked_when_it_is_written_again() ->
     assert run.went_back(4, [])
     run.apply(put(RUN.round, Round(2).to_json(), 3))
     assert run.lacks_round
-    assert run.round == replace(world, restored=True, mod_revision=3)
+    assert run.round == replace(world, restored=True, restored_at=4, mod_revision=3)
     run.apply(put(RUN.round, run.round.to_json(), 5))
     assert not run.lacks_round
     assert run.round.restored
@@ -57,3 +73,51 @@ def test_a_store_that_goes_on_was_not_restored() -> None:
     assert not run.went_back(15, [put(RUN.node("a"), NODE.to_json(), 12)])
     assert not run.went_back(17, [put(RUN.node("b"), NODE.to_json(), 5)])
     assert run.went_back(16, [])
+
+
+WORLD = Round(3, True, frozen=(NODE.seat, B_ASKED.seat))
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        replace(B_ASKED, ask=1),
+        replace(B_ASKED, nonce="before", ask=9),
+        replace(B_ASKED, nonce="before", state="left", left_reason="closed"),
+    ],
+    ids=["asked before", "torchrun before", "end of the torchrun before"],
+)
+def test_i1_a_record_of_the_backup_is_none_of_a_torchrun_that_took_a_place(before: Node) -> None:
+    run = MirroredRun(RUN)
+    run.went_back(9, [])
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    assert run.went_back(5, [])
+    run.apply(put(RUN.round, Round(2).to_json(), 3))
+    run.apply(put(RUN.node("b"), before.to_json(), 4))
+    run.apply(put(RUN.node("a"), NODE.to_json(), 6))
+    standings = stand_in(run)
+    assert standings == {"a": "here", "b": "missing"}
+    # Nor is it for one that came after the restore, and reads what was written again.
+    late = MirroredRun(RUN)
+    late.went_back(7, [])
+    for event in (
+        put(RUN.node("b"), before.to_json(), 4),
+        put(RUN.node("a"), NODE.to_json(), 6),
+        put(RUN.round, run.round.to_json(), 7),
+    ):
+        late.apply(event)
+    assert stand_in(late) == {"a": "here", "b": "missing"}
+    assert late.node("b") is None
+    late.apply(put(RUN.node("b"), replace(B_ASKED, state="in", round=3).to_json(), 8))
+    assert stand_in(late) == {"a": "here", "b": "here"}
+
+
+def test_a_torchrun_that_takes_a_place_after_the_restore_has_replaced_the_one_before() -> None:
+    run = MirroredRun(RUN)
+    run.went_back(9, [])
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    assert run.went_back(5, [])
+    run.apply(put(RUN.round, run.round.to_json(), 6))
+    run.apply(put(RUN.node("a"), NODE.to_json(), 7))
+    run.apply(put(RUN.node("b"), replace(B_ASKED, nonce="next", ask=3).to_json(), 8))
+    assert stand_in(run) == {"a": "here", "b": "replaced"}

@@ -31,6 +31,7 @@ class MirroredRun:
         self.revision = 0
         self.stored_round = self.lost_round = first_round(keys.generation)
         self._nodes: dict[str, Node] = {}
+        self._restored_at = 0
 
     @property
     def round(self) -> Round:
@@ -41,6 +42,7 @@ class MirroredRun:
             self.lost_round,
             mod_revision=self.stored_round.mod_revision,
             restored=self.lost_round.complete,
+            restored_at=self._restored_at if self.lost_round.complete else 0,
         )
 
     @property
@@ -54,12 +56,16 @@ class MirroredRun:
         return len(self._nodes)
 
     def node(self, member: str) -> Node | None:
-        """The record of one node."""
-        return self._nodes.get(member)
+        """The record of one node; None, too, where the store has an older one than the round."""
+        node = self._nodes.get(member)
+        return None if node is not None and self.round.is_later_than(node) else node
 
     def snapshot(self, revision: int, membership: Membership) -> RunSnapshot:
         """The run as it is now; ``revision``: up to which the mirror shows it for certain."""
-        return RunSnapshot(revision, self.round, dict(self._nodes), membership)
+        current, nodes = self.round, dict(self._nodes)
+        if current.restored_at:
+            nodes = {name: one for name, one in nodes.items() if not current.is_later_than(one)}
+        return RunSnapshot(revision, current, nodes, membership)
 
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
         """Take note of a batch's revision; True if the store was restored or emptied.
@@ -70,6 +76,7 @@ class MirroredRun:
         self.revision = revision
         if restored:
             self.keep(self.stored_round)
+            self._restored_at = revision
         return restored
 
     def apply(self, event: WatchEvent) -> Touched:

@@ -138,6 +138,8 @@ class Round:
     the members of the world before it, whose places nobody else takes while they are here.
     ``restored``: it was written again after the store had lost it. What its nodes had stored for
     each other, such as the address to meet at, may be lost, so nobody enters it any more.
+    ``restored_at``: the store's revision when that was found out; 0 where not known. What nodes
+    have on record from up to then may be what the backup had, and be older than this round.
     """
 
     number: int = 0
@@ -148,6 +150,16 @@ class Round:
     mod_revision: int = 0
     former: tuple[str, ...] = ()
     restored: bool = False
+    restored_at: int = 0
+
+    def is_later_than(self, node: Node) -> bool:
+        """Whether ``node`` is what a restored store had of a member before it got its place here.
+
+        Else its torchrun, or another one, would have been seen to leave a world that trains on.
+        """
+        return node.mod_revision <= self.restored_at and any(
+            seat.member == node.member and seat != node.seat for seat in self.frozen
+        )
 
     @property
     def is_first(self) -> bool:
@@ -172,6 +184,7 @@ class Round:
             fields["former"] = self.former
         if self.restored:
             fields["restored"] = True
+            fields["restored_at"] = self.restored_at
         return dump_record(fields)
 
     @classmethod
@@ -196,6 +209,7 @@ class Round:
             mod_revision=kv.mod_revision,
             former=tuple(former),
             restored=take(kv.key, fields, "restored", bool, False),
+            restored_at=_count(kv.key, fields, "restored_at") if "restored_at" in fields else 0,
         )
 
 
