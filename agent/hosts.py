@@ -11,10 +11,8 @@ from functools import cache, partial
 from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from launcher_shim.rundir import layout
-from rdzv.keys import JobKeys
+from rdzv.job import JobClient
 from rdzv.listing import Listing, decide
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
 from rdzv.records.history import departures
 from rdzv.snapshot import Snapshot
 
@@ -35,8 +33,7 @@ class HostDelivery:
     def __init__(
         self,
         run_dir: RunDir,
-        mirror: Mirror,
-        membership: Membership,
+        client: JobClient,
         generation: int,
         clock: Callable[[], float],
         held: Callable[[], int | None] = lambda: None,
@@ -46,9 +43,7 @@ class HostDelivery:
         self.delivered = asyncio.Event()
         self.listing = Listing(0)
         self._run_dir = run_dir
-        self._mirror = mirror
-        self._membership = membership
-        self._keys: JobKeys = membership.keys
+        self._client = client
         self._clock = clock
         self._list = hosts.HostList(generation=generation)
         self._delivered: str | None = None
@@ -64,7 +59,7 @@ class HostDelivery:
         """
         await self._read_former()
         while not registered.is_set():
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             if snapshot.job is not None and snapshot.job.generation == self._generation:
                 self._list = self._list.without(self._left(snapshot), self._clock())
             text = self._list.render()
@@ -87,7 +82,7 @@ class HostDelivery:
         if self._delivered is None:
             await self._read_former()
         while True:
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             foreign = snapshot.job is not None and self._held() not in (
                 None,
                 snapshot.job.generation,
@@ -120,7 +115,7 @@ class HostDelivery:
         return True
 
     def _decide(self, snapshot: Snapshot) -> None:
-        listing = decide(snapshot)
+        listing = self._client.membership.listing()
         if listing.standby:
             # Which workers run where is known to horovodrun alone. What it was told last stands for
             # that: nothing in the store does, as a round and its nodes do for torchrun.
@@ -138,12 +133,12 @@ class HostDelivery:
             snapshot.job.generation if snapshot.job else self._list.generation,
             left=self._left(snapshot),
             now=now,
-            healthy_for_s=self._mirror.healthy_for_s(now),
-            heard_s=self._mirror.heard_s,
+            healthy_for_s=self._client.mirror.healthy_for_s(now),
+            heard_s=self._client.mirror.heard_s,
             outdated=partial(_outdated, snapshot),
         )
         if self._list.overdue(now):
-            self._mirror.ask()
+            self._client.mirror.ask()
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
                 "every host goes at once: %s stays on the list until another has been on it for"
@@ -162,7 +157,7 @@ class HostDelivery:
         """
         drains = snapshot.drains.values()
         drained = cache(lambda: {hosts.token_of(one.member, one.pod_uid) for one in drains})
-        departed = cache(lambda: departures(self._mirror.under(self._keys.history)))
+        departed = cache(lambda: departures(self._client.mirror.under(self._client.keys.history)))
         return lambda host: (
             host.token in drained()
             or departed().get(host.member, 0) > _registered_revision(snapshot, host)
@@ -178,7 +173,7 @@ class HostDelivery:
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await self._membership.changed_from(snapshot)
+                await self._client.membership.changed_from(snapshot)
         except TimeoutError:
             return
 

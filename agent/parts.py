@@ -66,13 +66,11 @@ def member_parts(
     """Make one member's parts. ``held`` is what the sidecar before it in this pod was registered
     as, ``on_held`` keeps each registration for the next one.
     """
-    identity, mirror, membership = settings.identity, client.mirror, client.membership
+    identity = settings.identity
     return MemberParts(
         client=client,
         registrar=Registrar(
-            client.store,
-            mirror,
-            membership,
+            client,
             identity,
             lease_ttl_s=settings.lease_ttl_s,
             clock=around.clock,
@@ -80,16 +78,9 @@ def member_parts(
             held=held,
             on_held=on_held,
         ),
-        losses=Losses(client.store, mirror, membership, identity.member),
-        sweeper=Sweeper(
-            client.store,
-            mirror,
-            membership,
-            identity.member,
-            identity.pod_uid,
-            pause_s=settings.sweep_pause_s,
-        ),
-        store_version=StoreVersion(client.store, mirror),
+        losses=Losses(client, identity.member),
+        sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
+        store_version=StoreVersion(client),
     )
 
 
@@ -154,8 +145,7 @@ def launcher_parts(
     client, registrar, identity = member.client, member.registrar, settings.identity
     hosts = HostDelivery(
         run_dir,
-        client.mirror,
-        client.membership,
+        client,
         registrar.held.generation if registrar.held else 0,
         around.clock,
         lambda: registrar.held.generation if registrar.held else None,
@@ -172,9 +162,7 @@ def launcher_parts(
     )
     lookout = Lookout(
         run_dir,
-        client.store,
-        client.mirror,
-        client.membership,
+        client,
         registrar,
         endpoint,
         policy,

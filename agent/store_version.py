@@ -7,8 +7,7 @@ import asyncio
 import logging
 
 from rdzv.errors import StoreError
-from rdzv.mirror import Mirror
-from rdzv.store import Store
+from rdzv.job import JobClient
 from rdzv.store.etcd.versions import FLOOR, judge
 
 log = logging.getLogger(__name__)
@@ -23,18 +22,17 @@ class StoreVersion:
     A version that is not fit is a warning and no more: whoever runs the job may have no other.
     """
 
-    def __init__(self, store: Store, mirror: Mirror, *, repeat_s: float = REPEAT_S) -> None:
-        self._store = store
-        self._mirror = mirror
+    def __init__(self, client: JobClient, *, repeat_s: float = REPEAT_S) -> None:
+        self._client = client
         self._repeat_s = repeat_s
         self._said = ""
 
     async def run(self) -> None:
         """Judge once the store can be read, and again from time to time, for ever."""
-        await self._mirror.changed_after(0)
+        await self._client.mirror.changed_after(0)
         while True:
             try:
-                status = await self._store.status()
+                status = await self._client.store.status()
             except StoreError as error:
                 log.info("the version of the store is not known: %s", error)
             else:

@@ -9,12 +9,10 @@ import logging
 from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from launcher_shim.c10d.values.orphans import orphans
 from rdzv.errors import StoreError
-from rdzv.listing import decide
+from rdzv.job import JobClient
 from rdzv.members.leftovers import leftovers
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, KeyValue, Store
+from rdzv.store import Compare, Delete, KeyValue
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +28,13 @@ class Sweeper:
 
     def __init__(
         self,
-        store: Store,
-        mirror: Mirror,
-        membership: Membership,
+        client: JobClient,
         me: str,
         pod_uid: str,
         *,
         pause_s: float = PAUSE_S,
     ) -> None:
-        self._store = store
-        self._mirror = mirror
-        self._membership = membership
+        self._client = client
         self._me = me
         self._pod_uid = pod_uid
         self._pause_s = pause_s
@@ -48,22 +42,22 @@ class Sweeper:
     async def run(self) -> None:
         """Sweep after each change of the membership, for ever."""
         while True:
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             if self._is_mine(snapshot):
                 await self._sweep(snapshot)
             await asyncio.sleep(self._pause_s)
-            await self._membership.changed_from(snapshot)
+            await self._client.membership.changed_from(snapshot)
 
     def _is_mine(self, snapshot: Snapshot) -> bool:
         # By age, whoever trains: a sidecar can sweep without a launcher beside it.
-        listed = decide(snapshot).listed
+        listed = self._client.membership.listing().listed
         # A pod that is fenced has still its name, but another one holds it.
         return bool(listed) and (listed[0].name, listed[0].pod_uid) == (self._me, self._pod_uid)
 
     async def _sweep(self, snapshot: Snapshot) -> None:
         assert snapshot.job is not None
-        keys = self._membership.keys
-        kvs = tuple(self._mirror.kvs.values())
+        keys = self._client.keys
+        kvs = tuple(self._client.mirror.kvs.values())
         here = keys.in_generation(snapshot.job.generation)
         surplus = [
             *leftovers(keys, snapshot, kvs),
@@ -77,6 +71,6 @@ class Sweeper:
         # What somebody has written meanwhile is somebody's: then all of these wait for the next.
         unchanged = [Compare(kv.key, "mod", "=", kv.mod_revision) for kv in kvs]
         try:
-            await self._store.txn(unchanged, [Delete(kv.key) for kv in kvs])
+            await self._client.store.txn(unchanged, [Delete(kv.key) for kv in kvs])
         except StoreError as error:
             log.info("the records of pods that are gone stay until the next sweep: %s", error)

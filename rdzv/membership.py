@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
+from rdzv.listing import Listing, decide
 from rdzv.mirror import Mirror
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
@@ -49,6 +50,7 @@ class Membership:
         self._corrupt: dict[str, str] = {}
         self._unreadable: dict[type[Record], dict[str, int]] = {}
         self._snapshot: Snapshot | None = None
+        self._listing: Listing | None = None
         self._votes: Mapping[str, Vote] | None = None
         self._votes_changed = asyncio.Event()
         self._changed = asyncio.Event()
@@ -65,6 +67,12 @@ class Membership:
         if self._snapshot is None:
             self._snapshot = self._build()
         return self._snapshot
+
+    def listing(self) -> Listing:
+        """Who is listed of ``snapshot``, whoever takes part in a round; computed once for each."""
+        if self._listing is None:
+            self._listing = decide(self.snapshot())
+        return self._listing
 
     async def changed_from(self, known: Snapshot) -> None:
         """Wait until the snapshot is another than ``known``; launchers' keys wake nobody here.
@@ -112,7 +120,7 @@ class Membership:
             if kind in _CHOOSE_VOTES:
                 self._votes = None
             if kind is not Vote:
-                self._snapshot = None
+                self._snapshot = self._listing = None
             records.pop(name, None)
             self._corrupt.pop(key, None)
             self._unreadable.get(kind, {}).pop(name, None)

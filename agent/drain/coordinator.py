@@ -16,6 +16,8 @@ from agent.drain.writer import Writing
 from rdzv.diary import Diary
 from rdzv.drain.decision import Decision, decide, transaction
 from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
 from rdzv.records.drain import Drain
 from rdzv.store import Operation
 
@@ -45,6 +47,8 @@ class Coordinator:
 
     def __init__(
         self,
+        client: JobClient,
+        registrar: Registrar,
         sight: Sight,
         writing: Writing,
         own: OwnDrain,
@@ -54,6 +58,8 @@ class Coordinator:
         boot_s: Callable[[], float],
         random: Random,
     ) -> None:
+        self._client = client
+        self._registrar = registrar
         self._sight = sight
         self._writing = writing
         self._own = own
@@ -61,7 +67,7 @@ class Coordinator:
         self._clock = clock
         self._boot_s = boot_s
         self._random = random
-        self._me = writing.registrar.identity.member
+        self._me = registrar.identity.member
         self._observations = Observations()
         self._chronicle = Chronicle()
         self._due_since_s: float | None = None
@@ -92,7 +98,7 @@ class Coordinator:
         due_boot_s = self._own.due_boot_s
         if due_boot_s is None:
             return {}
-        return {self._writing.registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
+        return {self._registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
 
     def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> float:
         """Say why nothing moves, where somebody waits for that; else how long until it is said."""
@@ -110,7 +116,7 @@ class Coordinator:
 
     def _turn_s(self, now: float, snapshot: DrainingSnapshot) -> float:
         """How long until it is this sidecar's turn to write what is due."""
-        if not self._writing.registrar.registered.is_set():
+        if not self._registrar.registered.is_set():
             return LOOK_S[1]
         if self._due_since_s is None:
             self._due_since_s = now
@@ -123,7 +129,7 @@ class Coordinator:
         return self._due_since_s + self._patience_s - now
 
     async def _carry_out(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> None:
-        keys = self._sight.membership.keys
+        keys = self._client.keys
         drains = dict(list(decision.drains.items())[:ENDS_AT_ONCE])
         compares, operations = transaction(keys, snapshot, replace(decision, drains=drains))
         for at, drain in enumerate(drains.values()):

@@ -20,7 +20,8 @@ from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, Policy
 from rdzv.errors import RecordError
-from rdzv.mirror import Mirror
+from rdzv.job import JobClient
+from rdzv.members.registration import Identity
 from rdzv.records.codec import dump_record, load_record, take
 from rdzv.records.commit import Vote, vote_transaction
 
@@ -44,8 +45,9 @@ class GateWriter:
     def __init__(
         self,
         run_dir: RunDir,
+        client: JobClient,
+        identity: Identity,
         sight: Sight,
-        mirror: Mirror,
         writing: Writing,
         own: OwnDrain,
         policy: Policy,
@@ -54,12 +56,12 @@ class GateWriter:
         self.shown: Gate | None = None
         self._run_dir = run_dir
         self._sight = sight
-        self._mirror = mirror
+        self._client = client
         self._writing = writing
         self._own = own
         self._policy = policy
         self._clock = clock
-        self._identity = writing.registrar.identity
+        self._identity = identity
         self._cut_since_s: float | None = None
         self._shown_since_s = clock()
         self._refused = False
@@ -107,7 +109,7 @@ class GateWriter:
 
     def _here(self) -> Here:
         now = self._clock()
-        if not self._mirror.loaded or self._mirror.healthy(now):
+        if not self._client.mirror.loaded or self._client.mirror.healthy(now):
             self._cut_since_s = None
         elif self._cut_since_s is None:
             self._cut_since_s = now
@@ -170,7 +172,7 @@ class GateWriter:
         job, commit = snapshot.membership.job, snapshot.membership.commit
         if job is None or commit is None:
             return False
-        keys = self._sight.membership.keys.in_generation(job.generation)
+        keys = self._client.keys.in_generation(job.generation)
         compares, operations = vote_transaction(keys, self._identity.member, vote, commit)
         await self._writing.txn(compares, operations)
         return True

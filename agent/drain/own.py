@@ -21,7 +21,8 @@ from launcher_shim.rundir import layout
 from rdzv.drain.decision import first_write, outdate_first_write
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
-from rdzv.membership import Membership
+from rdzv.job import JobClient
+from rdzv.members.registration import Identity
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
@@ -44,7 +45,8 @@ class OwnDrain:
     def __init__(
         self,
         run_dir: RunDir,
-        membership: Membership,
+        client: JobClient,
+        identity: Identity,
         writing: Writing,
         *,
         grace_s: float,
@@ -52,9 +54,9 @@ class OwnDrain:
     ) -> None:
         self.notes: Notes | None = None
         self._run_dir = run_dir
-        self._membership = membership
+        self._client = client
         self._writing = writing
-        self._identity = writing.registrar.identity
+        self._identity = identity
         self._grace_s = grace_s
         self._boot_s = boot_s
         self._kept: Notes | None = None
@@ -82,7 +84,7 @@ class OwnDrain:
     @property
     def active(self) -> bool:
         """Whether this pod is draining, as far as anybody here knows."""
-        return self.notes is not None or self._drain(self._membership.snapshot()) is not None
+        return self.notes is not None or self._drain(self._client.membership.snapshot()) is not None
 
     @property
     def due_boot_s(self) -> float | None:
@@ -120,7 +122,7 @@ class OwnDrain:
         """See the drain through, for ever."""
         while True:
             self._stirred.clear()
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             drain = self._drain(snapshot)
             self._take_in(snapshot, drain)
             kept = await self._keep()
@@ -198,12 +200,12 @@ class OwnDrain:
         notes, job, now_s = self.notes, snapshot.job, self._boot_s()
         if notes is None or job is None:
             return None
-        here = self._membership.keys.in_generation(job.generation)
+        here = self._client.keys.in_generation(job.generation)
         key = here.drain(notes.pod_uid)
         if drain is None:
             record = notes.record(self._identity.member, now_s)
             self._recorded = (record.seconds_left, notes.deadline_boot_s)
-            return first_write(self._membership.keys, snapshot, record)
+            return first_write(self._client.keys, snapshot, record)
         unchanged = [Compare(key, "mod", "=", drain.mod_revision)]
         if drain.outcome:
             outlived_s = notes.outlived_boot_s
@@ -211,7 +213,7 @@ class OwnDrain:
                 return None
             why = "the pod outlives its grace: only its sidecar was stopped, and it may come back"
             history = self._writing.history(drain.member, why, {"outcome": "cancelled"})
-            holds, again = outdate_first_write(self._membership.keys, snapshot, drain.member)
+            holds, again = outdate_first_write(self._client.keys, snapshot, drain.member)
             return [*unchanged, *holds], [Delete(key), *again, *history]
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
         if notes.deadline_boot_s is not None and (
@@ -259,7 +261,9 @@ class OwnDrain:
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
         """Wait for a notice, a change in the store, or the moment at which time changes things."""
         stirred = asyncio.create_task(self._stirred.wait(), name="notice")
-        changed = asyncio.create_task(self._membership.changed_from(snapshot), name="membership")
+        changed = asyncio.create_task(
+            self._client.membership.changed_from(snapshot), name="membership"
+        )
         left_s = [s for s in (timeout_s, *self._moments_left_s()) if s is not None]
         try:
             done, _ = await asyncio.wait(

@@ -44,34 +44,38 @@ class Drains:
         boot_clock: Callable[[], float],
         random: Random,
     ) -> None:
-        mirror, membership = client.mirror, client.membership
-        writing = Writing(client.store, mirror, registrar, random)
-        sight = Sight(membership, rounds, registrar.identity.pod_uid, run_dir)
+        identity = registrar.identity
+        writing = Writing(client, registrar, random)
+        sight = Sight(client, rounds, identity.pod_uid, run_dir)
         policy = Policy(below_min)
-        self.own = OwnDrain(run_dir, membership, writing, grace_s=grace_s, boot_s=boot_clock)
-        self.gate_writer = GateWriter(run_dir, sight, mirror, writing, self.own, policy, clock)
+        self.own = OwnDrain(run_dir, client, identity, writing, grace_s=grace_s, boot_s=boot_clock)
+        self.gate_writer = GateWriter(
+            run_dir, client, identity, sight, writing, self.own, policy, clock
+        )
         self.coordinator = Coordinator(
-            sight, writing, self.own, policy, clock=clock, boot_s=boot_clock, random=random
+            *(client, registrar, sight, writing, self.own, policy),
+            clock=clock,
+            boot_s=boot_clock,
+            random=random,
         )
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
-        self._mirror = mirror
-        self._membership = membership
+        self._client = client
 
     @property
     def commit(self) -> Commit:
         """The commit on record, or what it is taken for before there is one."""
-        return self._membership.snapshot().commit or Commit()
+        return self._client.membership.snapshot().commit or Commit()
 
     @property
     def last_commit_step(self) -> int:
         """The newest step that all ranks saved; -1 for none."""
-        last = self._membership.snapshot().commit_to_start_from
+        last = self._client.membership.snapshot().commit_to_start_from
         return -1 if last is None else last.step
 
     def by_outcome(self) -> dict[str, float]:
         """How many drains of this generation are on record, by outcome."""
         counted = dict.fromkeys(("", "committed", "uncommitted", "expired"), 0.0)
-        for drain in self._membership.snapshot().drains.values():
+        for drain in self._client.membership.snapshot().drains.values():
             counted[drain.outcome] += 1
         return {outcome or "none yet": count for outcome, count in counted.items()}
 
@@ -82,7 +86,7 @@ class Drains:
             tasks.create_task(self.notices.run(), name="notices")
             tasks.create_task(self.own.run(), name="own-drain")
             # Until the store has been read once, nothing is known: the gate stays as it lies.
-            await self._mirror.changed_after(0)
+            await self._client.mirror.changed_after(0)
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, places_of
+from rdzv.job import JobClient
 from rdzv.listing import decide
-from rdzv.membership import Membership
 
 
 class Rounds(Protocol):
@@ -33,10 +33,8 @@ class Sight:
     it, and what they said then must not count for another attempt.
     """
 
-    def __init__(
-        self, membership: Membership, rounds: Rounds, pod_uid: str, run_dir: RunDir
-    ) -> None:
-        self.membership = membership
+    def __init__(self, client: JobClient, rounds: Rounds, pod_uid: str, run_dir: RunDir) -> None:
+        self._client = client
         self.sent = 0
         self._seen = 0
         self._rounds = rounds
@@ -48,14 +46,14 @@ class Sight:
         commands = await asyncio.to_thread(self._run_dir.commands)
         # Else a member that has just registered would be told of no round, whatever has trained.
         await self._rounds.caught_up()
-        membership, round = self.membership.snapshot(), self._rounds.live_round()
+        membership, round = self._client.membership.snapshot(), self._rounds.live_round()
         if membership.commit is not None:
             self._seen = max(self._seen, membership.commit.epoch)
         return DrainingSnapshot(
             membership=membership,
             listing=decide(membership, places_of(round)),
             round=round,
-            votes=self.membership.votes(),
+            votes=self._client.membership.votes(),
             pod_uid=self._pod_uid,
             commands=commands,
             used_epoch=max(self.sent, self._seen),
@@ -64,8 +62,12 @@ class Sight:
     async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:
         """Wait until the store says something else, for ``timeout_s`` at most."""
         tasks = [
-            asyncio.create_task(self.membership.votes_changed_from(known.votes), name="votes"),
-            asyncio.create_task(self.membership.changed_from(known.membership), name="members"),
+            asyncio.create_task(
+                self._client.membership.votes_changed_from(known.votes), name="votes"
+            ),
+            asyncio.create_task(
+                self._client.membership.changed_from(known.membership), name="members"
+            ),
             asyncio.create_task(self._rounds.live_round_changed(known.round), name="round"),
         ]
         try:

@@ -11,10 +11,10 @@ from time import time
 
 from rdzv.diary import Diary
 from rdzv.errors import StoreError
+from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.mirror import Mirror
 from rdzv.records.history import HistoryEntry, entry_operations
-from rdzv.store import Compare, Operation, Store
+from rdzv.store import Compare, Operation
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,9 @@ SEE_S = 5.0
 class Writing:
     """Writes for one member, while it is registered."""
 
-    def __init__(self, store: Store, mirror: Mirror, registrar: Registrar, random: Random) -> None:
-        self.registrar = registrar
-        self._store = store
-        self._mirror = mirror
+    def __init__(self, client: JobClient, registrar: Registrar, random: Random) -> None:
+        self._client = client
+        self._registrar = registrar
         self._random = random
         self._lost_before = False
         self._diary = Diary(log)
@@ -46,19 +45,20 @@ class Writing:
         Whatever became of it, the mirror shows it before this returns, or the store is away:
         decide anew from the mirror then. The compares make a repetition harmless.
         """
-        registered = self._registered()
-        if registered is None:
+        generation = self._registrar.generation
+        if generation is None:
             await self._pause()
             return False
+        guarded = [*compares, *self._registered(generation)]
         try:
-            result = await self._store.txn([*compares, *registered], list(operations))
+            result = await self._client.store.txn(guarded, list(operations))
         except StoreError as error:
             self.say(f"retrying a write about a drain: {error}")
             await self._pause()
             return False
         try:
             async with asyncio.timeout(SEE_S):
-                await self._mirror.reached(result.revision)
+                await self._client.mirror.reached(result.revision)
         except TimeoutError:
             log.info("the watch is stale, more than %.0f s behind the store", SEE_S)
         # Who loses once has seen the winner by now; who loses again may do so for ever.
@@ -70,15 +70,11 @@ class Writing:
     def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
         """Operations that write an entry about a drain of ``member``."""
         entry = HistoryEntry("drain", member, why, time(), details)
-        present = [kv.key for kv in self._mirror.under(self.registrar.keys.history)]
-        return entry_operations(self.registrar.keys, entry, self._mirror.revision, present)
+        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
+        return entry_operations(self._client.keys, entry, self._client.mirror.revision, present)
 
-    def _registered(self) -> list[Compare] | None:
-        held, lease_id = self.registrar.held, self.registrar.lease_id
-        if held is None or lease_id is None or not self.registrar.registered.is_set():
-            return None
-        keys = self.registrar.keys.in_generation(held.generation)
-        return [Compare(keys.member(self.registrar.identity.member), "lease", "=", lease_id)]
+    def _registered(self, generation: int) -> list[Compare]:
+        return [self._registrar.guard(generation).holds()]
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))

@@ -17,12 +17,10 @@ from agent.rundir.launch_report import Launch
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError
-from rdzv.keys import GenerationKeys
+from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
 from rdzv.records.bypass import KINDS, Bypass
-from rdzv.store import Compare, Delete, Operation, Put, Store
+from rdzv.store import Delete, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +34,7 @@ class Lookout:
     def __init__(
         self,
         run_dir: RunDir,
-        store: Store,
-        mirror: Mirror,
-        membership: Membership,
+        client: JobClient,
         registrar: Registrar,
         endpoint: Endpoint,
         policy: Policy,
@@ -49,9 +45,7 @@ class Lookout:
     ) -> None:
         self.found = FINE
         self._run_dir = run_dir
-        self._store = store
-        self._mirror = mirror
-        self._membership = membership
+        self._client = client
         self._registrar = registrar
         self._endpoint = endpoint
         self._policy = policy
@@ -80,7 +74,7 @@ class Lookout:
         return self._run_dir.launch(), bool(ranks), commands is not None
 
     def _sight(self, launch: Launch | None, *, ranks: bool, commands: bool) -> Sight:
-        me, snapshot = self._registrar.identity, self._membership.snapshot()
+        me, snapshot = self._registrar.identity, self._client.membership.snapshot()
         driven = commands or (launch is not None and launch.launcher == "horovodrun")
         driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
         rendezvous = self._endpoint.rendezvous()
@@ -115,12 +109,13 @@ class Lookout:
 
     async def _write(self) -> None:
         """Let the store say what is found, where it says something else."""
-        lease_id, keys = self._registrar.lease_id, self._keys()
-        if keys is None or lease_id is None:
+        registrar = self._registrar
+        lease_id, generation = registrar.lease_id, registrar.generation
+        if generation is None or lease_id is None:
             return
-        member = self._registrar.identity.member
-        key = keys.bypass(member)
-        kv = self._mirror.kvs.get(key)
+        here = registrar.keys.in_generation(generation)
+        key = here.bypass(registrar.identity.member)
+        kv = self._client.mirror.kvs.get(key)
         try:
             told = Bypass.from_kv(kv) if kv is not None and kv.lease == lease_id else FINE
         except RecordError:
@@ -131,10 +126,6 @@ class Lookout:
         if self.found.kind:
             change = Put(key, self.found.to_json(), lease_id)
         try:
-            await self._store.txn([Compare(keys.member(member), "lease", "=", lease_id)], [change])
+            await self._client.store.txn([registrar.guard(generation).holds()], [change])
         except StoreError as error:
             log.debug("retrying to report the launcher to the store: %s", error)
-
-    def _keys(self) -> GenerationKeys | None:
-        generation = self._registrar.generation
-        return None if generation is None else self._registrar.keys.in_generation(generation)

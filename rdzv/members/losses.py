@@ -6,13 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import time
 
-from rdzv.listing import decide
-from rdzv.membership import Membership
-from rdzv.mirror import Mirror
+from rdzv.job import JobClient
 from rdzv.records.history import HISTORY_LENGTH, HistoryEntry, departures, write_entry
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
-from rdzv.store import KeyValue, Store, WatchEvent
+from rdzv.store import KeyValue, WatchEvent
 
 
 def lost_members(
@@ -34,23 +32,21 @@ def lost_members(
 class Losses:
     """Writes a ``lost`` entry for each loss; of all members the oldest listed one does it."""
 
-    def __init__(self, store: Store, mirror: Mirror, membership: Membership, me: str) -> None:
-        self._store = store
-        self._mirror = mirror
-        self._membership = membership
+    def __init__(self, client: JobClient, me: str) -> None:
+        self._client = client
         self._me = me
-        self._history = membership.keys.history
+        self._history = client.keys.history
         self._entries: list[KeyValue] = []
         self._goodbyes: set[str] = set()
 
     async def run(self) -> None:
         """Follow the membership for ever."""
-        unsubscribe = self._mirror.subscribe(self._note_entries)
+        unsubscribe = self._client.mirror.subscribe(self._note_entries)
         try:
-            before = self._membership.snapshot()
+            before = self._client.membership.snapshot()
             while True:
-                await self._membership.changed_from(before)
-                after = self._membership.snapshot()
+                await self._client.membership.changed_from(before)
+                after = self._client.membership.snapshot()
                 # Where all only come, nobody needs to read what the history says of each.
                 someone_went = not before.members.keys() <= after.members.keys()
                 if someone_went:
@@ -59,15 +55,15 @@ class Losses:
                 self._entries.clear()
                 self._goodbyes.clear()
                 before = after
-                if lost and self._is_reporter(after):
+                if lost and self._is_reporter():
                     for member in lost:
                         await self._report(member, after.revision)
         finally:
             unsubscribe()
 
-    def _is_reporter(self, snapshot: Snapshot) -> bool:
+    def _is_reporter(self) -> bool:
         # By age, whoever trains: a sidecar can report without a launcher beside it.
-        listed = decide(snapshot).listed
+        listed = self._client.membership.listing().listed
         return bool(listed) and listed[0].name == self._me
 
     async def _report(self, member: Member, revision: int) -> None:
@@ -78,8 +74,8 @@ class Losses:
             at_unix_s=time(),
             details={"incarnation": member.incarnation, "pod_uid": member.pod_uid},
         )
-        present = [kv.key for kv in self._mirror.under(self._membership.keys.history)]
-        await write_entry(self._store, self._membership.keys, entry, revision, present)
+        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
+        await write_entry(self._client.store, self._client.keys, entry, revision, present)
 
     def _note_entries(self, events: Sequence[WatchEvent]) -> None:
         for event in events:

@@ -25,16 +25,16 @@ from rdzv.errors import (
     StoreError,
     StoreFull,
 )
+from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, Wait, plan
-from rdzv.membership import Membership, snapshot_of
-from rdzv.mirror import Mirror
+from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
 from rdzv.records.job import Incarnation
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Delete, Operation, Put, Store
+from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +85,7 @@ class Registrar:
 
     def __init__(
         self,
-        store: Store,
-        mirror: Mirror,
-        membership: Membership,
+        client: JobClient,
         identity: Identity,
         *,
         lease_ttl_s: float,
@@ -97,15 +95,13 @@ class Registrar:
         on_held: Callable[[Held], Awaitable[None]] | None = None,
     ) -> None:
         self.identity = identity
-        self.keys = membership.keys
+        self.keys = client.keys
         self.held = held
         self.lease_id: int | None = None
         self.lease_valid_until_s = float("-inf")
         self.registered = asyncio.Event()
         self.fenced = False
-        self._store = store
-        self._mirror = mirror
-        self._membership = membership
+        self._client = client
         self._lease_ttl_s = lease_ttl_s
         self._clock = clock
         self._random = random
@@ -135,7 +131,7 @@ class Registrar:
         Raises ``Fenced`` when another pod holds the name or the job (``let_in_again`` tells when
         to run it anew), ``JobMismatch`` when the settings disagree with the job's.
         """
-        await self._mirror.changed_after(0)
+        await self._client.mirror.changed_after(0)
         pause_s = 0.0
         while True:
             written = await self._register(pause_s)
@@ -155,11 +151,11 @@ class Registrar:
         while True:
             if self._refused is not None and self._refused.for_good:
                 await asyncio.Event().wait()
-            sequence = self._mirror.sequence
+            sequence = self._client.mirror.sequence
             decision = self._plan(waited_s=0.0)
             if isinstance(decision, Refuse) and decision.fenced:
                 self._refused = decision
-            elif self._membership.snapshot().job is not None:
+            elif self._client.membership.snapshot().job is not None:
                 # Else it would seed an emptied store with a life that may be over.
                 self.fenced = False
                 return
@@ -180,7 +176,7 @@ class Registrar:
                     # The end of the lease takes the record along, and needs no room in the store.
                     why = str(error) or f"no answer within {timeout_s / 2:g} s"
                     log.warning("cannot delete the member record, revoking its lease: %s", why)
-                await self._store.lease_revoke(lease_id)
+                await self._client.store.lease_revoke(lease_id)
         except (StoreError, TimeoutError) as error:
             why = str(error) or f"no answer within {timeout_s:g} s"
             log.warning("could not leave, the lease will expire by itself: %s", why)
@@ -193,7 +189,7 @@ class Registrar:
         series = _Series(self._random.getrandbits(62) + 1, self._clock() + pause_s)
         since_s = self._clock()
         while True:
-            sequence = self._mirror.sequence
+            sequence = self._client.mirror.sequence
             decision = self._plan(waited_s=self._clock() - since_s)
             if isinstance(decision, Refuse):
                 self._refused, self.fenced = decision, decision.fenced
@@ -221,7 +217,7 @@ class Registrar:
     def _plan(self, *, waited_s: float) -> Register | Wait | Refuse:
         self._note_emptiness()
         return plan(
-            self._membership.snapshot(),
+            self._client.membership.snapshot(),
             self.identity,
             self.held,
             empty_for_s=self._empty_for_s(),
@@ -232,11 +228,13 @@ class Registrar:
 
     def _trained(self) -> bool:
         """Whether the present life of the job has ever had a world."""
-        job = self._membership.snapshot().job
+        job = self._client.membership.snapshot().job
         if job is None:
             return False
         keys = self.keys.in_generation(job.generation)
-        return any(keys.run_of_round(kv.key) is not None for kv in self._mirror.under(keys.runs))
+        return any(
+            keys.run_of_round(kv.key) is not None for kv in self._client.mirror.under(keys.runs)
+        )
 
     def _next_pause_s(self) -> float:
         self._pacing = self._pacing.after_failure()
@@ -249,7 +247,7 @@ class Registrar:
         """
         granted_at_s = await self._begin_lease(series)
         try:
-            result = await self._store.txn(*self._transaction(decision, series.lease_id))
+            result = await self._client.store.txn(*self._transaction(decision, series.lease_id))
             written, revision = result.succeeded, result.revision
         except (StoreAmbiguous, StoreFull):
             written, revision = await self._was_written(decision.incarnation)
@@ -271,13 +269,13 @@ class Registrar:
         if series.lease_asked_for:
             asked_at_s = self._clock()
             try:
-                await self._store.lease_keep_alive(series.lease_id)
+                await self._client.store.lease_keep_alive(series.lease_id)
                 return asked_at_s
             except LeaseLost as error:
                 log.debug("it ended before the registration was written: %s", error)
         asked_at_s = self._clock()
         series.lease_asked_for = True
-        await self._store.lease_grant(series.lease_id, round(self._lease_ttl_s))
+        await self._client.store.lease_grant(series.lease_id, round(self._lease_ttl_s))
         return asked_at_s
 
     def _transaction(
@@ -304,7 +302,7 @@ class Registrar:
 
     async def _was_written(self, incarnation: Incarnation) -> tuple[bool, int]:
         """Settle a registration that may have been written by reading who holds the name now."""
-        result = await self._store.range(self.keys.incarnation(self.identity.member))
+        result = await self._client.store.range(self.keys.incarnation(self.identity.member))
         for kv in result.kvs:
             try:
                 holder = Incarnation.from_kv(kv)
@@ -341,7 +339,9 @@ class Registrar:
             await asyncio.sleep(pause_s)
             sent_at_s = self._clock()
             try:
-                ttl_s = await self._store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
+                ttl_s = await self._client.store.lease_keep_alive(
+                    self.lease_id, timeout_s=interval_s
+                )
             except LeaseLost:
                 return _Loss("the lease was lost: registering again")
             except StoreError as error:
@@ -363,11 +363,11 @@ class Registrar:
         self.registered.set()
         self._say(written.sentence)
         while True:
-            snapshot = self._membership.snapshot()
+            snapshot = self._client.membership.snapshot()
             loss = self._superseded(snapshot)
             if loss is not None:
                 return loss
-            await self._membership.changed_from(snapshot)
+            await self._client.membership.changed_from(snapshot)
 
     async def _keep(self, held: Held) -> None:
         """Hand over what the next sidecar here must find, however long the disk takes."""
@@ -393,11 +393,11 @@ class Registrar:
         while True:
             try:
                 async with asyncio.timeout(self._lease_ttl_s):
-                    await self._mirror.reached(revision)
+                    await self._client.mirror.reached(revision)
                 return
             except TimeoutError:
                 with suppress(StoreError):
-                    if (await self._store.range(self.keys.job)).revision < revision:
+                    if (await self._client.store.range(self.keys.job)).revision < revision:
                         return
 
     def _superseded(self, snapshot: Snapshot) -> _Loss | None:
@@ -421,7 +421,7 @@ class Registrar:
         """Delete the own record; if nobody else is left, note that in the job record."""
         key = self.keys.in_generation(held.generation).member(self.identity.member)
         # What is planned on an old picture fails its compares, and is planned on a new one.
-        snapshot, fresh = self._membership.snapshot(), False
+        snapshot, fresh = self._client.membership.snapshot(), False
         while True:
             job, me = snapshot.job, snapshot.members.get(self.identity.member)
             if job is None or me is None or me.incarnation != held.incarnation:
@@ -444,7 +444,7 @@ class Registrar:
                 other_key = self.keys.in_generation(held.generation).member(other.name)
                 compares.append(Compare(other_key, "mod", "=", other.mod_revision))
             try:
-                if (await self._store.txn(compares, operations)).succeeded:
+                if (await self._client.store.txn(compares, operations)).succeeded:
                     return
             except StoreAmbiguous as error:
                 log.info("whether the record was deleted is unknown, reading it: %s", error)
@@ -454,7 +454,7 @@ class Registrar:
     # -- small things
 
     async def _read(self) -> Snapshot:
-        read = await read_all(self._store, self.keys.prefix, timeout_s=READ_TIMEOUT_S)
+        read = await read_all(self._client.store, self.keys.prefix, timeout_s=READ_TIMEOUT_S)
         return snapshot_of(self.keys, read)
 
     def _history(self, what: Happening, why: str) -> tuple[Operation, ...]:
@@ -464,12 +464,12 @@ class Registrar:
             why=why,
             at_unix_s=time(),
         )
-        present = [kv.key for kv in self._mirror.under(self.keys.history)]
-        return entry_operations(self.keys, entry, self._mirror.revision, present)
+        present = [kv.key for kv in self._client.mirror.under(self.keys.history)]
+        return entry_operations(self.keys, entry, self._client.mirror.revision, present)
 
     def _note_emptiness(self) -> None:
         now = self._clock()
-        if self._membership.snapshot().members or not self._mirror.healthy(now):
+        if self._client.membership.snapshot().members or not self._client.mirror.healthy(now):
             self._empty_since_s = None
         elif self._empty_since_s is None:
             self._empty_since_s = now
@@ -481,8 +481,8 @@ class Registrar:
         """Wait until the mirror has changed since ``sequence`` and shows ``revision``."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._mirror.changed_after(sequence)
-                await self._mirror.reached(revision)
+                await self._client.mirror.changed_after(sequence)
+                await self._client.mirror.reached(revision)
         except TimeoutError:
             return
 

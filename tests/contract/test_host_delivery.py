@@ -34,9 +34,7 @@ class Scene:
         client = JobClient.of(MemoryStore(MemoryEngine()), KEYS, clock=lambda: self.now)
         self.mirror = client.mirror
         self._run_dir = RunDir(str(path))
-        self.delivery = HostDelivery(
-            self._run_dir, self.mirror, client.membership, 1, lambda: self.now
-        )
+        self.delivery = HostDelivery(self._run_dir, client, 1, lambda: self.now)
 
     def put(self, *members: Member) -> None:
         events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]

@@ -63,7 +63,7 @@ def outcomes(
 
 
 def sight_of(one: Pod, directory: Path) -> Sight:
-    return Sight(one.client.membership, one.endpoint, "uid-w-0", RunDir(str(directory)))
+    return Sight(one.client, one.endpoint, "uid-w-0", RunDir(str(directory)))
 
 
 async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_there_are(

@@ -39,9 +39,9 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
-            writing = Writing(one.store, one.mirror, member, Random(1))
+            writing = Writing(one, member, Random(1))
             run_dir = RunDir(str(tmp_path))
-            own = OwnDrain(run_dir, one.membership, writing, grace_s=30.0, boot_s=monotonic)
+            own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=monotonic)
             own.notify(Notice("control", "test", 20.0))
             sent = own._writes(one.membership.snapshot(), None)
             assert sent is not None
@@ -62,9 +62,11 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
-            writing, now_s = Writing(one.store, one.mirror, member, Random(1)), 0.0
+            writing, now_s = Writing(one, member, Random(1)), 0.0
             run_dir = RunDir(str(tmp_path))
-            own = OwnDrain(run_dir, one.membership, writing, grace_s=30.0, boot_s=lambda: now_s)
+            own = OwnDrain(
+                run_dir, one, member.identity, writing, grace_s=30.0, boot_s=lambda: now_s
+            )
             own.notify(Notice("prestop", "test", 20.0))
             sent = own._writes(one.membership.snapshot(), None)
             assert sent is not None

@@ -64,9 +64,7 @@ RIGHT = Launch("torchrun", 8, {"rdzv-endpoint": "localhost:29400", "rdzv-backend
 async def looking(one: Pod, run_dir: Path, clock: Callable[[], float]) -> AsyncIterator[Lookout]:
     lookout = Lookout(
         RunDir(str(run_dir)),
-        one.client.store,
-        one.client.mirror,
-        one.client.membership,
+        one.client,
         one.registrar,
         one.endpoint,
         Policy("digits", 1, 4, 29400),

@@ -43,7 +43,7 @@ class Versioned(MemoryStore):
 @asynccontextmanager
 async def judging(store: Versioned) -> AsyncIterator[None]:
     async with client(store.engine) as one:
-        task = asyncio.create_task(StoreVersion(store, one.mirror, repeat_s=0.01).run())
+        task = asyncio.create_task(StoreVersion(replace(one, store=store), repeat_s=0.01).run())
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,7 @@ async def sweeping(
     one: JobClient, me: str, store: MemoryStore | None = None, *, pod_uid: str | None = None
 ) -> AsyncIterator[None]:
     sweeper = Sweeper(
-        *(store or one.store, one.mirror, one.membership, me, pod_uid or f"uid-{me}"),
+        *(replace(one, store=store or one.store), me, pod_uid or f"uid-{me}"),
         pause_s=0.02,
     )
     task = asyncio.create_task(sweeper.run())

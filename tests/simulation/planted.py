@@ -62,7 +62,7 @@ def lease_loss_ignored() -> list[Patch]:
             await asyncio.sleep(interval_s)
             assert self.lease_id is not None
             try:
-                await self._store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
+                await self._client.store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
             except StoreError:
                 continue
 
@@ -372,7 +372,7 @@ def released_before_done() -> list[Patch]:
 
 def drains_not_fenced() -> list[Patch]:
     """What is written of drains compares no registration."""
-    return [patch.object(Writing, "_registered", lambda self: [])]
+    return [patch.object(Writing, "_registered", lambda self, generation: [])]
 
 
 def min_not_compared() -> list[Patch]:

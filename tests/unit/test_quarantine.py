@@ -156,7 +156,8 @@ def test_a_quarantined_member_that_min_needs_is_listed_but_lets_nobody_go() -> N
 
 
 def test_rounds_know_who_is_quarantined() -> None:
-    one = run_membership(job("abc", OUT), "digits", 3)
+    snapshot = job("abc", OUT)
+    one = run_membership(snapshot, listing.decide(snapshot), "digits", 3)
     assert (one.listed, one.quarantined) == (frozenset("abc"), frozenset("c"))
 
 

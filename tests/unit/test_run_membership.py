@@ -10,6 +10,7 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import Membership
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
+from rdzv.listing import decide
 from rdzv.records.commit import Commit, Vote
 from rdzv.records.drain import Drain, Outcome
 from rdzv.records.job import Incarnation, Job, Member
@@ -43,7 +44,7 @@ def seen(
         {one.pod_uid: one for one in drains},
         commit=commit,
     )
-    return run_membership(snapshot, RUN, number, fenced)
+    return run_membership(snapshot, decide(snapshot), RUN, number, fenced)
 
 
 def test_nobody_leaves_a_quiet_job() -> None:

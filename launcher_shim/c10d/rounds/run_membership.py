@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import Membership
 from rdzv.drain.decision import ends_round, granted, joins_wait, savers
-from rdzv.listing import decide
+from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
 from rdzv.snapshot import Snapshot
 
 
 def run_membership(
     snapshot: Snapshot,
+    listing: Listing,
     run_id: str,
     number: int,
     fenced: str | None = None,
@@ -21,10 +22,10 @@ def run_membership(
 ) -> Membership:
     """Look at ``snapshot`` from round ``number`` of ``run_id``; a function of these alone.
 
-    ``fenced``: this sidecar's own name, where another pod has taken it over. ``saved``: as in
-    ``Membership``; votes tell that, which are not part of a snapshot.
+    ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's own name, where another pod has
+    taken it over. ``saved``: as in ``Membership``; votes tell that, which are not part of a
+    snapshot.
     """
-    listing = decide(snapshot)
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
     fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
     drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
@@ -62,7 +63,8 @@ class MembershipOfRun:
         snapshot, fenced, known = self._membership.snapshot(), self._fenced(), self._known
         saved = self._saved(snapshot, number)
         if known is None or known[0] is not snapshot or known[1:4] != (number, fenced, saved):
-            made = run_membership(snapshot, self._run_id, number, fenced, saved)
+            listing = self._membership.listing()
+            made = run_membership(snapshot, listing, self._run_id, number, fenced, saved)
             known = self._known = (snapshot, number, fenced, saved, made)
         return known[4]
 

@@ -103,7 +103,7 @@ class Sidecar:
         )
 
     def _membership(self, number: int) -> Membership:
-        membership = run_membership(self.job.snapshot(), RUN_ID, number)
+        membership = run_membership(self.job.snapshot(), self.job.listing(), RUN_ID, number)
         return replace(
             membership,
             listed=membership.listed - self.leaving,
