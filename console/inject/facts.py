@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
+from launcher_shim.pod.torchrun_options import OPTIONS, VARIABLES
+
 QualityOfService = Literal["Guaranteed", "Burstable", "BestEffort"]
 
 _ACCELERATOR = re.compile(
@@ -28,17 +30,7 @@ _SUFFIXES = {
 }
 """As Kubernetes writes quantities."""
 
-OVERRULING = (
-    "rdzv-endpoint",
-    "rdzv-backend",
-    "rdzv-id",
-    "rdzv-conf",
-    "node-rank",
-    "master-addr",
-    "master-port",
-    "local-addr",
-    "standalone",
-)
+OVERRULING = tuple(option.name for option in OPTIONS if option.rendezvous)
 """Options of torchrun that win over the environment, and so over what the sidecar delivers."""
 
 _NAMES = "|".join(name.replace("-", "[-_]") for name in OVERRULING)
@@ -105,7 +97,7 @@ def slots(container: Mapping[str, Any], told: Sequence[str]) -> int:
     """Worker processes in a pod: as torchrun or the object is told, else one an accelerator."""
     line = _PER_NODE.search(command_line(container))
     variables = {e.get("name"): e.get("value") for e in listed(container, "env")}
-    for text in (line and line[1], variables.get("PET_NPROC_PER_NODE"), *told):
+    for text in (line and line[1], variables.get(VARIABLES["nproc-per-node"]), *told):
         word = str(text or "").strip("'\"")
         if word.isdecimal() and int(word):
             return int(word)

@@ -15,6 +15,7 @@ import os
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from launcher_shim.pod.container import descendants
+from launcher_shim.pod.torchrun_options import SWITCHES, VARIABLES
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
 
@@ -29,16 +30,8 @@ TEXT_MAX = 255
 PROGRAM_WORDS = 32
 """How many words of a command line may hold the launcher's name: ``numactl -N 0 -m 0 torchrun``."""
 
-_VARIABLES = {
-    "nnodes": "PET_NNODES",
-    "rdzv-endpoint": "PET_RDZV_ENDPOINT",
-    "rdzv-backend": "PET_RDZV_BACKEND",
-    "standalone": "PET_STANDALONE",
-}
-_SWITCHES = frozenset(
-    {"standalone", "no-python", "run-path", "virtual-local-rank", "module", "m", "help", "h"}
-)
-"""Options of torchrun that take no value."""
+_REPORTED = ("nnodes", "rdzv-endpoint", "rdzv-backend", "standalone")
+"""Options of torchrun that the report has."""
 
 
 class Launch(NamedTuple):
@@ -67,7 +60,7 @@ def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> O
         return None
     if launcher != "torchrun":
         return Launch(launcher, pid)
-    options = told(words[after:], environ, _VARIABLES)
+    options = given_options(words[after:], environ, _REPORTED)
     return Launch(launcher, pid, {name: text[:TEXT_MAX] for name, text in options.items()})
 
 
@@ -86,16 +79,13 @@ def _program(words: Sequence[str]) -> "tuple[str, int]":
     return "", 0
 
 
-def told(
-    words: Sequence[str], environ: Mapping[str, str], variables: Mapping[str, str]
+def given_options(
+    words: Sequence[str], environ: Mapping[str, str], wanted: Sequence[str]
 ) -> Dict[str, str]:
-    """Return some of torchrun's options, from its arguments or else from variables.
-
-    ``variables`` has the variable of each option that is wanted.
-    """
-    found = {name: environ[told] for name, told in variables.items() if told in environ}
-    found.update((name, value) for name, value in split(words)[0] if name in variables)
-    return found
+    """Return the ``wanted`` options of torchrun, from its arguments or else from variables."""
+    options = {name: environ[VARIABLES[name]] for name in wanted if VARIABLES[name] in environ}
+    options.update((name, value) for name, value in split(words)[0] if name in wanted)
+    return options
 
 
 def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
@@ -106,7 +96,7 @@ def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        if name in _SWITCHES:
+        if name in SWITCHES:
             value = "1"
         elif not word.startswith("--") and len(word) > 2:  # as in -t3
             name, value = word[1], word[2:]

@@ -22,7 +22,7 @@ from typing import BinaryIO, Mapping, Optional, Sequence, Tuple
 import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
-from launcher_shim.pod.launch import split, told
+from launcher_shim.pod.launch import given_options, split
 from launcher_shim.pod.log_lines import configure
 
 log = logging.getLogger(__name__)
@@ -38,12 +38,8 @@ ANSWER_MAX = 64
 _TELLS_ONLY = frozenset({"h", "he", "hel", "help", "version", "print-completion"})
 """Options, as torchrun may be given them, with which it tells something and starts nothing."""
 
-_VARIABLES = {
-    "rdzv-endpoint": "PET_RDZV_ENDPOINT",
-    "rdzv-backend": "PET_RDZV_BACKEND",
-    "rdzv-id": "PET_RDZV_ID",
-    "standalone": "PET_STANDALONE",
-}
+_WHERE = ("rdzv-endpoint", "rdzv-backend", "rdzv-id", "standalone")
+"""Options that say which rendezvous a torchrun comes to."""
 
 
 def main() -> int:
@@ -76,7 +72,7 @@ def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple
     given, script = split(words)
     if not script or any(name in _TELLS_ONLY for name, _ in given):
         return None
-    options = told(words, environ, _VARIABLES)
+    options = given_options(words, environ, _WHERE)
     host, _, port = options.get("rdzv-endpoint", "").rpartition(":")
     run_id = options.get("rdzv-id", "")
     here = options.get("rdzv-backend") == "c10d" and host in LOOPBACK and port.isdigit()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from console.local.launch.horovod_line import HorovodLine, read_horovod_line
+from launcher_shim.pod.torchrun_options import OPTIONS, SWITCHES
 from rdzv.errors import ConfigError
 
 _REFUSED = {
@@ -27,28 +28,8 @@ _REFUSED = {
     "--rdzv-conf": "the sidecar delivers torchrun's rendezvous settings; leave it out",
 }
 
-_WITH_VALUE = (
-    "--nproc-per-node",
-    "--max-restarts",
-    "--monitor-interval",
-    "--start-method",
-    "--role",
-    "--log-dir",
-    "--redirects",
-    "--tee",
-    "--local-ranks-filter",
-    "--duplicate-stdout-filters",
-    "--duplicate-stderr-filters",
-    "--local-addr",
-    "--logs-specs",
-    "--numa-binding",
-    "--signals-to-handle",
-    "--event-log-handler",
-    "--shutdown-timeout",
-)
-_FLAGS = ("--module", "--no-python", "--run-path", "--virtual-local-rank", "--help")
-_OPTIONS = (*_REFUSED, *_WITH_VALUE, *_FLAGS)
-_SHORT_WITH_VALUE = ("-r", "-t")
+_NAMES = tuple(f"--{option.name}" for option in OPTIONS)
+_SHORT_WITH_VALUE = {f"-{option.short}" for option in OPTIONS if option.short and not option.switch}
 
 _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
 
@@ -115,14 +96,14 @@ def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         name = _full_name(given.replace("_", "-"))
         if equals:
             yield name, value
-        elif name in _FLAGS or name == "--standalone":
+        elif name.removeprefix("--") in SWITCHES:
             yield name, None
         else:
             yield name, next(words, None)
 
 
 def _full_name(given: str) -> str:
-    if given in _OPTIONS:
+    if given in _NAMES:
         return given
-    matches = [option for option in _OPTIONS if option.startswith(given)]
+    matches = [name for name in _NAMES if name.startswith(given)]
     return matches[0] if len(matches) == 1 else given
