@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
+from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
 from rdzv.errors import ConfigError, RecordError
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 64
 LINE_TIMEOUT_S = 5.0
-
-PATH_MAX = 107
-"""Longest path of a unix socket, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +73,15 @@ class NoticeSocket:
             await self._serve(self._path)
 
     async def _serve(self, path: Path) -> None:
-        nascent = path.with_name(f"{path.name}.{os.getpid()}")
-        if len(os.fsencode(nascent)) > PATH_MAX:
-            raise ConfigError(
-                f"--run-dir (MUSTER_RUN_DIR): {path} is too long for a unix socket:"
-                " choose a shorter directory"
-            )
-        await asyncio.to_thread(nascent.unlink, missing_ok=True)
-        server = await asyncio.start_unix_server(self._answer, str(nascent), limit=LINE_LENGTH)
         try:
-            await asyncio.to_thread(_put_in_place, nascent, path)
+            nascent = nascent_name(str(path))
+        except PathTooLong as error:
+            raise ConfigError(f"--run-dir (MUSTER_RUN_DIR): {error}") from error
+        await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
+        server = await asyncio.start_unix_server(self._answer, nascent, limit=LINE_LENGTH)
+        try:
+            # Every user of the pod may give notice; it can do no more than end the pod it is in.
+            await asyncio.to_thread(publish, nascent, str(path), 0o666)
             self.listening.set()
             await asyncio.Event().wait()
         finally:
@@ -139,9 +135,3 @@ class NoticeSocket:
             for future in (waiting, gone):
                 future.cancel()
             await asyncio.gather(waiting, gone, return_exceptions=True)
-
-
-def _put_in_place(nascent: Path, path: Path) -> None:
-    # Every user of the pod may give notice; it can do no more than end the pod it is in.
-    nascent.chmod(0o666)
-    os.replace(nascent, path)

@@ -9,7 +9,6 @@ the sidecar gets each client's session and its unanswered requests.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from typing import List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
 from launcher_shim.pod.ledger import Ledger
+from launcher_shim.tcpstore.loopback import bind_loopback
 from launcher_shim.tcpstore.parser import RequestParser
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ LAST_ANSWER_S = 0.5
 """How long a launcher that got SIGTERM may wait for an answer: until the answer has come, or the
 connection is closed, torch handles no signal."""
 
-_NO_IPV6 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
-
 
 class Relay:
     """Listens on both loopback addresses at ``port`` and relays to the socket at ``path``."""
@@ -55,7 +53,7 @@ class Relay:
     async def listen(self) -> None:
         """Take the port; raises ``OSError`` if it is taken."""
         loop = asyncio.get_running_loop()
-        for bound in _bind_loopback(self.port):
+        for bound in bind_loopback(self.port):
             self._servers.append(await loop.create_server(self._accept, sock=bound, backlog=256))
 
     async def close(self) -> None:
@@ -363,28 +361,3 @@ def _socket_of(path: str, listens: bool) -> Tuple[int, int]:
     except OSError:
         return (-1, 1)
     return (status.st_ino, status.st_ctime_ns)
-
-
-def _bind_loopback(port: int) -> List[socket.socket]:
-    """Bind 127.0.0.1 and, where the machine has it, ::1; torch's client may try either first."""
-    bound = [_bind(socket.AF_INET, "127.0.0.1", port)]
-    try:
-        bound.append(_bind(socket.AF_INET6, "::1", port))
-    except OSError as error:
-        if error.errno not in _NO_IPV6:
-            bound[0].close()
-            raise
-    return bound
-
-
-def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind((address, port))
-    except OSError:
-        bound.close()
-        raise
-    return bound

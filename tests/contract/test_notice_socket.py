@@ -202,7 +202,7 @@ async def test_beyond_its_bound_a_client_is_sent_away_and_may_come_back() -> Non
 
 async def test_a_path_too_long_for_a_socket_is_the_users_mistake() -> None:
     one = Desk(Path("/tmp") / ("x" * 100) / "notice.sock")
-    with pytest.raises(ConfigError, match="choose a shorter directory"):
+    with pytest.raises(ConfigError, match="choose a shorter run directory"):
         await one.socket.run()
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import socket
-from contextlib import suppress
 from typing import Final
 
 from launcher_shim.c10d.serving.connection import Connection, Host
 from launcher_shim.c10d.serving.served import OpenSession
+from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish, withdraw
+from launcher_shim.tcpstore.loopback import bind_loopback
 from rdzv.errors import ConfigError
 
 _logger = logging.getLogger(__name__)
@@ -32,9 +32,6 @@ HELD_MAX: Final = 64 * 1024 * 1024
 
 _ACCEPT_BACKLOG = 256
 _CLOSE_TIMEOUT_S = 2.0
-_PORT_TRIES = 16
-_UNIX_PATH_MAX = 107
-_NO_IPV6 = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 
 
 class C10dServer:
@@ -75,7 +72,7 @@ class C10dServer:
 
         Returns the port. Raises ConfigError if it is taken.
         """
-        sockets = _bind_loopback(port)
+        sockets = _bind(port)
         loop = asyncio.get_running_loop()
         # Taken over in one go, so that to be cancelled amid it leaves no socket to nobody.
         listeners = [
@@ -95,16 +92,15 @@ class C10dServer:
         Every user of the pod may connect: sidecar and launcher may run as different ones, and
         the pod is one trust domain. Raises ConfigError if the path is too long for a socket.
         """
-        nascent = f"{path}.{os.getpid()}"  # event loops unlink the name they bound, at close
-        if len(os.fsencode(nascent)) > _UNIX_PATH_MAX:
-            raise ConfigError(
-                f"the socket path {path!r} is too long for unix; choose a shorter run directory"
-            )
+        try:
+            nascent = nascent_name(path)  # event loops unlink the name they bound, at close
+        except PathTooLong as error:
+            raise ConfigError(f"--run-dir (MUSTER_RUN_DIR): {error}") from error
         loop = asyncio.get_running_loop()
         self._listeners.append(
             await loop.create_unix_server(self._connect, nascent, backlog=_ACCEPT_BACKLOG)
         )
-        self._published = path, await asyncio.to_thread(_publish, nascent, path)
+        self._published = path, await asyncio.to_thread(publish, nascent, path, 0o666)
 
     async def close(self) -> None:
         """Stop listening, cancel what is under way, and close every connection."""
@@ -112,7 +108,7 @@ class C10dServer:
             listener.close()
         self._listeners.clear()
         if self._published is not None:
-            await asyncio.to_thread(_withdraw, *self._published)
+            await asyncio.to_thread(withdraw, *self._published)
             self._published = None
         connections = list(self._connections)
         for connection in connections:
@@ -142,52 +138,17 @@ class C10dServer:
             largest.fail(f"all clients together hold {HELD_MAX} bytes of unfinished requests")
 
 
-def _bind_loopback(port: int) -> list[socket.socket]:
-    """Bind 127.0.0.1 and, where there is one, ::1 to the same port."""
-    for _ in range(_PORT_TRIES):
-        first = _bind(socket.AF_INET, "127.0.0.1", port)
-        try:
-            return [first, _bind(socket.AF_INET6, "::1", first.getsockname()[1])]
-        except ConfigError:
-            first.close()
-            if port:
-                raise
-        except OSError as problem:
-            if problem.errno in _NO_IPV6:
-                _logger.debug("No ::1 here: %s", problem)
-                return [first]
-            first.close()
-            raise
-    raise ConfigError("no port is free on both 127.0.0.1 and ::1")
-
-
-def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def _bind(port: int) -> list[socket.socket]:
+    """Bind both loopback addresses; raises ``ConfigError`` if the port is taken."""
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        bound.bind((address, port))
-    except OSError as problem:
-        bound.close()
-        if problem.errno != errno.EADDRINUSE:
+        return bind_loopback(port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
             raise
+        if not port:
+            raise ConfigError("no port is free on both 127.0.0.1 and ::1") from error
         raise ConfigError(
-            f"port {port} of {address} is taken (a torchrun that was started before the sidecar "
-            "takes it unless --rdzv-conf says is_host=0); free it or choose another c10d port"
-        ) from problem
-    return bound
-
-
-def _publish(nascent: str, path: str) -> int:
-    """Open the socket to every user of the pod and put it into place; return its inode."""
-    os.chmod(nascent, 0o666)
-    os.rename(nascent, path)
-    return os.stat(path).st_ino
-
-
-def _withdraw(path: str, inode: int) -> None:
-    """Remove our socket, but not that of a successor."""
-    with suppress(FileNotFoundError):
-        if os.stat(path).st_ino == inode:
-            os.unlink(path)
+            f"port {port} of {error.filename} is taken (a torchrun that was started before the"
+            " sidecar takes it unless --rdzv-conf says is_host=0); free it or choose another c10d"
+            " port"
+        ) from error

@@ -41,6 +41,7 @@ from launcher_shim.horovod.exec.frames import (
     read_start,
 )
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.unix_socket import nascent_name, publish
 
 TERM_GRACE_S = 3.0
 """Between SIGTERM and SIGKILL of a worker whose client is gone."""
@@ -328,15 +329,15 @@ def start(command: WorkerCommand, environ: Mapping[str, str]) -> subprocess.Pope
 
 def listen(path: Path) -> socket.socket:
     """A listening socket at ``path`` that only this user may connect to, there at once whole."""
-    aside = path.with_name(".%s.%d" % (path.name, os.getpid()))
+    nascent = nascent_name(str(path))
     with suppress(FileNotFoundError):
-        aside.unlink()
+        os.unlink(nascent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(aside))
-    aside.chmod(0o600)
+    listener.bind(nascent)
+    os.chmod(nascent, 0o600)  # before it listens
     listener.listen(64)
     listener.setblocking(False)
-    aside.rename(path)
+    publish(nascent, str(path), 0o600)
     return listener
 
 
