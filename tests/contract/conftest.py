@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the store's contract; the c10d server is tested on both event loops."""
+"""Fixtures of the store's contract, and the event loop that each test runs in."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
+from tests.support.clocks.virtual import VirtualLoop
 from tests.support.store.backend import _backing, backend, etcd_cluster, store
 from tests.support.store.secure import secure_etcd_cluster
 
@@ -32,7 +33,12 @@ LoopFactories = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> LoopFactories:
-    """Choose the loops: the sidecar runs on uvloop, its parts must run on either."""
+    """Choose the loops: the sidecar runs on uvloop, its parts must run on either.
+
+    What needs neither sockets nor threads is marked ``virtual``, and waits for nothing.
+    """
+    if item.get_closest_marker("virtual"):
+        return {"virtual": VirtualLoop}
     if item.path.name == "test_c10d_server.py":
         return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import Client, pod
+
+pytestmark = pytest.mark.virtual
 
 PATIENCE_S = 20.0
 
 
 async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
         agent = connect(one.rendezvous)
         await Client(agent).join()
         news = one.rendezvous._news
@@ -26,7 +31,7 @@ async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> 
 
 
 async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
         agent = connect(one.rendezvous)
         waiting = asyncio.ensure_future(agent.stirs())
         agent.request_began()
@@ -34,7 +39,7 @@ async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun(
 
 
 async def test_an_end_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
         agent = connect(one.rendezvous)
         waiting = asyncio.ensure_future(agent.stirs())
         agent.closed()

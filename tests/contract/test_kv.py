@@ -25,8 +25,11 @@ from rdzv.members.guard import Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, Unreliable, client, past_faults
 from tests.support.sidecars.processes import until
+
+pytestmark = pytest.mark.virtual
 
 HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")
@@ -61,7 +64,7 @@ def stamps(author: str) -> Iterator[Stamp]:
 
 @asynccontextmanager
 async def sidecars(*faults: Faults | None) -> AsyncIterator[list[Kv]]:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(client(engine, fault)) for fault in faults]
         yield [await kv_of(one) for one in clients]
@@ -563,7 +566,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
 ) -> None:
     """Of what happened meanwhile it shows the end."""
     monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 3600.0)
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
         kv._unsubscribe()
@@ -658,7 +661,7 @@ async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
 
 
 async def test_a_store_that_was_emptied_is_believed() -> None:
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)
         await put(kv, [(b"/old", b"1")])
         async with asyncio.timeout(5):
@@ -675,7 +678,7 @@ async def test_a_value_beyond_the_stores_limit_is_refused_with_the_number() -> N
 
 
 async def test_the_record_of_an_operation_outlives_the_lease_of_its_sidecar() -> None:
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)
         await kv.append(b"/log", b"x", Stamp("a", 1))
         records = (await one.store.range(RUN.operations, prefix=True)).kvs
@@ -687,7 +690,7 @@ async def test_the_record_of_an_operation_outlives_the_lease_of_its_sidecar() ->
 
 
 async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> None:
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)
         direct, relayed = "w-0.0123456789ab.1", f"w-0.{'0' * 32}"
         others = [f"{direct}:7", relayed, "w-00.0123456789ab.1", "w-1.0123456789ab.1"]
@@ -719,7 +722,7 @@ async def test_what_waits_for_the_registration_does_not_press_the_store(
     lease: int | None, asked: tuple[int, int]
 ) -> None:
     counted = Counted()
-    async with client(MemoryEngine(), counted) as one:
+    async with client(MemoryEngine(now), counted) as one:
         kv = Kv(RUN, one.mirror, one.store, Registered(HERE.member("w-0"), lambda: lease, NEVER))
         writing = asyncio.ensure_future(put(kv, [(b"/k", b"v")]))
         done, _ = await asyncio.wait([writing], timeout=2.5 * RETRY_PAUSE_S)
@@ -732,7 +735,7 @@ async def test_what_waits_for_the_registration_does_not_press_the_store(
 async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_store() -> None:
     """The record of an earlier batch has the number of the request, too."""
     counted, lease, member_key = SecondHeld(), next(_leases), HERE.member("w-0")
-    async with client(MemoryEngine(), counted) as one:
+    async with client(MemoryEngine(now), counted) as one:
         store = past_faults(one)
         await store.lease_grant(lease, 600)
         await store.txn([], [Put(member_key, b"{}", lease)])

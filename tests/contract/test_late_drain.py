@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from time import monotonic
 
 import pytest
 
@@ -19,6 +18,7 @@ from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, identity
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
@@ -28,6 +28,8 @@ from tests.support.sidecars.registrars import (
 )
 from tests.support.sidecars.watched_leases import Watched, watched_client
 
+pytestmark = pytest.mark.virtual
+
 HERE = KEYS.in_generation(1)
 
 
@@ -35,13 +37,13 @@ HERE = KEYS.in_generation(1)
 async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
     tmp_path: Path, commits: int
 ) -> None:
-    async with watched_client(MemoryEngine(), Watched()) as one:
+    async with watched_client(MemoryEngine(now), Watched()) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
             writing = Writing(one, member, Random(1))
             run_dir = RunDir(str(tmp_path))
-            own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=monotonic)
+            own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=now)
             own.notify(Notice("control", "test", 20.0))
             sent = own._writes(one.membership.snapshot(), None)
             assert sent is not None
@@ -58,7 +60,7 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
 async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_nobody(
     tmp_path: Path,
 ) -> None:
-    async with watched_client(MemoryEngine(), Watched()) as one:
+    async with watched_client(MemoryEngine(now), Watched()) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
@@ -83,7 +85,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
 
 
 async def test_drains_at_once_do_not_make_each_other_s_first_writes_fail(tmp_path: Path) -> None:
-    async with watched_client(MemoryEngine(), Watched()) as one:
+    async with watched_client(MemoryEngine(now), Watched()) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)

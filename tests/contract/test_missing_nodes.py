@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
-from time import monotonic
+
+import pytest
 
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node
@@ -17,7 +18,7 @@ from rdzv.members.guard import Registered
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
 from rdzv.store.memory.faults import Faults
-from tests.support.clocks.calm import calmly
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import (
     GENERATION,
     POLICY,
@@ -29,6 +30,8 @@ from tests.support.sidecars.runs import (
     pod,
     until,
 )
+
+pytestmark = pytest.mark.virtual
 
 CONFIRM_S = 1.5
 
@@ -55,18 +58,14 @@ async def world(*pods: Pod) -> list[Client]:
 
 
 async def test_i5_a_return_that_was_not_read_yet_is_no_absence() -> None:
-    await calmly(return_is_not_read)
-
-
-async def return_is_not_read(attempt: int) -> None:
     """b comes back; the news of it is left unread for longer than it takes to miss somebody."""
-    engine, faults = MemoryEngine(), Unread()
+    engine, faults = MemoryEngine(now), Unread()
     store = MemoryStore(engine)
     async with pod(engine, "a", faults) as a, pod(engine, "b") as b:
         client, _ = await world(a, b)
         await store.lease_revoke(b.lease)
         await until(lambda: "b" not in a.rendezvous.snapshot().nodes)
-        vanished_s = monotonic()
+        vanished_s = now()
         faults.read.clear()
         b.lease += 1000
         await store.lease_grant(b.lease, TTL_S)
@@ -74,10 +73,8 @@ async def return_is_not_read(attempt: int) -> None:
         await until(lambda: b.node is not None)
         assert "b" not in a.rendezvous.snapshot().nodes
         # It would be missed by now, and the stream is still taken for a healthy one.
-        await until(
-            lambda: bool(client.get().wait_list) or monotonic() > vanished_s + CONFIRM_S + 0.5
-        )
-        assert a.mirror.healthy(monotonic())
+        await until(lambda: bool(client.get().wait_list) or now() > vanished_s + CONFIRM_S + 0.5)
+        assert a.mirror.healthy(now())
         assert not client.get().wait_list
         faults.read.set()
         await until(lambda: "b" in a.rendezvous.snapshot().nodes)
@@ -85,38 +82,33 @@ async def return_is_not_read(attempt: int) -> None:
 
 
 async def test_an_absence_that_the_store_confirms_is_one() -> None:
-    # Where the machine makes a gap in the stream, b is missed after its return_s alone.
-    await calmly(absence_is_confirmed)
-
-
-async def absence_is_confirmed(attempt: int) -> None:
     """b is missed once the store says that it is away, well before its return_s is over."""
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         client, _ = await world(a, b)
         b.lease += 1000
-        vanished_s = monotonic()
+        vanished_s = now()
         await MemoryStore(engine).lease_revoke(b.lease - 1000)
         await until(lambda: bool(client.get().wait_list), 10)
-        assert monotonic() - vanished_s >= CONFIRM_S
+        assert now() - vanished_s >= CONFIRM_S
 
 
 async def test_a_store_that_was_emptied_confirms_nothing() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         await Client(connect(a.rendezvous)).join()
         heard_s = a.mirror.heard_s
-        a.store.engine = MemoryEngine()
+        a.store.engine = MemoryEngine(now)
         a.mirror.ask()
-        moment = monotonic()
-        await until(lambda: monotonic() > moment + 0.5)
+        moment = now()
+        await until(lambda: now() > moment + 0.5)
         assert a.mirror.heard_s == heard_s
         a.store.engine = engine
         await until(lambda: a.mirror.heard_s > moment)
 
 
 async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:
-    store = MemoryStore()
+    store = MemoryStore(MemoryEngine(now))
     own = await own_node(store)
     running = asyncio.create_task(own.run(lambda: None))
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
@@ -170,7 +162,7 @@ class LateAnswers(MemoryStore):
 
 
 async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_again() -> None:
-    store = LateAnswers(MemoryEngine())
+    store = LateAnswers(MemoryEngine(now))
     own = await own_node(store)
 
     def lose() -> None:
@@ -212,7 +204,7 @@ class Restored(MemoryStore):
 
 
 async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:
-    store = Restored(MemoryEngine())
+    store = Restored(MemoryEngine(now))
     own = await own_node(store)
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
     async with asyncio.timeout(20):
@@ -220,7 +212,7 @@ async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_rec
         own.aim(node)
         await own.written(node)
         # What the record rests on is there again at once, and the watch tells of nothing yet.
-        store.engine, store.asked = MemoryEngine(), 0
+        store.engine, store.asked = MemoryEngine(now), 0
         await store.lease_grant(1, TTL_S)
         await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
         again = replace(node, ask=2)

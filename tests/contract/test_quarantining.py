@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -19,7 +18,10 @@ from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import identity
+
+pytestmark = pytest.mark.virtual
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -32,8 +34,8 @@ class Pod:
     """One member, whose watch runs once ``follow`` is set, and what keeps its record."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(MemoryEngine())
-        self._client = JobClient.of(self.store, KEYS, clock=time.monotonic)
+        self.store = MemoryStore(MemoryEngine(now))
+        self._client = JobClient.of(self.store, KEYS, clock=now)
         self.mirror, self.membership = self._client.mirror, self._client.membership
         self.follow = asyncio.Event()
         self.lease: int | None = LEASE
@@ -42,7 +44,7 @@ class Pod:
             self._client,
             identity("a"),
             registered=lambda: Registered(HERE.member("a"), self._lease, asyncio.Event().wait),
-            clock=time.monotonic,
+            clock=now,
             terms=Terms(),
         )
 
@@ -113,7 +115,7 @@ async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
         async with asyncio.timeout(END_S), aclosing(written):
             while not (await anext(written)).events:
                 continue
-        one.store.engine = MemoryEngine()
+        one.store.engine = MemoryEngine(now)
         await one.seed()
         one.follow.set()
         await one.counts(1)

@@ -16,7 +16,7 @@ from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut, Faults
-from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
@@ -28,9 +28,11 @@ from tests.support.sidecars.registrars import (
     until,
 )
 
+pytestmark = pytest.mark.virtual
+
 
 async def test_ten_register_at_once_under_one_job() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         members = [registrar(one, identity(f"w-{n}")) for n in range(10)]
         async with asyncio.TaskGroup() as tasks:
@@ -43,7 +45,7 @@ async def test_ten_register_at_once_under_one_job() -> None:
 
 
 async def test_a_lease_that_is_lost_is_registered_again_with_the_next_incarnation() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         member = registrar(one, identity("w-0"))
         async with running(member):
@@ -66,21 +68,20 @@ async def test_a_lease_that_is_lost_is_registered_again_with_the_next_incarnatio
 
 
 async def test_who_stays_registered_renews_and_who_dies_lapses() -> None:
-    async with awake_clock() as clock:
-        engine = MemoryEngine(clock)
-        async with client(engine) as one, client(engine) as two:
-            alive, dead = registrar(one, identity("alive")), registrar(two, identity("dead"))
-            async with running(alive):
-                async with running(dead):
-                    await registered(alive, dead)
-                died_s = clock()
-                await until(one, lambda s: "dead" not in s.members)
-                assert clock() - died_s < 3 * TTL_S
-                assert "alive" in one.membership.snapshot().members
+    engine = MemoryEngine(now)
+    async with client(engine) as one, client(engine) as two:
+        alive, dead = registrar(one, identity("alive")), registrar(two, identity("dead"))
+        async with running(alive):
+            async with running(dead):
+                await registered(alive, dead)
+            died_s = now()
+            await until(one, lambda s: "dead" not in s.members)
+            assert now() - died_s <= TTL_S
+            assert "alive" in one.membership.snapshot().members
 
 
 async def test_i6_the_old_pod_of_a_name_is_fenced_and_changes_nothing_more() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one, client(engine) as two:
         old, new = registrar(one, identity("w-0", "old")), registrar(two, identity("w-0", "new"))
         async with running(old) as old_task:
@@ -100,7 +101,7 @@ def of_job(name: str, job_uid: str) -> Identity:
 
 
 async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         first = registrar(one, of_job("old-0", "deleted"), lease_ttl_s=LONG_TTL_S)
         async with running(first):
@@ -122,7 +123,7 @@ async def test_a_late_pod_of_a_deleted_job_does_not_take_the_new_one_over() -> N
 
 
 async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
 
     async def live(member: Registrar) -> None:
         while True:
@@ -150,7 +151,7 @@ async def test_a_job_that_a_late_pod_took_over_comes_back_to_its_pods() -> None:
 
 
 async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         member = registrar(one, of_job("w-0", "mine"), lease_ttl_s=LONG_TTL_S)
         async with running(member) as task:
@@ -176,7 +177,7 @@ async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None
 
 
 async def test_a_member_whose_settings_disagree_is_told_so() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         first = registrar(one, identity("w-0"))
         async with running(first):
@@ -188,7 +189,7 @@ async def test_a_member_whose_settings_disagree_is_told_so() -> None:
 
 
 async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         # Who has stopped renewing leaves; its lease does not leave first.
         members = [registrar(one, identity(f"w-{n}"), lease_ttl_s=LONG_TTL_S) for n in range(3)]
@@ -209,7 +210,7 @@ async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once()
 
 
 async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         member = registrar(one, identity("w-0"), held=Held(4, 70))
         async with running(member):
@@ -220,7 +221,7 @@ async def test_a_store_that_was_emptied_is_seeded_again_with_the_held_generation
 
 
 async def test_a_registration_that_took_the_last_room_counts() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine, NoRoom(applied=True, times=1)) as one:
         member = registrar(one, identity("w-0"))
         async with running(member):
@@ -230,7 +231,7 @@ async def test_a_registration_that_took_the_last_room_counts() -> None:
 
 
 async def test_who_leaves_a_store_without_room_is_gone_at_once() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     no_room = NoRoom(applied=False, times=0)
     async with client(engine, no_room) as one:
         member = registrar(one, identity("w-0"))
@@ -263,7 +264,7 @@ class LostAnswer(Faults):
 
 @pytest.mark.parametrize("what", ["request", "answer"])
 async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     lost = LostAnswer()
     async with client(engine, lost) as one:
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
@@ -282,7 +283,7 @@ async def test_a_goodbye_that_may_be_lost_is_said_again(what: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_registering_survives_lost_requests_and_lost_answers(seed: int) -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine, Unreliable(seed, 0.4)) as one:
         member = registrar(one, identity("w-0"), seed=seed)
         async with running(member):
@@ -294,7 +295,7 @@ async def test_registering_survives_lost_requests_and_lost_answers(seed: int) ->
 
 
 async def test_history_is_bounded() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         for n in range(HISTORY_LENGTH + 20):
             member = registrar(one, identity("w-0", f"uid-{n}"))
@@ -305,7 +306,7 @@ async def test_history_is_bounded() -> None:
 
 async def test_a_cut_of_two_thirds_of_a_lease_costs_no_lease() -> None:
     cut = Cut()
-    async with awake_clock() as clock, client(MemoryEngine(clock), cut) as one:
+    async with client(MemoryEngine(now), cut) as one:
         member = registrar(one, identity("w-0"))
         async with running(member):
             await registered(member)

@@ -6,13 +6,15 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+import pytest
+
 from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job
 from rdzv.store import KeyValue, WatchEvent
 from rdzv.store.memory.client import MemoryEngine
-from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, identity
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
@@ -22,6 +24,8 @@ from tests.support.sidecars.registrars import (
 )
 from tests.support.sidecars.watched_leases import Watched, watched_client
 
+pytestmark = pytest.mark.virtual
+
 LEAVERS = 40
 MEMBERS = 100
 CHANGES = 200
@@ -29,7 +33,7 @@ CHANGES = 200
 
 async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
     faults = Watched()
-    async with awake_clock() as clock, watched_client(MemoryEngine(clock), faults) as one:
+    async with watched_client(MemoryEngine(now), faults) as one:
         faults.fall_behind()
         member = registrar(one, identity("w-0"))
         async with running(member):
@@ -44,7 +48,7 @@ async def test_a_mirror_that_is_behind_costs_no_registration() -> None:
 
 async def test_many_that_leave_at_once_cost_few_reads() -> None:
     faults = Watched()
-    async with watched_client(MemoryEngine(), faults) as one:
+    async with watched_client(MemoryEngine(now), faults) as one:
         members = [
             registrar(one, identity(f"w-{n:02}"), lease_ttl_s=LONG_TTL_S) for n in range(LEAVERS)
         ]
@@ -66,7 +70,7 @@ async def test_many_that_leave_at_once_cost_few_reads() -> None:
 async def membership_of(members: int) -> tuple[Mirror, Membership]:
     """A membership of that many, and nothing that follows a store."""
     faults = Watched()
-    async with watched_client(MemoryEngine(), faults) as one:
+    async with watched_client(MemoryEngine(now), faults) as one:
         async with AsyncExitStack() as stack:
             joined = [
                 registrar(one, identity(f"w-{n:03}"), lease_ttl_s=LONG_TTL_S)

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
-from time import monotonic
 
 import pytest
 
@@ -27,7 +26,7 @@ from rdzv.members.guard import Registered
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
-from tests.support.clocks.calm import calmly
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import Unreliable
 from tests.support.sidecars.runs import (
     GENERATION,
@@ -41,9 +40,11 @@ from tests.support.sidecars.runs import (
     until,
 )
 
+pytestmark = pytest.mark.virtual
+
 
 async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         before = engine.revision
         answer = await Client(connect(a.rendezvous)).join()
@@ -55,7 +56,7 @@ async def test_a_join_is_one_write_of_the_joiners_own_key() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_worlds_form_over_a_store_that_loses_requests_and_answers(seed: int) -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with (
         pod(engine, "a", Unreliable(seed, 0.3)) as a,
         pod(engine, "b", Unreliable(seed + 100, 0.3)) as b,
@@ -73,7 +74,7 @@ async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer()
         async def after(self, call: str) -> None:
             await asyncio.sleep(0.2)
 
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with (
         pod(engine, "a", SlowAnswers()) as a,
         pod(engine, "b", SlowAnswers()) as b,
@@ -96,7 +97,7 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
         async def delivering(self) -> None:
             await asyncio.sleep(1.2)
 
-    engine, lags = MemoryEngine(), [Lagging() for _ in range(3)]
+    engine, lags = MemoryEngine(now), [Lagging() for _ in range(3)]
     async with (
         pod(engine, "a", lags[0]) as a,
         pod(engine, "b", lags[1]) as b,
@@ -111,7 +112,7 @@ async def test_a_watch_that_lags_makes_no_storm_of_lost_races() -> None:
 
 
 async def test_i6_a_stale_incarnation_changes_nothing() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     cut = Cut()
     async with pod(engine, "a", cut, lease=1) as old:
         client = Client(connect(old.rendezvous))
@@ -124,13 +125,13 @@ async def test_i6_a_stale_incarnation_changes_nothing() -> None:
             record = (await new.store.range(RUN.node("a"))).kvs
             cut.mend()
             await old.mirror.reached(record[0].mod_revision)
-            over = monotonic() + 1.5
-            await until(lambda: monotonic() > over or engine.revision > record[0].mod_revision)
+            over = now() + 1.5
+            await until(lambda: now() > over or engine.revision > record[0].mod_revision)
             assert (await new.store.range(RUN.node("a"))).kvs == record
 
 
 async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
-    engine, cut = MemoryEngine(), Cut()
+    engine, cut = MemoryEngine(now), Cut()
     async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -145,7 +146,7 @@ async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
 
 
 async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -166,7 +167,7 @@ async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
 
 
 async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> None:
-    engine, cut = MemoryEngine(), Cut()
+    engine, cut = MemoryEngine(now), Cut()
     async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -184,7 +185,7 @@ async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> N
 
 
 async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
@@ -200,7 +201,7 @@ async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
 
 
 async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -224,7 +225,7 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
                 self.armed = False
                 raise StoreAmbiguous("lost on the way back")
 
-    engine, faults = MemoryEngine(), LosesOne()
+    engine, faults = MemoryEngine(now), LosesOne()
     async with pod(engine, "a", faults) as a:
         a.policy = replace(POLICY, min_nodes=1)
         client = Client(connect(a.rendezvous))
@@ -238,7 +239,7 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
 
 @pytest.mark.parametrize("steps", [("closes",), ("leaves", "closes"), (), ("leaves",)])
 async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None:
-    async with pod(MemoryEngine(), "a") as a:
+    async with pod(MemoryEngine(now), "a") as a:
         client = Client(connect(a.rendezvous))
         assert not (await client.join()).complete  # one more is needed
         if "leaves" in steps:
@@ -252,7 +253,7 @@ async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None
 
 
 async def test_who_fails_in_a_world_has_died() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b, pod(engine, "c") as c:
         clients = [Client(connect(one.rendezvous)) for one in (a, b, c)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -263,21 +264,21 @@ async def test_who_fails_in_a_world_has_died() -> None:
 
 
 async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         a.policy = replace(POLICY, hung_s=2.0)
         await Client(connect(a.rendezvous)).join()
-        began = monotonic()
+        began = now()
         a.jumped_s = 100.0
         await MemoryStore(engine).txn([], [Put(RUN.node("b"), b"")])
         await until(lambda: a.node is not None and a.node.state == "left")
         assert a.node is not None
         assert a.node.left_reason == "hung"
-        assert monotonic() - began > 1.9
+        assert now() - began > 1.9
 
 
 async def test_one_that_falls_silent_in_the_exit_barrier_is_done_and_not_lost() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -291,24 +292,21 @@ async def test_one_that_falls_silent_in_the_exit_barrier_is_done_and_not_lost() 
 
 
 async def test_requests_that_lead_nowhere_are_slowed_down() -> None:
-    async def press(_: int) -> None:
-        async with pod(MemoryEngine(), "a") as a:
-            client = Client(connect(a.rendezvous))
-            await client.join()
-            began, sent = monotonic(), 0
-            while monotonic() - began < 3:
-                await client.send(client.state)
-                sent += 1
-            assert sent <= 8
-
-    await calmly(press)
+    async with pod(MemoryEngine(now), "a") as a:
+        client = Client(connect(a.rendezvous))
+        await client.join()
+        began, sent = now(), 0
+        while now() - began < 3:
+            await client.send(client.state)
+            sent += 1
+        assert sent <= 8
 
 
 @pytest.mark.parametrize(
     "blob", [b"", b"%%%", b"AAAA", b"gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOU"]
 )
 async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         agent = connect(a.rendezvous)
         revision = engine.revision
@@ -320,7 +318,7 @@ async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
 
 
 async def test_i8_corrupt_records_stop_nobody() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a, pod(engine, "b") as b:
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
         await asyncio.gather(*(client.join() for client in clients))
@@ -336,8 +334,8 @@ async def test_i8_corrupt_records_stop_nobody() -> None:
 
 
 async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() -> None:
-    store = MemoryStore(MemoryEngine())
-    mirror = JobClient.of(store, GENERATION.job, clock=monotonic).mirror
+    store = MemoryStore(MemoryEngine(now))
+    mirror = JobClient.of(store, GENERATION.job, clock=now).mirror
     rendezvous = Pod("a", store, mirror, 1).rendezvous
     rounds = [KeyValue(RUN.round, Round(n).to_json(), n, n, 1, 0) for n in (1, 2)]
     mirror.apply([WatchEvent("put", rounds[0])], 1)
@@ -353,7 +351,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         looked.set()
         return Membership(frozenset("abcd"))
 
-    client = JobClient.of(MemoryStore(MemoryEngine()), GENERATION.job, clock=monotonic)
+    client = JobClient.of(MemoryStore(MemoryEngine(now)), GENERATION.job, clock=now)
     rendezvous = Rendezvous(
         member="a",
         registered=Registered(GENERATION.member("a"), lambda: 1, asyncio.Event().wait),
@@ -364,7 +362,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         store=client.store,
         policy=lambda: POLICY,
         membership=membership,
-        clock=monotonic,
+        clock=now,
         random=Random("a"),
     )
     looked.clear()
@@ -412,7 +410,7 @@ async def pods_that_all_see_a_round_due(
         return await decide(key, wanted, word)
 
     monkeypatch.setattr(RoundKey, "decide", noted)
-    engine, pods = MemoryEngine(), dict[str, Pod]()
+    engine, pods = MemoryEngine(now), dict[str, Pod]()
     async with AsyncExitStack() as stack:
         for name, fault in late.items():
             one = pods[name] = await stack.enter_async_context(pod(engine, name, fault))
@@ -456,7 +454,7 @@ async def test_the_next_one_writes_where_the_first_cannot(monkeypatch: pytest.Mo
 
 
 async def test_a_round_that_is_due_waits_for_the_registration_without_looking_again() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         a.registered.clear()
         nodes = [Node(member, "asking", "n", 1, "10.0.0.1", 7, 0) for member in "bcde"]

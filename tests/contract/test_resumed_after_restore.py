@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.runs import RUN, TTL_S, Pod, pod, until
+
+pytestmark = pytest.mark.virtual
 
 FORMER_LEASE = 1
 BEFORE = Node("a", "in", "before", 2, "10.0.0.1", 6, 0, round=1)
@@ -36,7 +41,7 @@ def is_stored(one: Pod, node: Node) -> bool:
 
 
 async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims_it() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
@@ -48,7 +53,7 @@ async def test_a_place_that_a_torchrun_before_it_had_is_taken_once_nobody_claims
 
 
 async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
@@ -62,7 +67,7 @@ async def test_a_place_whose_torchrun_comes_back_for_it_stays_its_own() -> None:
 
 
 async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     store = await restored(engine, BEFORE)
     async with pod(engine, "a") as a:
         await known(a, "before")
@@ -74,7 +79,7 @@ async def test_a_place_is_not_taken_for_a_client_that_is_gone() -> None:
 
 
 async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     asked = replace(OUTLIVES, state="asking", round=0)
     await restored(engine, asked)
     async with pod(engine, "a") as a:
@@ -85,7 +90,7 @@ async def test_an_older_record_of_the_same_torchrun_is_written_anew() -> None:
 
 
 async def test_a_record_that_is_newer_than_the_note_counts() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     await restored(engine, OUTLIVES)
     async with pod(engine, "a") as a:
         await known(a, "outlives")

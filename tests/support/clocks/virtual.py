@@ -264,3 +264,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 task.cancel()
             self.run_until_complete(asyncio.wait(tasks, timeout=UNWIND_S))
         self.close()
+
+
+class VirtualLoop(SimulatedLoop):
+    """The loop of a test marked ``virtual``: one process, and a wait costs nothing.
+
+    A test that would hang ends at once, as ``Stuck`` or ``Spinning``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Random(0))
+
+    def close(self) -> None:
+        """Raise what a callback or a task that nobody waits for has raised."""
+        super().close()
+        if self.failure is not None:
+            raise self.failure
+
+
+def now() -> float:
+    """Seconds of the running loop: virtual ones where it is a virtual one."""
+    return asyncio.get_running_loop().time()

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
-from time import monotonic
 
 from agent.surroundings import Surroundings
 from rdzv.errors import StoreAmbiguous, StoreFull, StoreUnavailable
@@ -19,6 +18,7 @@ from rdzv.records.job import Job
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
+from tests.support.clocks.virtual import now
 
 KEYS = JobKeys("team", "digits")
 
@@ -73,7 +73,7 @@ async def begin_next_life(store: Store, keys: JobKeys, seen: Job) -> None:
 async def client(engine: MemoryEngine, faults: Faults | None = None) -> AsyncIterator[JobClient]:
     """A client whose mirror has been loaded and follows the engine, whatever ``faults`` do."""
     store = MemoryStore(engine, faults=faults)
-    followed = JobClient.of(MemoryStore(engine), KEYS, clock=monotonic)
+    followed = JobClient.of(MemoryStore(engine), KEYS, clock=now)
     try:
         async with loaded(followed):
             yield replace(followed, store=store)
@@ -96,7 +96,7 @@ def past_faults(one: JobClient) -> MemoryStore:
     return MemoryStore(one.store.engine)
 
 
-def surroundings(store: Store, seed: str, clock: Callable[[], float] = monotonic) -> Surroundings:
+def surroundings(store: Store, seed: str, clock: Callable[[], float] = now) -> Surroundings:
     """What a sidecar's parts stand on in a test; ``clock`` is its boot clock too."""
     return Surroundings(store=store, clock=clock, boot_clock=clock, random=Random(seed))
 

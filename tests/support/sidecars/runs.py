@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
-from time import monotonic
 
 from launcher_shim.c10d.rounds.inputs import Membership, Policy
 from launcher_shim.c10d.rounds.records import Node
@@ -30,6 +29,7 @@ from rdzv.mirror import Mirror
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
+from tests.support.clocks.virtual import now
 
 GENERATION = JobKeys("team", "digits").in_generation(1)
 
@@ -77,7 +77,7 @@ class Pod:
             store=self.store,
             policy=lambda: self.policy,
             membership=self._membership,
-            clock=lambda: monotonic() + self.jumped_s,
+            clock=lambda: now() + self.jumped_s,
             random=Random(self.name),
             ended=lambda nonce, how: self.endings.append(how),
         )
@@ -138,7 +138,7 @@ async def pod(
     await direct.lease_grant(lease, TTL_S)
     await direct.txn([], [Put(GENERATION.member(name), b"{}", lease)])
     store = MemoryStore(engine, faults=faults)
-    client = JobClient.of(store, GENERATION.job, clock=monotonic)
+    client = JobClient.of(store, GENERATION.job, clock=now)
     one = Pod(name, store, client.mirror, lease)
     async with asyncio.TaskGroup() as tasks:
         running = [
@@ -153,9 +153,9 @@ async def pod(
 
 
 async def until(what: Callable[[], bool], timeout_s: float = 10) -> None:
-    deadline = monotonic() + timeout_s
+    deadline = now() + timeout_s
     while not what():
-        assert monotonic() < deadline
+        assert now() < deadline
         await asyncio.sleep(0.01)
 
 

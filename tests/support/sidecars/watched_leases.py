@@ -7,11 +7,11 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from time import monotonic
 
 from rdzv.job import JobClient
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, loaded
 
 
@@ -48,7 +48,7 @@ class Watched(Faults):
 async def watched_client(engine: MemoryEngine, faults: Watched) -> AsyncIterator[JobClient]:
     store = MemoryStore(engine, faults=faults)
     try:
-        async with loaded(JobClient.of(store, KEYS, clock=monotonic)) as one:
+        async with loaded(JobClient.of(store, KEYS, clock=now)) as one:
             yield one
     finally:
         await store.close()
