@@ -84,6 +84,8 @@ class Launchers:
         if kept is not None and foreign:
             # Its world was of a former life of the job: it asks again in this one, from the start.
             kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
+        if note.world is not None and not foreign:
+            run.rendezvous.remember(note.world)
         agent = connect(run.rendezvous, nonce, kept)
         if not foreign:
             agent.resume(note.finished_round, note.filled_round)
@@ -113,6 +115,7 @@ class Launchers:
             agent.node,
             agent.finished_round,
             agent.claim.filled_round,
+            agent.world,
         )
 
     def detach(self, author: str) -> None:

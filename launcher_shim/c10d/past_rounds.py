@@ -47,7 +47,9 @@ class PastRounds:
 
     def _is_first(self, current: Round) -> bool:
         first = [seat.member for seat in current.frozen[:1]]
-        return current.complete and first == [self._rendezvous.member]
+        # One that a restored store has lost is none of its history before it is put back.
+        stored = current.mod_revision > 0
+        return stored and current.complete and first == [self._rendezvous.member]
 
     def _note(self, current: Round, tasks: asyncio.TaskGroup) -> None:
         """Put a round that was formed, or closed, into the history."""

@@ -18,6 +18,7 @@ from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
+    TorchState,
     decode,
 )
 from launcher_shim.tcpstore import wire
@@ -25,10 +26,11 @@ from rdzv.job import JobClient
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Cut
-from tests.support.sidecars.endpoints import asks, pod
+from tests.support.sidecars.endpoints import Pod, asks, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.listeners import listening, loopbacks
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
+from tests.support.sidecars.runs import until
 
 STATE_KEY = b"/torch.rendezvous.digits"
 
@@ -252,6 +254,37 @@ async def test_what_fillers_a_client_was_given_outlives_its_sidecar() -> None:
         # It has been told to look for its world where there is none, so it leaves, once.
         notes[:] = [Note("digits", 1, mine).encode()]
         assert not await waits()
+
+
+async def test_i1_a_world_that_a_restored_store_lost_is_put_back_from_what_a_relay_keeps() -> None:
+    """No sidecar that saw it is left, and the store has its torchrun's former ask, and no round."""
+    preface = wire.Preface(b"s" * 16, following=2)
+    mine = Node("w-0", "in", preface.session.hex(), 2, "10.0.0.1", 7, 0, round=3)
+    other = replace(GONE, state="in", round=3, left_reason="")
+    world = Round(3, complete=True, frozen=(other.seat, mine.seat))
+    notes = [Note("digits", 1, mine).encode()]
+
+    async def shown(one: Pod) -> TorchState:
+        relay = Relay(preface._replace(note=notes[-1]), notes.append)
+        session = LauncherSession(one.endpoint.sessions, "w-0.client", relay)
+        answer = session.handle(wire.Get(STATE_KEY))
+        return decode((answer if isinstance(answer, bytes) else await answer)[8:])[0]
+
+    async with asyncio.timeout(DEADLINE_S):
+        async with pod(MemoryEngine(), "w-0") as one:
+            await put_run(one.client, 1, world, mine, other)
+            assert len((await shown(one)).participants) == 2
+        async with pod(MemoryEngine(), "w-0") as one:
+            asked = replace(mine, state="asking", ask=1, round=0)
+            await put_run(one.client, 1, Round(2), asked)
+            state = await shown(one)
+            assert state.complete
+            assert not state.wait_list
+            assert len(state.participants) == 2
+            key = one.client.keys.in_generation(1).run("digits").round
+            await until(lambda: Round.from_kv(one.client.mirror.kvs[key]).restored)
+            stored = Round.from_kv(one.client.mirror.kvs[key])
+            assert (stored.number, stored.frozen) == (3, world.frozen)
 
 
 async def test_two_runs_of_one_job_do_not_see_each_others_keys() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.torch.agent import connect
 from tests.support.sidecars.all_handlers import QUICK, all_of
@@ -130,6 +130,10 @@ def test_a_note_that_is_none_of_ours_begins_a_new_client() -> None:
     note = Note("run/ü", 2, node, finished_round=3, filled_round=2)
     assert Note.read(note.encode()) == note
     assert Note.read(Note("run", 1).encode()) == Note("run", 1)
+    world = Round(3, complete=True, frozen=(node.seat, node.seat._replace(member="w-1")))
+    assert Note.read(replace(note, world=world).encode()) == replace(note, world=world)
     assert Note.read(b"") is None
+    large = replace(world, frozen=tuple(Seat(f"w-{n}", "n" * 32, 1) for n in range(200)))
+    assert Note.read(replace(note, world=large).encode()) == note
     for content in (b"{", b"[]", b'{"schema": 1}', note.encode()[:-9], b"\xff"):
         assert Note.read(content) is None

@@ -145,6 +145,11 @@ def test_i1_an_older_ask_in_a_restored_store_ends_no_world() -> None:
     assert outcome.failure is None, outcome.report()
 
 
+def test_i1_a_lost_round_that_no_sidecar_has_seen_is_frozen_once() -> None:
+    outcome = simulate(28851, plot="earlier-lives-restored")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]

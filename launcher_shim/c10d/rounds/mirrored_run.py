@@ -75,7 +75,7 @@ class MirroredRun:
         restored = revision < self.revision or any(map(self._is_older, events))
         self.revision = revision
         if restored:
-            self.keep(self.stored_round)
+            self._keep(self.stored_round)
             self._restored_at = revision
         return restored
 
@@ -112,19 +112,30 @@ class MirroredRun:
 
     def _apply_round(self, event: WatchEvent) -> None:
         if event.kind == "delete":
-            self.keep(self.stored_round)
+            self._keep(self.stored_round)
             self.stored_round = first_round(self.keys.generation)
             return
         try:
             self.stored_round = Round.from_kv(event.kv)
         except RecordError as error:
             log.warning("ignoring an unreadable round record: %s", error)
-            self.keep(self.stored_round)
+            self._keep(self.stored_round)
             self.stored_round = replace(
                 first_round(self.keys.generation), mod_revision=event.kv.mod_revision
             )
 
-    def keep(self, known: Round) -> None:
+    def remember(self, known: Round) -> bool:
+        """Hold on to a round that was seen before; whether the store has lost it.
+
+        The records of nodes that are there by now may be the backup's.
+        """
+        if known.age <= self.round.age:
+            return False
+        self._keep(known)
+        self._restored_at = self.revision
+        return True
+
+    def _keep(self, known: Round) -> None:
         """Hold on to a round that the store may have lost."""
         if known.age > self.lost_round.age:
             self.lost_round = known

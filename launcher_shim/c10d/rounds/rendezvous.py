@@ -119,8 +119,6 @@ class Rendezvous:
         )
         self._round_key = RoundKey(keys, drains, store, registered, random)
         self._run = MirroredRun(keys)
-        if known is not None:
-            self._run.keep(known)
         self._claim: Claim | None = None
         self._next: tuple[Claim, Node] | None = None
         self._told: tuple[Seat, float] | None = None
@@ -134,6 +132,8 @@ class Rendezvous:
         self._runs = keys.runs
         self._unsubscribe = mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.under(keys.prefix)])
+        if known is not None:
+            self.remember(known)
 
     # --- for the owner ---
 
@@ -165,6 +165,12 @@ class Rendezvous:
             claim.resume(kept)
             self._next = (claim, kept)
         return claim
+
+    def remember(self, known: Round) -> None:
+        """Hold on to a round that a sidecar before this one has seen, if the store has lost it."""
+        if self._run.remember(known):
+            self._restored = True
+            self._moved()
 
     def _resume(self, claim: Claim, node: Node) -> None:
         claim.resume(node)

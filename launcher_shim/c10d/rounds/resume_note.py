@@ -7,12 +7,16 @@ import logging
 from dataclasses import dataclass
 from typing import Self
 
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.tcpstore.wire import NOTE_MAX
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take
 from rdzv.store import KeyValue
 
 log = logging.getLogger(__name__)
+
+SEATS_MAX = 128
+"""The frozen list of a larger world is not even tried: with it the note would be too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,8 @@ class Note:
     """Which run a client takes part in, in which generation, and its node there if it has one.
 
     ``finished_round``: the round whose exit barrier its agent has come to. ``filled_round``: the
-    round that its agent was given fillers for.
+    round that its agent was given fillers for. ``world``: the round that it is in, where a note has
+    room for that: if no sidecar that has seen it is left, a restored store has it from here.
 
     It only has to stand in for what a sidecar would have in memory: of it and the node's record in
     the store the later one counts.
@@ -31,6 +36,7 @@ class Note:
     node: Node | None = None
     finished_round: int = -1
     filled_round: int = -1
+    world: Round | None = None
 
     def encode(self) -> bytes:
         """Encode for the relay."""
@@ -43,6 +49,10 @@ class Note:
         if self.node is not None:
             fields["member"] = self.node.member
             fields["node"] = self.node.to_json().decode()
+        if self.world is not None and len(self.world.frozen) <= SEATS_MAX:
+            whole = dump_record({**fields, "world": self.world.to_json().decode()})
+            if len(whole) <= NOTE_MAX:
+                return whole
         return dump_record(fields)
 
     @classmethod
@@ -58,12 +68,17 @@ class Note:
                 member = take(name, fields, "member", str)
                 record = take(name, fields, "node", str).encode()
                 node = Node.from_kv(KeyValue(member, record, 0, 0, 0, 0))
+            world = None
+            if "world" in fields:
+                record = take(name, fields, "world", str).encode()
+                world = Round.from_kv(KeyValue(name, record, 0, 0, 0, 0))
             return cls(
                 take(name, fields, "run_id", str),
                 take(name, fields, "generation", int),
                 node,
                 take(name, fields, "finished_round", int),
                 take(name, fields, "filled_round", int) if "filled_round" in fields else -1,
+                world,
             )
         except RecordError as error:
             log.warning("taking a client that reconnects for a new one: %s", error)

@@ -228,6 +228,11 @@ class Agent:
         """Its record as it should be, if it is the one of its member that counts."""
         return self._rendezvous.own_node(self.claim)
 
+    @property
+    def world(self) -> Round | None:
+        """The round that it takes part in, while that is the live one."""
+        return None if self._rendezvous.live_node(self.claim) is None else self._rendezvous.round
+
     def resume(self, finished_round: int, filled_round: int) -> None:
         """Go on where it was with the sidecar before this one."""
         self.finished_round = finished_round
