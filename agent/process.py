@@ -22,15 +22,11 @@ from agent.sidecar import Sidecar
 from agent.surroundings import Surroundings
 from agent.telemetry.counted_store import CountedStore
 from agent.telemetry.metrics import Metrics
+from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
 from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
 from rdzv.store.opening import open_store
 
 log = logging.getLogger(__name__)
-
-STATUS_DONE = 0
-STATUS_USAGE = 2
-STATUS_UNAVAILABLE = 69
-STATUS_DEFECT = 70
 
 
 async def run(config: Config) -> int:
@@ -42,7 +38,7 @@ async def run(config: Config) -> int:
         except (MusterError, ExceptionGroup) as error:
             return _report(error)
     log.info("%s has left", config.member, extra={"event": "stopped"})
-    return STATUS_DONE
+    return EXIT_DONE
 
 
 async def _serve(config: Config, stop: asyncio.Event) -> None:
@@ -86,9 +82,9 @@ def _report(error: BaseException) -> int:
         return max(_report(cause) for cause in error.exceptions)
     if isinstance(error, ConfigError | JobMismatch):
         log.error("%s", error, extra={"event": "misconfigured"})
-        return STATUS_USAGE
+        return EXIT_USAGE
     if isinstance(error, StoreError):
         log.error("%s", error, extra={"event": "store_unavailable"})
-        return STATUS_UNAVAILABLE
+        return EXIT_UNAVAILABLE
     log.critical("a defect of muster: %s", error, exc_info=error, extra={"event": "defect"})
-    return STATUS_DEFECT
+    return EXIT_DEFECT

@@ -14,13 +14,14 @@ from typing import cast
 
 import click
 
+from launcher_shim.exit_status import (
+    EXIT_BROKEN_PIPE,
+    EXIT_DEFECT,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
 from rdzv.errors import ConfigError, MembershipError, MusterError, StoreError
-
-STATUS_USAGE = 2
-STATUS_UNAVAILABLE = 69
-STATUS_DEFECT = 70
-STATUS_INTERRUPTED = 130
-STATUS_BROKEN_PIPE = 141
 
 COMMANDS = {
     "admit": "console.job.admit:admit",
@@ -69,27 +70,27 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(status)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(STATUS_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Who read our output has gone; Python must not try to flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(STATUS_BROKEN_PIPE)
+        sys.exit(EXIT_BROKEN_PIPE)
     except MusterError as error:
         click.echo(f"muster: {error}".replace("\n", "\nmuster: "), err=True)
         sys.exit(_status(error))
     except Exception:
         traceback.print_exc()
         click.echo("muster: this is a defect of muster, please report it", err=True)
-        sys.exit(STATUS_DEFECT)
+        sys.exit(EXIT_DEFECT)
 
 
 def _status(error: MusterError) -> int:
     if isinstance(error, ConfigError | MembershipError):
-        return STATUS_USAGE
-    return STATUS_UNAVAILABLE if isinstance(error, StoreError) else STATUS_DEFECT
+        return EXIT_USAGE
+    return EXIT_UNAVAILABLE if isinstance(error, StoreError) else EXIT_DEFECT
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ from agent.telemetry.logs import printable
 from console.doctor.diagnosis import Finding, Report, diagnose, percentile
 from console.doctor.examine import examine
 from console.options import configured_by
-
-STATUS_FAULT = 1
-STATUS_UNREACHABLE = 69
+from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 
 
 @click.command(
@@ -52,8 +50,8 @@ def doctor(config: JobConfig, as_json: bool) -> int:
 
 def _status(report: Report, findings: Sequence[Finding]) -> int:
     if all(one.away for one in report.endpoints):
-        return STATUS_UNREACHABLE
-    return STATUS_FAULT if any(finding.level == "fault" for finding in findings) else 0
+        return EXIT_UNAVAILABLE
+    return EXIT_FAULT if any(finding.level == "fault" for finding in findings) else EXIT_DONE
 
 
 def _sum(findings: Sequence[Finding]) -> str:

@@ -13,6 +13,7 @@ from console.inject import facts
 from console.inject.member_spec import Demand
 from console.inject.workloads import Template, Workload, at
 from console.inject.yaml_tree import value_of
+from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 
 HOROVOD = (
@@ -44,7 +45,6 @@ OPTIONS_MERGED = (
     " the others"
 )
 
-DRAINED_STATUS = 143
 _VARIABLES = {
     **dict.fromkeys(
         (
@@ -98,14 +98,14 @@ def _failures(workload: Workload, template: Template) -> Iterator[str]:
     job = next((value_of(node) for node, _ in at(workload.node, path)), None)
     policy = job.get("podFailurePolicy") if isinstance(job, Mapping) else None
     if not isinstance(policy, Mapping):
-        yield NO_POLICY.format(path=path, status=DRAINED_STATUS)
+        yield NO_POLICY.format(path=path, status=EXIT_TERMINATED)
     elif not any(map(_ignores_a_drain, facts.listed(policy, "rules"))):
-        yield POLICY_COUNTS.format(path=path, status=DRAINED_STATUS)
+        yield POLICY_COUNTS.format(path=path, status=EXIT_TERMINATED)
 
 
 def _ignores_a_drain(rule: Any) -> bool:
     codes = rule.get("onExitCodes") if isinstance(rule, Mapping) else None
     if not isinstance(codes, Mapping) or rule.get("action") != "Ignore":
         return False
-    named = DRAINED_STATUS in facts.listed(codes, "values")
+    named = EXIT_TERMINATED in facts.listed(codes, "values")
     return named == (codes.get("operator") == "In")

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 
+from launcher_shim.exit_status import EXIT_USAGE
 from launcher_shim.pod.delivery import RunDirectory
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.grace import grace_s, reserve_s
@@ -20,7 +21,6 @@ from launcher_shim.pod.notices import Notice, give_notice
 log = logging.getLogger(__name__)
 
 USAGE = "usage: muster-hold, without arguments, as the preStop command of the training container"
-USAGE_STATUS = 2
 
 
 def main() -> int:
@@ -29,13 +29,13 @@ def main() -> int:
     configure("muster-hold")
     if sys.argv[1:]:
         sys.stderr.write(USAGE + "\n")
-        return 0 if sys.argv[1:] == ["--help"] else USAGE_STATUS
+        return 0 if sys.argv[1:] == ["--help"] else EXIT_USAGE
     run_dir = RunDirectory.find(os.environ, sys.argv[0])
     try:
         grace = grace_s({**os.environ, **(run_dir.delivered() or {})})
     except ValueError as error:
         log.error("%s", error)
-        return USAGE_STATUS
+        return EXIT_USAGE
     return asyncio.run(_hold(run_dir, grace))
 
 

@@ -20,6 +20,7 @@ import sys
 from typing import BinaryIO, Mapping, Optional, Sequence, Tuple
 
 import launcher_shim.tcpstore.wire as wire
+from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.launch import given_options, split
@@ -27,8 +28,6 @@ from launcher_shim.pod.log_lines import configure
 
 log = logging.getLogger(__name__)
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
-"""As a shell has it."""
 ANSWER_TIMEOUT_S = 600.0
 """As long as torch itself takes to join, if it is not told otherwise: a sidecar answers once it is
 registered, so that the store may be away, or it may be being replaced."""
@@ -56,12 +55,12 @@ def main() -> int:
     own = images_own(sys.argv[0], os.environ)
     if own is None:
         log.error("torchrun: not found in the PATH")
-        return NOT_FOUND
+        return EXIT_NOT_FOUND
     try:
         os.execv(own, [own, *arguments])
     except OSError as error:
         log.error("%s: %s", own, error.strerror)
-        return NOT_EXECUTABLE
+        return EXIT_NOT_EXECUTABLE
 
 
 def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple[int, str]]:

@@ -16,6 +16,7 @@ import signal
 import sys
 from typing import Dict, Optional, Sequence
 
+from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED, EXIT_TERMINATED, EXIT_USAGE
 from launcher_shim.pod.container import Container
 from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
 from launcher_shim.pod.early_signals import ENDING
@@ -29,10 +30,6 @@ from launcher_shim.pod.relay import Relay
 log = logging.getLogger(__name__)
 
 USAGE = "usage: muster-run -- COMMAND [ARGUMENT …], as in muster-run -- torchrun train.py"
-USAGE_STATUS = 2
-DRAINED_STATUS = 128 + signal.SIGTERM
-HOROVOD_REMOVED_STATUS = 134
-"""A worker that Horovod has removed from the job ends by SIGABRT; its driver knows that status."""
 DELIVERY_TIMEOUT_S = 60.0
 LOOK_S = 0.1
 
@@ -50,7 +47,7 @@ def main() -> int:
         command = []
     if not command:
         sys.stderr.write(USAGE + "\n")
-        return USAGE_STATUS
+        return EXIT_USAGE
     return asyncio.run(_run(command, RunDirectory.find(os.environ, sys.argv[0])))
 
 
@@ -91,7 +88,7 @@ class Run:
             self._relay = await self._serve_port()
         except ValueError as error:
             log.error("%s", error)
-            return USAGE_STATUS
+            return EXIT_USAGE
         if self._ended_by is not None:
             log.info("%s came before the command was started", self._ended_by.name)
             await self._close_relay()
@@ -120,8 +117,8 @@ class Run:
         status = self._container.status
         assert status is not None
         # A status of 0 would end the job of which only this container was drained.
-        if self._drained and (status != HOROVOD_REMOVED_STATUS or self._is_torchrun()):
-            return DRAINED_STATUS
+        if self._drained and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
+            return EXIT_TERMINATED
         return status
 
     def _is_torchrun(self) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
 from launcher_shim.horovod.exec.exit_delay import (
     LIMIT_S,
     LOOK_S,
-    REMOVED,
     SEEN_S,
     wait_for_the_word,
 )
@@ -41,7 +41,7 @@ def test_the_end_of_a_worker_whose_host_is_listed_is_told_at_once(tmp_path: Path
     assert waited_s(tmp_path) == 0
 
 
-@pytest.mark.parametrize("status", [0, REMOVED])
+@pytest.mark.parametrize("status", [0, EXIT_HOROVOD_REMOVED])
 def test_what_is_as_it_should_be_is_told_at_once(tmp_path: Path, status: int) -> None:
     write(tmp_path, "b")
     assert waited_s(tmp_path, status) == 0

@@ -21,7 +21,6 @@ from console.local.processes.marked import children, end_all, marked, send, send
 from console.local.processes.readiness import until_ready
 from console.local.report.final_report import read_last_words
 from console.local.report.outcome import (
-    KILLED_STATUS,
     RESTART_PAUSE_S,
     Closing,
     Ending,
@@ -29,6 +28,7 @@ from console.local.report.outcome import (
     shell_status,
 )
 from console.local.report.timeline import Timeline
+from launcher_shim.exit_status import EXIT_DEFECT, EXIT_KILLED, EXIT_TERMINATED
 from launcher_shim.rundir import layout
 
 State = Literal[
@@ -50,7 +50,6 @@ READY_TIMEOUT_S = 60.0
 KILL_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 INSIST_INTERVAL_S = 1.0
-TERMINATED_STATUS = 128 + signal.SIGTERM
 NOTICE_TIMEOUT_S = 10.0
 MAX_SIDECAR_PAUSE_S = 10.0
 
@@ -125,7 +124,7 @@ class Node:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 await asyncio.wait((ready, sidecar), return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
-            return 70
+            return EXIT_DEFECT
         finally:
             ready.cancel()
         return sidecar.result() if sidecar.done() else None
@@ -158,7 +157,7 @@ class Node:
         payload = self._payload
         while True:
             if self._deleted:
-                return self._end("drained", TERMINATED_STATUS, "deleted between two containers")
+                return self._end("drained", EXIT_TERMINATED, "deleted between two containers")
             process = await asyncio.to_thread(
                 payload.prepare, self.name, self._pod.uid, self.run_dir, self._pod.c10d_port
             )
@@ -263,7 +262,7 @@ class Node:
         if self.sidecar is not None:
             send({self.sidecar.pid}, signal.SIGKILL)
         await self._end_all(self._processes)
-        return Ending(self.name, "killed", KILLED_STATUS)
+        return Ending(self.name, "killed", EXIT_KILLED)
 
     async def kill_container(self) -> None:
         """End the launcher and its workers at once; the sidecar sees it and stays."""

@@ -172,8 +172,8 @@ def copy_exec(modules: Path) -> None:
     target = modules / "launcher_shim"
     for room in (Path("rundir"), Path("horovod", "exec")):
         _copy_package(shim / room, target / room)
-    for package in (Path(), Path("horovod")):
-        shutil.copy(shim / package / "__init__.py", target / package)
+    for module in ("__init__.py", "exit_status.py", "horovod/__init__.py"):
+        shutil.copy(shim / module, target / module)
 
 
 def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-RESTART_PAUSE_S = 1.0
+from launcher_shim.exit_status import EXIT_KILLED
 
-KILLED_STATUS = 137
-"""The status of a job whose every node was killed: what a shell says of SIGKILL."""
+RESTART_PAUSE_S = 1.0
 
 Next = Literal["done", "spare", "restart", "failed"]
 
@@ -67,7 +66,7 @@ def after_horovodrun(status: int) -> tuple[Next, str]:
 def horovod_status(launcher: Ending | None) -> tuple[int, str]:
     """A Horovod job's exit status and why: horovodrun's own."""
     if launcher is None:
-        return KILLED_STATUS, "horovodrun never ran to an end"
+        return EXIT_KILLED, "horovodrun never ran to an end"
     if launcher.how == "killed":
         return launcher.status, "the launcher was killed"
     if launcher.how == "done":
@@ -86,6 +85,6 @@ def job_status(endings: Sequence[Ending]) -> tuple[int, str]:
     if failures:
         return failures[0].status, f"{failures[0].node} ended with {failures[0].status}"
     if first_done is None:
-        return KILLED_STATUS, "no node was left"
+        return EXIT_KILLED, "no node was left"
     done = sum(ending.how == "done" for ending in endings)
     return 0, f"the job finished on {done} node{'s' if done != 1 else ''}"

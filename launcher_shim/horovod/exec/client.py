@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
+from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
 from launcher_shim.horovod.exec.exit_delay import wait_for_the_word
 from launcher_shim.horovod.exec.frames import (
     ALIVE,
@@ -34,11 +35,6 @@ from launcher_shim.horovod.exec.frames import (
     read_status,
 )
 from launcher_shim.rundir import layout
-
-UNKNOWN = 255
-"""The status where the command's own is not known, as ssh has it."""
-NOT_STARTED = 126
-"""The status where the agent refused: a shell's, for a command that cannot be run."""
 
 CONNECT_TIMEOUT_S = 5.0
 """A container that has just been started may need so long until its agent listens."""
@@ -156,13 +152,13 @@ class Relay:
                 self._status = read_status(body)
             elif kind == REFUSED:
                 self._output[2] += b"muster: " + body + b"\n"
-                self._status = NOT_STARTED
+                self._status = EXIT_NOT_EXECUTABLE
             elif kind != ALIVE:
                 raise FrameError("the agent sent a frame of kind %d" % kind)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one worker's command; returns its status, ``UNKNOWN`` where nobody knows it."""
+    """Run one worker's command; returns its status, ``EXIT_UNKNOWN`` where nobody knows it."""
     try:
         host, command = read_arguments(arguments)
         start = encode_start(host, command)
@@ -176,7 +172,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_command(host: str, start: bytes) -> int:
-    """Run one command on ``host``; returns its status, or ``UNKNOWN``."""
+    """Run one command on ``host``; returns its status, or ``EXIT_UNKNOWN``."""
     try:
         connection = connect(host, os.environ)
     except OSError as error:
@@ -193,5 +189,5 @@ def _say(sentence: str) -> int:
         sys.stderr.write("muster: %s\n" % sentence)
         sys.stderr.flush()
     except OSError:
-        return UNKNOWN  # nobody reads it any longer
-    return UNKNOWN
+        return EXIT_UNKNOWN  # nobody reads it any longer
+    return EXIT_UNKNOWN

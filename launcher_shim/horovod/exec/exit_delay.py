@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
+from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED
 from launcher_shim.rundir import layout
 
 SEEN_S = 5.0
@@ -20,8 +21,6 @@ SEEN_S = 5.0
 LIMIT_S = 600.0
 """How long horovodrun waits for enough hosts by default."""
 LOOK_S = 0.2
-REMOVED = 134
-"""The status of a worker that horovodrun itself has removed."""
 
 
 def wait_for_the_word(
@@ -35,7 +34,7 @@ def wait_for_the_word(
 
     ``run_dir`` is the launcher's, with the host list and the job's min.
     """
-    if status in (0, REMOVED):
+    if status in (0, EXIT_HOROVOD_REMOVED):
         return
     began_s = since_s = now_s()
     while now_s() < min(since_s + SEEN_S, began_s + LIMIT_S):

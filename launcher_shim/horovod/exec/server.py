@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
+from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_TERMINATED
 from launcher_shim.horovod.exec.command import (
     CommandError,
     WorkerCommand,
@@ -48,7 +49,6 @@ TERM_GRACE_S = 3.0
 OUTPUT_GRACE_S = 2.0
 """How long to read output after the end, from other processes that hold the pipe."""
 READ_SIZE = 32 * 1024
-TERMINATED = 143
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -95,7 +95,7 @@ class Worker:
             code = self.process.wait()
             self.status = 128 - code if code < 0 else code
             if self.told_to_end and not self.status:
-                self.status = TERMINATED
+                self.status = EXIT_TERMINATED
         return self.status
 
     async def end(self) -> None:
@@ -183,7 +183,8 @@ class ExecAgent:
                 worker = Worker(start(command, self._environ))
             except OSError as error:
                 note.unlink(missing_ok=True)
-                status = 127 if isinstance(error, FileNotFoundError) else 126
+                missing = isinstance(error, FileNotFoundError)
+                status = EXIT_NOT_FOUND if missing else EXIT_NOT_EXECUTABLE
                 writer.write(encode(STDERR, ("%s: %s\n" % (command.argv[0], error)).encode()))
                 writer.write(encode(EXIT, b"%d" % status))
                 await writer.drain()
@@ -373,7 +374,7 @@ def main(arguments: Sequence[str]) -> int:
     """``HOST RUN_DIR``: the host's name in the list, and the pod's run directory."""
     host, run_dir = arguments
     asyncio.run(serve(host, Path(run_dir)))
-    return TERMINATED
+    return EXIT_TERMINATED
 
 
 if __name__ == "__main__":

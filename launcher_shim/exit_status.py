@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exit statuses of all of Muster's programs, in the containers and on the command line.
+
+``muster drain`` adds those that tell how a drain has ended.
+"""
+
+from __future__ import annotations
+
+EXIT_DONE = 0
+EXIT_FAULT = 1
+"""``muster doctor`` has found what a job cannot rest on."""
+EXIT_USAGE = 2
+"""The command line or the configuration is wrong."""
+EXIT_UNAVAILABLE = 69
+"""The store is not reachable."""
+EXIT_DEFECT = 70
+"""A defect of Muster."""
+
+EXIT_NOT_EXECUTABLE = 126
+EXIT_NOT_FOUND = 127
+"""These two as a shell has them."""
+EXIT_INTERRUPTED = 130
+EXIT_HOROVOD_REMOVED = 134
+"""SIGABRT: how a worker ends that Horovod has removed from the job; its driver knows it."""
+EXIT_KILLED = 137
+EXIT_BROKEN_PIPE = 141
+EXIT_TERMINATED = 143
+"""SIGTERM; also the status of a drained container, for a 0 would end the job."""
+EXIT_UNKNOWN = 255
+"""As ssh has it: nobody knows how the remote command ended."""
