@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.store.etcd.versions import FLOOR, judge
@@ -25,7 +26,7 @@ class StoreVersion:
     def __init__(self, client: JobClient, *, repeat_s: float = REPEAT_S) -> None:
         self._client = client
         self._repeat_s = repeat_s
-        self._said = ""
+        self._diary = Diary(log)
 
     async def run(self) -> None:
         """Judge once the store can be read, and again from time to time, for ever."""
@@ -41,11 +42,8 @@ class StoreVersion:
 
     def _say(self, endpoint: str, version: str) -> None:
         level, why = judge(version)
-        if why == self._said:
-            return
-        self._said = why
+        fault = level == "fault"
+        sentence = f"the store at {endpoint}: {why}" + (f": use {FLOOR}, or later" if fault else "")
         extra = {"event": "store_version", "version": version}
-        if level == "fault":
-            log.warning("the store at %s: %s: use %s, or later", endpoint, why, FLOOR, extra=extra)
-        else:
-            log.info("the store at %s: %s", endpoint, why, extra=extra)
+        severity = logging.WARNING if fault else logging.INFO
+        self._diary.say(sentence, level=severity, extra=extra, topic=why)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from random import Random
 
+from rdzv.diary import Diary
 from rdzv.errors import Compacted, StoreError, StoreRefused, StoreUnavailable
 from rdzv.keys import spelled
 from rdzv.paging import PagedRead, Paging
@@ -253,7 +254,7 @@ class Watching:
         pause: Doubling = RELIST_PAUSE,
     ) -> None:
         self.trouble = ""
-        self._told = ""
+        self._diary = Diary(log)
         self._answered = asyncio.Event()
         self._store = store
         self._mirror = mirror
@@ -298,7 +299,7 @@ class Watching:
                 await asyncio.sleep(left_s + PAST_S)
                 continue
             self._answered.clear()
-            if not self._told:
+            if not self._diary.last:
                 self._say("does not answer", f"nothing has come from it for {HEALTHY_S:g} s")
             await self._answered.wait()
 
@@ -309,14 +310,14 @@ class Watching:
     def _say(self, what: str, why: str) -> None:
         """Log that the store is away, once; ``why`` may be spelled anew at each attempt."""
         self.trouble = why
-        if what != self._told:
-            self._told = what
-            log.warning("the store %s, the last snapshot stays in force: %s", what, why)
+        sentence = f"the store {what}, the last snapshot stays in force: {why}"
+        self._diary.say(sentence, level=logging.WARNING, topic=what)
 
     def _note_answer(self) -> None:
         self._answered.set()
-        if self._told:
-            self.trouble = self._told = ""
+        if self._diary.last:
+            self.trouble = ""
+            self._diary.forget()
             log.info("the store answers again")
 
     async def _keep_answering(self) -> None:

@@ -21,6 +21,7 @@ from launcher_shim.c10d.values.cells import Cells
 from launcher_shim.c10d.values.ledger import Ledger, Stamp
 from launcher_shim.c10d.values.limits import DELETES_MAX, grouped
 from launcher_shim.c10d.values.read_floor import Floor
+from rdzv.diary import Diary
 from rdzv.errors import LeaseLost, StoreAmbiguous, StoreError, StoreFull
 from rdzv.members.guard import Registered
 from rdzv.store import Compare, Delete, KeyValue, Operation, Range, Store, TxnResult
@@ -205,16 +206,14 @@ class Transactions:
         without an answer, such as SET, only after
         ``launcher_shim.c10d.serving.server.LAST_WRITES_TIMEOUT_S``.
         """
-        said = ""
+        diary = Diary(log)
         while True:
             try:
                 return await attempt()
             except StoreError as error:
                 if self._over and isinstance(error, LeaseLost):
                     raise
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("retrying a launcher's request: %s", said)
+                diary.say(f"retrying a launcher's request: {error}", level=logging.WARNING)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
 

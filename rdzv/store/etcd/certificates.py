@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 
+from rdzv.diary import Diary
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access, Certificates, read_certificates
 
@@ -35,7 +36,7 @@ class CertificateFiles:
         self._stamp: Stamp = ()
         self._looked_s = float("-inf")
         self._reading: asyncio.Task[None] | None = None
-        self._said = ""
+        self._diary = Diary(log)
 
     async def look(self, *, urgent: bool, timeout_s: float) -> None:
         """Reload the files if they have changed; do nothing if they were checked just now.
@@ -79,7 +80,7 @@ class CertificateFiles:
                 raise
             self._say(f"{error}; until then the former certificates stay in force")
             return
-        self._said = ""
+        self._diary.forget()
         self._stamp = stamp
         if certificates is not None and certificates != self.certificates:
             if self.version:
@@ -98,9 +99,8 @@ class CertificateFiles:
         return stamp, read_certificates(self._access)
 
     def _say(self, sentence: str) -> None:
-        if sentence != self._said:
-            self._said = sentence
-            log.warning("%s", sentence, extra={"event": "certificates_unusable"})
+        extra = {"event": "certificates_unusable"}
+        self._diary.say(sentence, level=logging.WARNING, extra=extra)
 
 
 def _stamp_of(access: Access) -> Stamp:
