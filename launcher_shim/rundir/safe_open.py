@@ -7,11 +7,10 @@ Nothing is read through a link, and a pipe that lies there has no writer to wait
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Union
 
 
-def read_untrusted(path: Union[str, Path], max_bytes: int) -> bytes:
+def read_untrusted(path: "Union[str, os.PathLike[str]]", max_bytes: int) -> bytes:
     """Read at most ``max_bytes``; empty for a pipe that somebody holds open and does not write to.
 
     Raises ``OSError``, with ``ELOOP`` for a link.
