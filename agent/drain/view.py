@@ -55,6 +55,7 @@ class Sight:
             round=round,
             votes=self._client.membership.votes(),
             pod_uid=self._pod_uid,
+            revision=self._client.mirror.certain_revision,
             commands=commands,
             used_epoch=max(self.sent, self._seen),
         )

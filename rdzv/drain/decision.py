@@ -527,8 +527,9 @@ def transaction(
     compares = [
         Compare(keys.job, "mod", "=", membership.job.mod_revision),
         Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
-        # Blind to deletions: a cancel changes the commit as well.
-        Compare(here.drains, "mod", "<", membership.revision + 1, prefix=True),
+        # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision:
+        # a foreign key among the drains does not move that.
+        Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True),
     ]
     if snapshot.round is not None:
         round_key = here.run(snapshot.round.run).round

@@ -61,11 +61,13 @@ def places_of(round: LiveRound | None) -> Places:
 class DrainingSnapshot:
     """Everything a decision about drains and joins rests on; immutable.
 
-    ``round`` is None where no launcher has a rendezvous. ``votes`` are those of the present epoch,
-    by member. ``pod_uid`` is the pod of the sidecar that decides, ``commands`` how many commands of
-    a Horovod launcher run in it; None where no such launcher uses it. ``used_epoch`` is the
-    newest epoch that this sidecar has seen or voted in: a store that was emptied or restored would
-    count from an earlier one again, and what ranks said before would count for the wrong attempt.
+    ``revision``: of the store, up to which this holds all that has happened; it may be later than
+    the last change to a record in ``membership``. ``round`` is None where no launcher has a
+    rendezvous. ``votes`` are those of the present epoch, by member. ``pod_uid`` is the pod of the
+    sidecar that decides, ``commands`` how many commands of a Horovod launcher run in it; None where
+    no such launcher uses it. ``used_epoch`` is the newest epoch that this sidecar has seen or voted
+    in: a store that was emptied or restored would count from an earlier one again, and what ranks
+    said before would count for the wrong attempt.
     """
 
     membership: Snapshot
@@ -73,6 +75,7 @@ class DrainingSnapshot:
     round: LiveRound | None
     votes: Mapping[str, Vote]
     pod_uid: str
+    revision: int = field(kw_only=True)
     commands: int | None = None
     used_epoch: int = 0
 

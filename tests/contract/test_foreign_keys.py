@@ -7,12 +7,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from agent.drain.view import Sight
 from agent.parts import endpoint_of, job_client, member_parts
+from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Round
+from rdzv.drain.decision import Decision, transaction
+from rdzv.records.commit import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
@@ -45,6 +50,7 @@ class Pod:
         settings = MemberSettings(keys=KEYS, identity=identity(name), lease_ttl_s=60)
         client = job_client(around, KEYS)
         member = member_parts(around, settings, client)
+        self.client = client
         self.mirror, self.membership = client.mirror, client.membership
         self.registrar = member.registrar
         self.endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
@@ -95,6 +101,22 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
                 while set(first.membership.snapshot().members) != {"w-0", "w-1"}:
                     await first.mirror.changed_after(first.mirror.sequence)
             assert foreign_key not in second.mirror.kvs
+
+
+@pytest.mark.parametrize("foreign_key", [LIFE.drains + "\udcff", LIFE.drains])
+async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_written(
+    foreign_key: str, tmp_path: Path
+) -> None:
+    engine = MemoryEngine()
+    writer = MemoryStore(engine)
+    async with running(engine, "w-0") as one, asyncio.timeout(30):
+        sight = Sight(one.client, one.endpoint, "uid-w-0", RunDir(str(tmp_path)))
+        # Nothing of the membership changes after it.
+        written = await writer.txn([], [Put(foreign_key, b"x")])
+        await one.mirror.reached(written.revision)
+        seen = await sight.snapshot()
+        compares, operations = transaction(KEYS, seen, Decision(Commit(1, "digits", phase="hold")))
+        assert (await writer.txn(compares, operations)).succeeded
 
 
 async def test_many_foreign_keys_are_no_flood_of_warnings(caplog: pytest.LogCaptureFixture) -> None:

@@ -143,7 +143,9 @@ async def test_no_decision_about_drains_overlooks_one_that_was_only_told_of(
     known = sidecar.rendezvous.snapshot().round
     live = LiveRound("digits", 0, True, ("a", "b"), master="m", mod_revision=known.mod_revision)
     now = sidecar.membership.snapshot()
-    snapshot = DrainingSnapshot(now, listing.decide(now), live, {}, "uid-a")
+    snapshot = DrainingSnapshot(
+        now, listing.decide(now), live, {}, "uid-a", revision=sidecar.mirror.certain_revision
+    )
     decision = decide(NOW_S, snapshot, Observations(0, "idle", NOW_S, NOW_S), DrainPolicy())
     assert decision.commit is not None, decision.reason
     assert not (await sidecar.store.txn(*transaction(KEYS, snapshot, decision))).succeeded

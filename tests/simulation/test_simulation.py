@@ -150,6 +150,11 @@ def test_i1_a_lost_round_that_no_sidecar_has_seen_is_frozen_once() -> None:
     assert outcome.failure is None, outcome.report()
 
 
+def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
+    outcome = simulate(18843, plot="aliens")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]

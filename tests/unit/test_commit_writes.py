@@ -42,7 +42,12 @@ class Desk:
         number = next(kv.mod_revision for kv in read.kvs if kv.key == ROUND)
         live = LiveRound("run", 3, True, ("a", "b"), master="m", mod_revision=number)
         self.snapshot = DrainingSnapshot(
-            snapshot, listing.decide(snapshot), live, membership.votes(), "uid-b"
+            snapshot,
+            listing.decide(snapshot),
+            live,
+            membership.votes(),
+            "uid-b",
+            revision=mirror.certain_revision,
         )
         return self.snapshot
 

@@ -66,7 +66,13 @@ def scene(
         last_commit=last,
     )
     return DrainingSnapshot(
-        membership, listing.decide(membership), live, votes or {}, f"uid-{me}", commands
+        membership,
+        listing.decide(membership),
+        live,
+        votes or {},
+        f"uid-{me}",
+        commands,
+        revision=membership.revision,
     )
 
 

@@ -119,7 +119,9 @@ def test_a_last_commit_names_the_job_that_made_it() -> None:
         commit=Commit(5, "run", 3, "commit", 10, leaving=("uid-a",), mod_revision=60),
     )
     live = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
-    snapshot = DrainingSnapshot(membership, listing_of(membership), live, saved, "uid-b", None)
+    snapshot = DrainingSnapshot(
+        membership, listing_of(membership), live, saved, "uid-b", None, revision=90
+    )
     decision = decide(1000.0, snapshot, Observations(5, "commit", 990.0, 990.0, {}), Policy())
     _, operations = transaction(KEYS, snapshot, decision)
     assert written(operations) == LastCommit(10, 3, 5, job_uid="uid-of-the-job", mod_revision=1)

@@ -40,7 +40,11 @@ MADE_IN = {
     ("agent.launcher.watcher", "Lookout"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
     ("agent.drain.service", "Drains"): {ASSEMBLY},
-    ("agent.drain.view", "Sight"): {DRAINS, "tests/contract/test_known_runs.py"},
+    ("agent.drain.view", "Sight"): {
+        DRAINS,
+        "tests/contract/test_foreign_keys.py",
+        "tests/contract/test_known_runs.py",
+    },
     ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
     ("agent.drain.coordinator", "Coordinator"): {DRAINS},

@@ -363,7 +363,12 @@ class World:
         store: Store = self.names.part[mirror]
         snapshot, listed = self.membership(store)
         return DrainingSnapshot(
-            snapshot, listed, self.live_round(store), self.votes(store), uid(pod)
+            snapshot,
+            listed,
+            self.live_round(store),
+            self.votes(store),
+            uid(pod),
+            revision=snapshot.revision,
         )
 
     def votes(self, store: Store) -> dict[str, Vote]:
