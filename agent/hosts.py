@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -50,6 +51,7 @@ class HostDelivery:
         self._generation = generation
         self._held = held
         self._nudges = nudges
+        self._confirming: asyncio.Task[None] | None = None
 
     async def follow_departures(self, registered: asyncio.Event) -> None:
         """Until ``registered``, take only those off the former list who left on purpose or drain.
@@ -81,6 +83,13 @@ class HostDelivery:
         """Deliver for ever; begins with what the run directory had before."""
         if self._delivered is None:
             await self._read_former()
+        try:
+            await self._keep_delivering()
+        finally:
+            if self._confirming is not None:
+                self._confirming.cancel()
+
+    async def _keep_delivering(self) -> None:
         while True:
             snapshot = self._client.membership.snapshot()
             foreign = snapshot.job is not None and self._held() not in (
@@ -134,11 +143,11 @@ class HostDelivery:
             left=self._left(snapshot),
             now=now,
             healthy_for_s=self._client.mirror.healthy_for_s(now),
-            heard_s=self._client.mirror.heard_s,
+            heard_s=self._client.confirmed_s,
             outdated=partial(_outdated, snapshot),
         )
-        if self._list.overdue(now):
-            self._client.mirror.ask()
+        if self._list.overdue(now) and self._confirming is None:
+            self._confirming = asyncio.create_task(self._client.confirm(), name="confirm")
         if self._list.kept and self._list.kept != before.kept:
             log.warning(
                 "every host goes at once: %s stays on the list until another has been on it for"
@@ -166,16 +175,26 @@ class HostDelivery:
     def _pause_s(self) -> float | None:
         """For how long the list stands if nothing happens; None: for ever."""
         checks_s = [self._list.next_nudge_s()] if self._nudges else []
-        if (check_s := self._list.next_check_s()) is not None:
+        # What is due already waits for the store's answer, if it was asked.
+        after_s = -math.inf if self._confirming is None else self._clock()
+        if (check_s := self._list.next_check_s(after_s)) is not None:
             checks_s.append(check_s)
         return max(0.1, min(checks_s) - self._clock()) if checks_s else None
 
     async def _change_from(self, snapshot: Snapshot, timeout_s: float | None) -> None:
+        """Wait until the membership has changed, or the store has confirmed who is missing."""
+        changed = asyncio.create_task(self._client.membership.changed_from(snapshot))
+        news = [changed] if self._confirming is None else [changed, self._confirming]
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._client.membership.changed_from(snapshot)
-        except TimeoutError:
-            return
+            done, _ = await asyncio.wait(
+                news, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            changed.cancel()
+        if self._confirming in done:
+            self._confirming = None
+        for task in done:
+            task.result()  # raises what it failed with: that is no news
 
 
 def _registered_revision(snapshot: Snapshot, host: hosts.Host) -> int:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
+from rdzv.confirmation import Confirmation
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
@@ -27,6 +28,7 @@ class JobClient:
     mirror: Mirror
     membership: Membership
     watching: Watching
+    confirmation: Confirmation
 
     @classmethod
     def of(
@@ -45,7 +47,17 @@ class JobClient:
             mirror=mirror,
             membership=Membership(keys, mirror),
             watching=Watching(store, mirror, random=random),
+            confirmation=Confirmation(store, mirror),
         )
+
+    @property
+    def confirmed_s(self) -> float:
+        """All that had happened in the store by then is shown by the mirror; on its clock."""
+        return self.confirmation.at_s
+
+    async def confirm(self) -> None:
+        """Wait until the mirror shows all that has happened by now; see ``Confirmation``."""
+        await self.confirmation.confirm()
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:

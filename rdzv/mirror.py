@@ -34,8 +34,6 @@ count as one that would have shown its return.
 RELIST_PAUSE = Doubling(0.5, 2.0)
 """Between two attempts to read the store. What has been read of it meanwhile is kept."""
 
-ASK_AGAIN_S = 0.5
-
 PAST_S = 0.01
 """A timer may fire a moment early: the end of health is looked for just past it."""
 
@@ -63,12 +61,10 @@ class Mirror:
         self.prefix = prefix
         self.revision = self.certain_revision = 0
         self.sequence = 0
-        self.heard_s = float("-inf")
         self.listener_errors = 0
         self.relists = 0
         self.clock = clock
         self._foreign_keys: set[str] = set()
-        self._asked = asyncio.Event()
         self._kvs: dict[str, KeyValue] = {}
         self._last_proof_s = float("-inf")
         self._healthy_since_s = float("inf")
@@ -102,26 +98,6 @@ class Mirror:
     def unhealthy_in_s(self, now: float) -> float:
         """In how many seconds the stream will have been silent for too long; negative: it has."""
         return self._last_proof_s + HEALTHY_S - now
-
-    def ask(self) -> None:
-        """Have ``heard_s`` brought up to now, for whoever wants to decide by an absent key.
-
-        All that had happened in the store by ``heard_s`` is shown here. The stream alone cannot
-        tell: its news may wait unread because this process stood still, or unsent because the
-        server did. Listeners are called, with no events, once the answer is there.
-        """
-        self._asked.set()
-
-    async def asked(self) -> float:
-        """Wait until somebody asks; return what ``heard_s`` will be."""
-        await self._asked.wait()
-        self._asked.clear()
-        return self.clock()
-
-    def heard(self, asked_s: float) -> None:
-        """Take note that all that had happened by ``asked_s`` is shown."""
-        self.heard_s = asked_s
-        self._tell(())
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` synchronously with each batch of changes, in order.
@@ -266,7 +242,6 @@ class Watching:
         """Follow the store for ever: list, watch, and list again where the history is gone."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_following(), name="follow the store")
-            tasks.create_task(self._keep_answering(), name="ask the store")
             tasks.create_task(self._keep_listening(), name="listen for the store's silence")
 
     async def _keep_following(self) -> None:
@@ -319,31 +294,6 @@ class Watching:
             self.trouble = ""
             self._diary.forget()
             log.info("the store answers again")
-
-    async def _keep_answering(self) -> None:
-        while True:
-            asked_s = await self._mirror.asked()
-            if await self._catch_up():
-                self._mirror.heard(asked_s)
-            else:
-                await asyncio.sleep(ASK_AGAIN_S)
-                self._mirror.ask()
-
-    async def _catch_up(self) -> bool:
-        """Wait until the mirror shows all that has happened by now; False if that is not known."""
-        known = self._mirror.revision
-        try:
-            # Linearizable, and of no key: only the revision counts.
-            result = await self._store.range(self._mirror.prefix)
-            if result.revision < known:
-                # The store was restored or emptied, and the mirror is still of the former one.
-                return False
-            async with asyncio.timeout(HEALTHY_S):
-                await self._mirror.reached(result.revision)
-        except (StoreError, TimeoutError) as error:
-            log.debug("a linearizable read failed, retrying: %s", error)
-            return False
-        return True
 
     async def _relist(self) -> None:
         """Read all there is, page by page; one that does not come is asked for again."""

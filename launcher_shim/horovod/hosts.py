@@ -99,14 +99,14 @@ class HostList:
         found.sort(key=lambda host: self.listed_since_s[host.token])
         return Places(frozenset(host.member for host in found[:room]))
 
-    def next_check_s(self) -> float | None:
-        """When to call ``follow`` again even if nothing changes, or None."""
+    def next_check_s(self, after_s: float = -math.inf) -> float | None:
+        """When, after ``after_s``, to call ``follow`` again even if nothing changes; or None."""
         checks = [since_s + CONFIRM_S for since_s in self.missed_since_s.values()]
         if self.kept:
             others = (host.token for host in self.hosts if host.token != self.kept)
             since_s = (self.listed_since_s[token] for token in others)
             checks.append(min(since_s, default=math.inf) + SETTLE_S)
-        return min((check_s for check_s in checks if check_s < math.inf), default=None)
+        return min((check_s for check_s in checks if after_s < check_s < math.inf), default=None)
 
     def without(self, left: Callable[[Host], bool], now: float) -> HostList:
         """The same list without the hosts that ``left``; one stays where all have.

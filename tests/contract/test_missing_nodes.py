@@ -97,14 +97,15 @@ async def test_a_store_that_was_emptied_confirms_nothing() -> None:
     engine = MemoryEngine(now)
     async with pod(engine, "a") as a:
         await Client(connect(a.rendezvous)).join()
-        heard_s = a.mirror.heard_s
+        known_s = a.client.confirmed_s
         a.store.engine = MemoryEngine(now)
-        a.mirror.ask()
+        confirming = asyncio.create_task(a.client.confirm())
         moment = now()
         await until(lambda: now() > moment + 0.5)
-        assert a.mirror.heard_s == heard_s
+        assert a.client.confirmed_s == known_s
         a.store.engine = engine
-        await until(lambda: a.mirror.heard_s > moment)
+        await confirming
+        assert a.client.confirmed_s > moment
 
 
 async def test_a_loss_that_is_over_when_looked_at_was_one_all_the_same() -> None:

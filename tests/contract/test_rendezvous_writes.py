@@ -335,8 +335,8 @@ async def test_i8_corrupt_records_stop_nobody() -> None:
 
 async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() -> None:
     store = MemoryStore(MemoryEngine(now))
-    mirror = JobClient.of(store, GENERATION.job, clock=now).mirror
-    rendezvous = Pod("a", store, mirror, 1).rendezvous
+    client = JobClient.of(store, GENERATION.job, clock=now)
+    rendezvous, mirror = Pod("a", store, client, 1).rendezvous, client.mirror
     rounds = [KeyValue(RUN.round, Round(n).to_json(), n, n, 1, 0) for n in (1, 2)]
     mirror.apply([WatchEvent("put", rounds[0])], 1)
     rendezvous.end()
@@ -358,8 +358,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         drains=GENERATION.drains,
         keys=RUN,
         run_id="digits",
-        mirror=client.mirror,
-        store=client.store,
+        client=client,
         policy=lambda: POLICY,
         membership=membership,
         clock=now,

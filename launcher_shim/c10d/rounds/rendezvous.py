@@ -37,10 +37,10 @@ from launcher_shim.c10d.rounds.views import (
 )
 from rdzv.diary import Diary
 from rdzv.drain.inputs import LiveRound
+from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
-from rdzv.mirror import Mirror
-from rdzv.store import Store, WatchEvent
+from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class Rendezvous:
         drains: str,
         keys: RunKeys,
         run_id: str,
-        mirror: Mirror,
-        store: Store,
+        client: JobClient,
         policy: Callable[[], Policy],
         membership: Callable[[int], Membership],
         clock: Callable[[], float],
@@ -103,7 +102,8 @@ class Rendezvous:
         self.policy = policy
         self.clock = clock
         self._registered = registered
-        self._mirror = mirror
+        self._client = client
+        self._mirror = client.mirror
         self._membership = membership
         self._random = random
         self._came = came
@@ -112,12 +112,12 @@ class Rendezvous:
         self._own = OwnNode(
             key=self._own_key,
             round_key=keys.round,
-            store=store,
+            store=client.store,
             registered=registered,
             random=random,
             handed=self._moved,
         )
-        self._round_key = RoundKey(keys, drains, store, registered, random)
+        self._round_key = RoundKey(keys, drains, client.store, registered, random)
         self._run = MirroredRun(keys)
         self._claim: Claim | None = None
         self._next: tuple[Claim, Node] | None = None
@@ -127,11 +127,12 @@ class Rendezvous:
         self._observations = Observations(life_since_s=life_since_s)
         self._diary = Diary(log)
         self._stirred = asyncio.Event()
+        self._doubted = asyncio.Event()
         self._news = asyncio.Event()
         self._scene: Scene | None = None
         self._runs = keys.runs
-        self._unsubscribe = mirror.subscribe(self._apply)
-        self._apply([WatchEvent("put", kv) for kv in mirror.under(keys.prefix)])
+        self._unsubscribe = self._mirror.subscribe(self._apply)
+        self._apply([WatchEvent("put", kv) for kv in self._mirror.under(keys.prefix)])
         if known is not None:
             self.remember(known)
 
@@ -142,6 +143,7 @@ class Rendezvous:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._own.run(self._handing), name=f"node of {self.run_id}")
             tasks.create_task(self._decide(), name=f"rounds of {self.run_id}")
+            tasks.create_task(self._confirm(), name=f"absences in {self.run_id}")
 
     def claim(self, nonce: str | None = None, kept: Node | None = None) -> Claim:
         """Make the claim of a new client connection.
@@ -366,8 +368,7 @@ class Rendezvous:
             log.warning("the store was restored or emptied: writing what this sidecar knows again")
             self._restored = True
             self._own.forget()
-        # Without events: what the mirror was asked for is answered.
-        news, looks = False, not events or self._restored
+        news, looks = False, self._restored
         member_key = self._registered.member_key
         for event in events:
             touched = self._run.apply(event)
@@ -419,7 +420,7 @@ class Rendezvous:
                 word,
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
-                heard_s=self._mirror.heard_s,
+                heard_s=self._client.confirmed_s,
                 cut_off=self._own.take_loss() or self._restored,
             )
             self._restored = False
@@ -428,7 +429,7 @@ class Rendezvous:
                 shown = replace(word, nodes={**word.nodes, self.member: own})
             standings = stand(now, shown, self._observations, policy)
             if standings.unheard:
-                self._mirror.ask()
+                self._doubted.set()
             scene = self._scene = Scene(own, word, shown, standings)
         return scene
 
@@ -463,6 +464,15 @@ class Rendezvous:
                 self._claim.excuse(self.clock())
                 self._told = None
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
+
+    async def _confirm(self) -> None:
+        """Ask the store whenever it is only its word that somebody's absence wants."""
+        while True:
+            await self._doubted.wait()
+            await self._client.confirm()
+            self._doubted.clear()
+            self._scene = None
+            self._stirred.set()
 
     async def _stirred_by(self, wake_at_s: float, *, registered: bool) -> None:
         """Wait for news, ``wake_at_s`` or, where it is not in force, the registration."""

@@ -25,7 +25,6 @@ from launcher_shim.c10d.torch.state_codec import (
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
-from rdzv.mirror import Mirror
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
@@ -52,7 +51,7 @@ class Pod:
 
     name: str
     store: MemoryStore
-    mirror: Mirror
+    client: JobClient
     lease: int
     policy: Policy = POLICY
     jumped_s: float = 0.0
@@ -62,6 +61,7 @@ class Pod:
     """How torchruns here have ended."""
 
     def __post_init__(self) -> None:
+        self.mirror = self.client.mirror
         self.registered.set()
         self.rendezvous = Rendezvous(
             member=self.name,
@@ -73,8 +73,7 @@ class Pod:
             drains=GENERATION.drains,
             keys=RUN,
             run_id="digits",
-            mirror=self.mirror,
-            store=self.store,
+            client=self.client,
             policy=lambda: self.policy,
             membership=self._membership,
             clock=lambda: now() + self.jumped_s,
@@ -139,7 +138,7 @@ async def pod(
     await direct.txn([], [Put(GENERATION.member(name), b"{}", lease)])
     store = MemoryStore(engine, faults=faults)
     client = JobClient.of(store, GENERATION.job, clock=now)
-    one = Pod(name, store, client.mirror, lease)
+    one = Pod(name, store, client, lease)
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(client.watching.run()),

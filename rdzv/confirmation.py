@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Confirms that the mirror shows the store's present state, for whoever decides by an absent key.
+
+The stream alone cannot tell: its news may wait unread because this process stood still, or unsent
+because the server did (docs/decisions/0010-lapses.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rdzv.errors import StoreError
+from rdzv.mirror import HEALTHY_S, Mirror
+from rdzv.store import Store
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+class Confirmation:
+    """``at_s``: all that had happened in the store by then is shown; on the mirror's clock."""
+
+    def __init__(self, store: Store, mirror: Mirror) -> None:
+        self.at_s = float("-inf")
+        self._store = store
+        self._mirror = mirror
+        self._reading = asyncio.Lock()
+
+    async def confirm(self) -> None:
+        """Wait until all that has happened in the store by now is shown, however long that takes.
+
+        One linearizable read, which those who wait for their turn share.
+        """
+        wanted_s = self._mirror.clock()
+        while self.at_s < wanted_s:
+            async with self._reading:
+                if self.at_s >= wanted_s:
+                    return
+                asked_s = self._mirror.clock()
+                if await self._caught_up():
+                    self.at_s = asked_s
+                else:
+                    await asyncio.sleep(RETRY_S)
+
+    async def _caught_up(self) -> bool:
+        """Wait until the mirror shows all that has happened by now; False if that is not known."""
+        known = self._mirror.revision
+        try:
+            # Linearizable, and of no key: only the revision counts.
+            result = await self._store.range(self._mirror.prefix)
+            if result.revision < known:
+                # The store was restored or emptied, and the mirror is still of the former one.
+                return False
+            async with asyncio.timeout(HEALTHY_S):
+                await self._mirror.reached(result.revision)
+        except (StoreError, TimeoutError) as error:
+            log.debug("a linearizable read failed, retrying: %s", error)
+            return False
+        return True
