@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from console.inject.injection import Injected, Request, inject, take_out
 from console.inject.removal import removed
 from rdzv.errors import ConfigError
-from tests.support.injection.injecting import FLAGS, again, loaded, pods
+from tests.support.injection.injecting import FLAGS, again, loaded, pods, sidecars, variables
 
 UNNAMED = {**FLAGS, "job": None}
 
@@ -58,12 +59,14 @@ def halves(text: str) -> list[str]:
 
 def jobs_told(text: str) -> list[str | None]:
     """The job that each object's sidecar is told; None where there is no sidecar."""
-    told: list[str | None] = []
-    for (pod,) in map(pods, loaded(text)):
-        sidecars = [c for c in pod.get("initContainers", []) if c["name"] == "muster"]
-        env = {v["name"]: v["value"] for c in sidecars for v in c["env"] if "value" in v}
-        told.append(env.get("MUSTER_JOB"))
-    return told
+    found = [sidecars(json.dumps(one)) for one in loaded(text)]
+    return [variables(one[0])["MUSTER_JOB"] if one else None for one in found]
+
+
+def refused(act: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        act()
+    return str(caught.value)
 
 
 def test_one_object_after_the_other() -> None:
@@ -220,9 +223,7 @@ def anchored(old: str, new: str, text: str = PLAIN + OTHER) -> str:
     ],
 )
 def test_an_anchor_that_others_use(text: str, used: str, written: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        into(text, "Deployment/a", container="c")
-    (line,) = str(caught.value).splitlines()
+    (line,) = refused(lambda: into(text, "Deployment/a", container="c")).splitlines()
     assert line.startswith(f"{used} is written at {written}, ")
     assert line.endswith(" would change with it: write it out in its own place")
 
@@ -240,42 +241,27 @@ def test_an_anchor_that_all_who_train_use(spec: str, path: str, wrap: str) -> No
         "\n      volumes: [{name: data, emptyDir: {}}]\n      containers",
     )
     text = in_a_list(deployment("a", full), deployment("b", spec))
-    with pytest.raises(ConfigError) as caught:
-        into(text, "Deployment/*", wrap=wrap)
-    (line,) = str(caught.value).splitlines()
+    (line,) = refused(lambda: into(text, "Deployment/*", wrap=wrap)).splitlines()
     assert line.startswith(f"Deployment/b: {path} (line ")
     assert "is an alias: write it out there" in line
 
 
-def test_one_template_of_two_objects_would_tell_both_one_job() -> None:
-    text = in_a_list(
-        deployment("a", PLAIN, " &t"),
-        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\nspec:\n  template: *t\n",
-    )
-    with pytest.raises(ConfigError) as caught:
-        into(text, "Deployment/*")
-    said = "Deployment/b: spec.template is written at Deployment/a: spec.template, "
-    assert str(caught.value).startswith(said)
+TEMPLATE = "Deployment/b: spec.template is written at Deployment/a: spec.template, "
+BARE = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\nspec:\n  template: *t\n"
 
 
-def test_an_anchor_of_another_object_that_was_chosen_by_its_alias() -> None:
-    bare = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: b}\nspec:\n  template: *t\n"
-    text = in_a_list(deployment("a", PLAIN, " &t"), bare)
-    with pytest.raises(ConfigError) as caught:
-        into(text, "Deployment/b")
-    said = "Deployment/b: spec.template is written at Deployment/a: spec.template, "
-    assert str(caught.value).startswith(said)
+@pytest.mark.parametrize("chosen", ["Deployment/*", "Deployment/b"])
+def test_one_template_of_two_objects_would_tell_both_one_job(chosen: str) -> None:
+    text = in_a_list(deployment("a", PLAIN, " &t"), BARE)
+    assert refused(lambda: into(text, chosen)).startswith(TEMPLATE)
 
 
 def test_a_sidecar_that_two_share_is_not_taken_from_one() -> None:
     """Hands, or a former version, may have made it so."""
     with_a = into(job("a"), "Job/a").text.replace("    spec:\n", "    spec: &pod\n", 1)
-    user = deployment("b", "*pod")
-    text = in_a_list(with_a, user)
-    with pytest.raises(ConfigError) as caught:
-        take_out(text, ["Job/a"])
+    text = in_a_list(with_a, deployment("b", "*pod"))
     said = "Deployment/b: spec.template.spec is written at Job/a: spec.template.spec, "
-    assert str(caught.value).startswith(said)
+    assert refused(lambda: take_out(text, ["Job/a"])).startswith(said)
 
 
 HARMLESS: list[Any] = [

@@ -9,33 +9,29 @@ import pytest
 
 from console.inject.injection import Request, inject
 from console.inject.removal import removed
-from tests.support.injection.injecting import again, injected, loaded, pods
-from tests.support.injection.refusals import POD
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import (
+    POD,
+    again,
+    edited,
+    injected,
+    loaded,
+    manifest,
+    pods,
+    sidecars,
+    variables,
+)
 
 ENV = "          env:\n"
-TWO = POD + "        - name: log\n          image: l\n          command: [cat]\n"
-BY_HAND = """\
-            - {name: PYTHONPATH, value: /src}
-            - {name: PET_MAX_RESTARTS, value: "3"}
-"""
-MOUNTS_BY_HAND = """\
-          env:
-            - {name: PYTHONPATH, value: /log}
-          volumeMounts:
-            - {name: muster-run, mountPath: /var/run/muster, readOnly: true}
-"""
+SOURCE = "{name: PYTHONPATH, value: /src}"
+RESTARTS = '{name: PET_MAX_RESTARTS, value: "3"}'
+BY_HAND = f"{ENV}            - {SOURCE}\n            - {RESTARTS}\n"
+SET = edited(POD, "kind: Deployment", "kind: StatefulSet")
 
 
 def container(text: str, name: str = "trainer") -> Any:
     (pod,) = pods(loaded(text))
     return next(c for c in pod["containers"] if c["name"] == name)
-
-
-def edited(text: str, old: str, new: str) -> str:
-    """``text`` with the last ``old`` changed: the training container is behind the sidecar."""
-    before, found, after = text.rpartition(old)
-    assert found
-    return before + new + after
 
 
 def settled(text: str) -> str:
@@ -45,25 +41,63 @@ def settled(text: str) -> str:
     return result
 
 
+@pytest.mark.parametrize(
+    ("wrap", "old", "new"),
+    [
+        ("true", ENV, BY_HAND),
+        ("false", ENV, BY_HAND),
+        ("true", "name: trainer", "name: learner"),
+    ],
+    ids=["variables", "variables-unwrapped", "renamed"],
+)
+def test_what_is_written_into_the_users_own_part_is_there_without_the_sidecar(
+    wrap: str, old: str, new: str
+) -> None:
+    by_hand = edited(injected(POD, wrap=wrap).text, old, new)
+    for text in (by_hand, settled(by_hand)):
+        assert removed(text) == edited(POD, old, new)
+
+
 @pytest.mark.parametrize("wrap", ["true", "false"])
 def test_variables_written_later_stay(wrap: str) -> None:
-    made = injected(POD, wrap=wrap).text
-    by_hand = edited(made, ENV, ENV + BY_HAND)
-    kept = container(settled(by_hand))["env"]
-    assert {"name": "PYTHONPATH", "value": "/src"} in kept
-    assert {"name": "PET_MAX_RESTARTS", "value": "3"} in kept
-    assert [v["name"] for v in kept].count("PYTHONPATH") == 1
-    for text in (by_hand, settled(by_hand)):
-        assert removed(text) == edited(POD, ENV, ENV + BY_HAND)
+    env = container(settled(edited(injected(POD, wrap=wrap).text, ENV, BY_HAND)))["env"]
+    assert {"name": "PYTHONPATH", "value": "/src"} in env
+    assert {"name": "PET_MAX_RESTARTS", "value": "3"} in env
+    assert [v["name"] for v in env].count("PYTHONPATH") == 1
 
 
-def test_a_value_changed_later_stays() -> None:
-    made = injected(POD, wrap="false").text
-    by_hand = edited(
-        made, '{name: PET_MAX_RESTARTS, value: "10"}', '{name: PET_MAX_RESTARTS, value: "3"}'
-    )
-    assert {"name": "PET_MAX_RESTARTS", "value": "3"} in container(settled(by_hand))["env"]
-    assert {"name": "PET_MAX_RESTARTS", "value": "3"} in container(removed(by_hand))["env"]
+def test_a_container_that_was_renamed_later_is_found() -> None:
+    by_hand = edited(injected(POD).text, "name: trainer", "name: learner")
+    assert container(settled(by_hand), "learner")["command"][0].endswith("/muster-run")
+
+
+HOOK = '["/var/run/muster/bin/muster-hold"]'
+MOUNT = "{name: muster-run, mountPath: /logs/muster}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "kept"),
+    [
+        (
+            '{name: PET_MAX_RESTARTS, value: "10"}',
+            RESTARTS,
+            "env",
+            {"name": "PET_MAX_RESTARTS", "value": "3"},
+        ),
+        (HOOK, '["sh"]', "lifecycle", {"preStop": {"exec": {"command": ["sh"]}}}),
+    ],
+)
+def test_what_was_changed_later_stays(old: str, new: str, key: str, kept: Any) -> None:
+    by_hand = edited(injected(POD, wrap="false").text, old, new)
+    for text in (settled(by_hand), removed(by_hand)):
+        found = container(text)[key]
+        assert kept in (found if isinstance(found, list) else [found])
+
+
+def test_a_mount_of_the_run_directory_elsewhere_stays() -> None:
+    by_hand = edited(injected(POD).text, "volumeMounts: [", f"volumeMounts: [{MOUNT}, ")
+    kept = container(settled(by_hand))["volumeMounts"]
+    assert {"name": "muster-run", "mountPath": "/logs/muster"} in kept
 
 
 def test_what_a_server_adds_to_a_variable_is_no_change_of_it() -> None:
@@ -73,57 +107,67 @@ def test_what_a_server_adds_to_a_variable_is_no_change_of_it() -> None:
     assert removed(live) == POD
 
 
+MOUNTS_BY_HAND = """\
+          env:
+            - {name: PYTHONPATH, value: /log}
+          volumeMounts:
+            - {name: muster-run, mountPath: /var/run/muster, readOnly: true}
+"""
+
+
 @pytest.mark.parametrize("wrap", ["true", "false"])
 def test_another_container_is_left_alone(wrap: str) -> None:
-    made = injected(TWO, wrap=wrap, container="trainer").text
-    by_hand = edited(made, "          command: [cat]\n", MOUNTS_BY_HAND)
+    cat = "          command: [cat]\n"
+    two = f"{POD}        - name: log\n          image: l\n{cat}"
+    by_hand = edited(injected(two, wrap=wrap, container="trainer").text, cat, MOUNTS_BY_HAND)
     for text in (settled(by_hand), removed(by_hand)):
         assert container(text, "log") == container(by_hand, "log")
 
 
-def test_a_mount_of_the_run_directory_elsewhere_stays() -> None:
-    made = injected(POD).text
-    mount = "{name: muster-run, mountPath: /logs/muster}"
-    by_hand = edited(made, "volumeMounts: [", f"volumeMounts: [{mount}, ")
-    kept = container(settled(by_hand))["volumeMounts"]
-    assert {"name": "muster-run", "mountPath": "/logs/muster"} in kept
-
-
-def test_a_hook_changed_later_stays() -> None:
-    made = injected(POD, wrap="false").text
-    by_hand = edited(
-        made,
-        '["/var/run/muster/bin/muster-hold"]',
-        '["sh", "-c", "sync; /var/run/muster/bin/muster-hold"]',
-    )
-    hook = container(by_hand)["lifecycle"]
-    assert container(settled(by_hand))["lifecycle"] == hook
-    assert container(removed(by_hand))["lifecycle"] == hook
-
-
-def test_a_container_that_was_renamed_later_is_found() -> None:
-    made = injected(POD).text
-    by_hand = edited(made, "name: trainer", "name: learner")
-    assert removed(by_hand) == edited(POD, "name: trainer", "name: learner")
-    assert container(settled(by_hand), "learner")["command"][0].endswith("/muster-run")
-
-
 def test_labels_and_annotations_of_others_stay() -> None:
     made = injected(POD).text
-    label, note = "muster.dev/team: vision", 'muster.dev/ticket: "7"'
-    by_hand = edited(made, "labels: {", f"labels: {{{label}, ")
-    by_hand = edited(by_hand, "annotations:\n", f"annotations:\n        {note}\n")
+    by_hand = edited(made, "labels: {", "labels: {muster.dev/team: vision, ")
+    note = '        muster.dev/ticket: "7"\n'
+    by_hand = edited(by_hand, "annotations:\n", f"annotations:\n{note}")
     for text in (settled(by_hand), removed(by_hand)):
         metadata = loaded(text)[0]["spec"]["template"]["metadata"]
         assert metadata["labels"]["muster.dev/team"] == "vision"
         assert metadata["annotations"]["muster.dev/ticket"] == "7"
 
 
+# --- in the sidecar itself ---
+
+
+def test_what_hands_give_the_sidecar_stays() -> None:
+    text = injected(CORPUS["block-scalars"]).text
+    text = text.replace(
+        "restartPolicy: Always",
+        "restartPolicy: Always\n                  imagePullPolicy: Never\n"
+        "                  resources: {limits: {ephemeral-storage: 1Mi}}",
+    ).replace(
+        '- {name: MUSTER_MIN, value: "2"}',
+        '- {name: MUSTER_MIN, value: "1"}\n'
+        '                      - {name: MUSTER_LEASE_TTL, value: "20s"}',
+    )
+    (made,) = sidecars(settled(text))
+    assert made["imagePullPolicy"] == "Never"
+    assert made["resources"] == {"limits": {"ephemeral-storage": "1Mi"}}
+    said = variables(made)
+    assert (said["MUSTER_LEASE_TTL"], said["MUSTER_MIN"]) == ("20s", "2")
+
+
 def test_a_number_of_a_pod_that_is_gone_leaves_nothing_behind() -> None:
-    numbered = edited(POD, "kind: Deployment", "kind: StatefulSet")
-    made = edited(injected(numbered).text, "kind: StatefulSet", "kind: Deployment")
+    made = edited(injected(SET).text, "kind: StatefulSet", "kind: Deployment")
     assert "MUSTER_INDEX" in made
     assert "MUSTER_INDEX" not in settled(made)
+
+
+def test_a_secret_that_is_gone_leaves_nothing_behind() -> None:
+    text = injected(manifest(), etcd_secret="s", etcd_endpoints="https://e:1").text
+    plain = injected(text, etcd_endpoints="e:1", etcd_secret_keys="username,password").text
+    env = set(variables(sidecars(plain)[0]))
+    assert not {"MUSTER_ETCD_CACERT", "MUSTER_ETCD_CERT"} & env
+    assert {"MUSTER_ETCD_USER", "MUSTER_ETCD_PASSWORD_FILE"} <= env
 
 
 def test_what_hands_write_of_the_store_is_told_when_it_is_taken_out() -> None:
@@ -152,27 +196,23 @@ def test_what_inject_wrote_of_the_store_goes_without_a_word() -> None:
     assert fewer.notes == injected(POD, **tls).notes
 
 
-def below_min(text: str) -> str | None:
-    (pod,) = pods(loaded(text))
-    env = {v["name"]: v.get("value") for v in pod["initContainers"][0]["env"]}
-    value = env.get("MUSTER_BELOW_MIN")
-    return None if value is None else str(value)
+def below_min(text: str) -> Any:
+    return variables(sidecars(text)[0]).get("MUSTER_BELOW_MIN")
 
 
 def test_what_hands_say_of_too_few_nodes_stays() -> None:
-    plain = injected(POD).text
-    by_hand = plain.replace(
+    by_hand = injected(POD).text.replace(
         "- {name: MUSTER_MIN,",
         "- {name: MUSTER_BELOW_MIN, value: commit}\n" + 12 * " " + "- {name: MUSTER_MIN,",
     )
     assert below_min(settled(by_hand)) == "commit"
-    made = injected(edited(POD, "kind: Deployment", "kind: StatefulSet")).text
-    held = made.replace("MUSTER_BELOW_MIN, value: commit", "MUSTER_BELOW_MIN, value: hold")
-    assert held != made
+    held = edited(
+        injected(SET).text, "MUSTER_BELOW_MIN, value: commit", "MUSTER_BELOW_MIN, value: hold"
+    )
     assert below_min(settled(held)) == "hold"
 
 
 def test_what_a_kind_says_of_too_few_nodes_goes_with_the_kind() -> None:
-    made = injected(edited(POD, "kind: Deployment", "kind: StatefulSet")).text
+    made = injected(SET).text
     assert below_min(settled(made)) == "commit"
     assert below_min(settled(edited(made, "kind: StatefulSet", "kind: Deployment"))) is None

@@ -15,8 +15,16 @@ from console.inject import facts
 from console.inject.injection import Request, inject
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, again, injected, loaded, pods
-from tests.support.injection.plans import manifest
+from tests.support.injection.injecting import (
+    FLAGS,
+    again,
+    injected,
+    loaded,
+    manifest,
+    pods,
+    sidecars,
+    variables,
+)
 
 
 def pod_of(text: str, /, **flags: str | None) -> Any:
@@ -24,13 +32,25 @@ def pod_of(text: str, /, **flags: str | None) -> Any:
 
 
 def told(text: str, /, **flags: str | None) -> dict[str, Any]:
-    """The sidecar's variables: text, or where the text comes from."""
-    env = pod_of(text, **flags)["initContainers"][0]["env"]
-    return {v["name"]: v.get("value", v.get("valueFrom")) for v in env}
+    """The sidecar's variables."""
+    return variables(sidecars(injected(text, **flags).text)[0])
 
 
 def field(path: str) -> dict[str, Any]:
     return {"fieldRef": {"fieldPath": path}}
+
+
+def label(name: str) -> dict[str, Any]:
+    return field(f"metadata.labels['{name}']")
+
+
+# --- what it is told ---
+
+TORCHRUN = "torchrun --nproc-per-node=$GPUS t.py"
+TWO_GPUS = {"limits": {"nvidia.com/gpu": 2}}
+TWO_DASHED = {"limits": {"nvidia.com/mig-1g.5gb": "2"}}
+ON_HOST = manifest(command=["a"], pod={"hostNetwork": True})
+OWN_ENV = {"env": [{"name": "PET_NPROC_PER_NODE", "value": "3"}]}
 
 
 @pytest.mark.parametrize(
@@ -40,24 +60,12 @@ def field(path: str) -> dict[str, Any]:
         ({"command": ["torchrun", "--nproc-per-node=4", "t.py"]}, "4"),
         ({"command": ["torchrun"], "args": ["--nproc_per_node", "4"]}, "4"),
         ({"command": ["sh", "-c", "exec torchrun --nproc-per-node '2' t.py"]}, "2"),
-        ({"env": [{"name": "PET_NPROC_PER_NODE", "value": "3"}]}, "3"),
+        (OWN_ENV, "3"),
         ({"resources": {"limits": {"nvidia.com/gpu": 8}}}, "8"),
-        ({"resources": {"limits": {"nvidia.com/mig-1g.5gb": "2"}}}, "2"),
+        ({"resources": TWO_DASHED}, "2"),
         ({"resources": {"limits": {"amd.com/gpu": "4", "cpu": 9}}}, "4"),
-        (
-            {
-                "command": ["torchrun", "--nproc-per-node=gpu"],
-                "resources": {"limits": {"nvidia.com/gpu": 2}},
-            },
-            "2",
-        ),
-        (
-            {
-                "command": ["sh", "-c", "torchrun --nproc-per-node=$GPUS t.py"],
-                "resources": {"limits": {"nvidia.com/gpu": 2}},
-            },
-            "2",
-        ),
+        ({"command": ["torchrun", "--nproc-per-node=gpu"], "resources": TWO_GPUS}, "2"),
+        ({"command": ["sh", "-c", TORCHRUN], "resources": TWO_GPUS}, "2"),
     ],
 )
 def test_slots_as_the_spec_says(container: dict[str, Any], slots: str) -> None:
@@ -65,64 +73,62 @@ def test_slots_as_the_spec_says(container: dict[str, Any], slots: str) -> None:
 
 
 def test_slots_as_the_object_says() -> None:
-    said = [
-        {v["name"]: v.get("value") for v in pod["initContainers"][0]["env"]}
-        for pod in pods(loaded(injected(CORPUS["mpi"]).text))
-    ]
-    launcher, worker = said
+    launcher, worker = map(variables, sidecars(injected(CORPUS["mpi"]).text))
     assert (launcher["MUSTER_ROLE"], launcher.get("MUSTER_SLOTS")) == ("launcher", None)
     assert (worker.get("MUSTER_ROLE"), worker["MUSTER_SLOTS"]) == (None, "2")
 
 
-@pytest.mark.parametrize("flags", [{}, {"min_nodes": None, "max_nodes": None}])
-def test_min_and_max_as_an_elastic_object_says(flags: dict[str, str | None]) -> None:
-    said = told(CORPUS["anchors"], **flags)
-    expected = ("2", "4") if not flags else ("1", "4")
-    assert (said["MUSTER_MIN"], said["MUSTER_MAX"]) == expected
+NO_JOB: dict[str, str | None] = {"job": None}
+UID = label("batch.kubernetes.io/controller-uid")
+NAMED = {
+    "MUSTER_JOB": "digits",
+    "MUSTER_NAMESPACE": field("metadata.namespace"),
+    "MUSTER_MEMBER": field("metadata.name"),
+    "MUSTER_POD_UID": field("metadata.uid"),
+    "MUSTER_ADDRESS": field("status.podIP"),
+    "MUSTER_NODE": field("spec.nodeName"),
+}
+SET_INDEX = label("apps.kubernetes.io/pod-index")
+JOB_INDEX = label("batch.kubernetes.io/job-completion-index")
+JOB_NAME = label("batch.kubernetes.io/job-name")
 
 
-def test_who_the_member_is_comes_from_the_pod() -> None:
-    said = told(manifest(), job=None)
-    assert said["MUSTER_JOB"] == "digits"
-    assert said["MUSTER_NAMESPACE"] == field("metadata.namespace")
-    assert said["MUSTER_MEMBER"] == field("metadata.name")
-    assert said["MUSTER_POD_UID"] == field("metadata.uid")
-    assert said["MUSTER_ADDRESS"] == field("status.podIP")
-    assert said["MUSTER_NODE"] == field("spec.nodeName")
-    assert told(manifest(), namespace="other")["MUSTER_NAMESPACE"] == "other"
+@pytest.mark.parametrize(
+    ("text", "flags", "expected"),
+    [
+        (CORPUS["anchors"], {}, {"MUSTER_MIN": "2", "MUSTER_MAX": "4"}),
+        (
+            CORPUS["anchors"],
+            {"min_nodes": None, "max_nodes": None},
+            {"MUSTER_MIN": "1", "MUSTER_MAX": "4"},
+        ),
+        (manifest(), NO_JOB, NAMED),
+        (manifest(), {"namespace": "other"}, {"MUSTER_NAMESPACE": "other"}),
+        (manifest("Job"), {}, {"MUSTER_JOB_UID": UID, "MUSTER_INDEX": JOB_INDEX}),
+        (manifest("CronJob"), {}, {"MUSTER_JOB_UID": UID, "MUSTER_JOB": "digits"}),
+        (manifest("CronJob"), NO_JOB, {"MUSTER_JOB": JOB_NAME}),
+        (manifest("StatefulSet"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": SET_INDEX}),
+        (manifest("Deployment"), {}, {"MUSTER_JOB_UID": None, "MUSTER_INDEX": None}),
+        (manifest("ReplicaSet"), {}, {"MUSTER_JOB_UID": None}),
+    ],
+)
+def test_who_the_member_is_and_of_which_job(
+    text: str, flags: dict[str, str | None], expected: dict[str, Any]
+) -> None:
+    said = told(text, **flags)
+    assert {name: said.get(name) for name in expected} == expected
 
 
-def test_the_uid_of_the_job_where_an_object_lives_as_long_as_it() -> None:
-    uid = field("metadata.labels['batch.kubernetes.io/controller-uid']")
-    assert told(manifest("Job"))["MUSTER_JOB_UID"] == uid
-    assert told(manifest("CronJob"))["MUSTER_JOB_UID"] == uid
-    for kind in ("Deployment", "StatefulSet", "ReplicaSet"):
-        assert "MUSTER_JOB_UID" not in told(manifest(kind))
-
-
-def test_the_number_of_a_pod_is_told_where_its_controller_gives_one() -> None:
-    labels = {
-        "StatefulSet": "apps.kubernetes.io/pod-index",
-        "Job": "batch.kubernetes.io/job-completion-index",
-    }
-    for kind, label in labels.items():
-        assert told(manifest(kind))["MUSTER_INDEX"] == field(f"metadata.labels['{label}']")
-    assert "MUSTER_INDEX" not in told(manifest("Deployment"))
-
-
-def test_every_run_of_a_cron_job_is_a_job_of_its_own() -> None:
-    name = field("metadata.labels['batch.kubernetes.io/job-name']")
-    assert told(manifest("CronJob"), job=None)["MUSTER_JOB"] == name
-    assert told(manifest("CronJob"), job="nightly")["MUSTER_JOB"] == "nightly"
+def test_every_run_of_a_cron_job_is_a_rendezvous_of_its_own() -> None:
     env = pod_of(manifest("CronJob"), job=None)["containers"][0]["env"]
-    assert {"name": "PET_RDZV_ID", "valueFrom": name} in env
+    assert {"name": "PET_RDZV_ID", "valueFrom": JOB_NAME} in env
 
 
 @pytest.mark.parametrize("wrap", ["true", "false"])
 def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     flags = {"etcd_endpoints": "https://e:1", "etcd_secret": "s"}
     flags["etcd_secret_keys"] = "ca.crt,tls.crt,tls.key,username,password"
-    said = told(manifest(command=["a"], pod={"hostNetwork": True}), wrap=wrap, **flags)
+    said = told(ON_HOST, wrap=wrap, **flags)
     assert set(said) <= {setting.variable for setting in settings_of(Config).values()}
     files = {name for name in said if name.startswith("MUSTER_ETCD_")}
     parts = ("ENDPOINTS", "CACERT", "CERT", "KEY", "USER", "PASSWORD_FILE")
@@ -131,6 +137,76 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     config = load(Config, {}, plain)
     assert (config.c10d_port == 0) == (wrap == "true")
     assert (config.min_nodes, config.max_nodes, config.grace_s) == (2, 4, 60)
+
+
+def test_settings_come_from_the_environment_last() -> None:
+    environ = {"MUSTER_MIN": "1", "MUSTER_MAX": "8", "MUSTER_IMAGE": "j", "MUSTER_JOB": ""}
+    text = inject(manifest(), Request({**FLAGS, "max_nodes": None, "job": None}, environ)).text
+    said = variables(sidecars(text)[0])
+    assert (said["MUSTER_MIN"], said["MUSTER_MAX"], said["MUSTER_JOB"]) == ("2", "8", "digits")
+    assert inject(text, Request({}, {"MUSTER_MAX": "9"})).text == text
+
+
+BELOW_MIN = {
+    "commit": ("own-rendezvous", "anchors", "mpi", "training-job", "volcano", "many-documents"),
+    None: ("commented-deployment", "block-scalars", "cron", "jobset", "runtime"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [(name, sent) for sent, names in BELOW_MIN.items() for name in names]
+)
+def test_nobody_waits_for_a_replacement_that_cannot_come(name: str, sent: str | None) -> None:
+    for one in sidecars(injected(CORPUS[name]).text):
+        assert variables(one).get("MUSTER_BELOW_MIN") == sent
+
+
+@pytest.mark.parametrize(
+    ("said", "sent"),
+    [
+        ("podReplacementPolicy: Failed", "commit"),
+        ("podReplacementPolicy: TerminatingOrFailed", None),
+        ("podFailurePolicy: {rules: []}", "commit"),
+    ],
+)
+def test_when_a_job_replaces_its_pods_is_its_own_to_say(said: str, sent: str | None) -> None:
+    for name, line in (
+        ("block-scalars", "    completions: 2\n"),
+        ("cron", "            template:\n"),
+        ("jobset", "        parallelism: 2\n"),
+    ):
+        indent = line[: len(line) - len(line.lstrip())]
+        text = CORPUS[name].replace(line, f"{indent}{said}\n{line}")
+        assert text != CORPUS[name]
+        assert told(text).get("MUSTER_BELOW_MIN") == sent
+
+
+def test_ports_on_the_network_of_a_node_are_the_jobs_own() -> None:
+    one, other = told(ON_HOST, job="one"), told(ON_HOST, job="other")
+    names = ("MUSTER_HTTP_PORT", "MUSTER_RELAY_PORT")
+    ports = {said[name] for said in (one, other) for name in names}
+    assert len(ports) == 4
+    assert all(20_000 <= int(port) < 29_400 for port in ports)
+    assert told(ON_HOST, job="one") == one
+    (note,) = [n for n in injected(ON_HOST, job="one").notes if "hostNetwork" in n]
+    assert one["MUSTER_HTTP_PORT"] in note
+    assert told(ON_HOST, http_port="12345")["MUSTER_HTTP_PORT"] == "12345"
+    probe = pod_of(ON_HOST, http_port="12345")["initContainers"][0]["startupProbe"]
+    assert probe["httpGet"] == {"path": "/readyz", "port": 12345}
+
+
+WORDS = {False: "no No off OFF n false False", True: "yes on Y true TRUE"}
+
+
+@pytest.mark.parametrize(
+    ("word", "on_host"), [(word, on) for on, words in WORDS.items() for word in words.split()]
+)
+def test_a_boolean_is_read_as_kubectl_reads_it(word: str, *, on_host: bool) -> None:
+    text = CORPUS["many-documents"].replace("hostNetwork: true", f"hostNetwork: {word}")
+    assert (told(text)["MUSTER_HTTP_PORT"] != "9400") == on_host
+
+
+# --- its resources, rights and times ---
 
 
 def test_secrets_are_the_sidecars_alone() -> None:
@@ -156,6 +232,7 @@ def test_the_sidecar_needs_no_rights() -> None:
 
 LIMITS = {"cpu": "2", "memory": "4Gi"}
 BOTH = {"cpu": "500m", "memory": "128Mi"}
+ONE = {"cpu": "1", "memory": "1Gi"}
 
 
 @pytest.mark.parametrize(
@@ -178,15 +255,21 @@ def test_the_pod_keeps_its_class(resources: Any, quality: str, asked: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "endless"),
-    [("Deployment", True), ("StatefulSet", True), ("DaemonSet", True), ("Job", False)],
+    ("requests", "limits", "quality"),
+    [
+        ({"cpu": "1", "memory": "4Gi"}, {"cpu": "1000m", "memory": "4096Mi"}, "Guaranteed"),
+        ({"cpu": 0.5, "memory": "1e9"}, {"cpu": "500m", "memory": "1G"}, "Guaranteed"),
+        ({"cpu": "1", "memory": "4G"}, {"cpu": "1", "memory": "4Gi"}, "Burstable"),
+        ({"cpu": "0"}, {"cpu": "1", "memory": "4Gi"}, "Burstable"),
+        ({"cpu": "0m"}, {"memory": "0Mi"}, "BestEffort"),
+        ({"cpu": "${CPU}"}, {"cpu": "${CPU}", "memory": "4Gi"}, "Guaranteed"),
+    ],
 )
-def test_who_starts_containers_again_after_a_good_end_is_told_so(kind: str, endless: bool) -> None:
-    said = [note for note in injected(manifest(kind)).notes if "take a Job" in note]
-    assert len(said) == endless
-
-
-ONE = {"cpu": "1", "memory": "1Gi"}
+def test_quantities_are_compared_by_what_they_mean(
+    requests: Any, limits: Any, quality: str
+) -> None:
+    container = {"name": "c", "resources": {"requests": requests, "limits": limits}}
+    assert facts.quality_of_service([container]) == quality
 
 
 @pytest.mark.parametrize(
@@ -208,57 +291,128 @@ def test_where_the_pod_itself_asks_the_sidecar_does_not(of_the_pod: Any, resourc
 @pytest.mark.parametrize("of_the_pod", [{}, None, {"requests": {}}])
 def test_a_pod_that_asks_for_nothing_itself(of_the_pod: Any) -> None:
     result = injected(manifest(resources={"limits": LIMITS}, pod={"resources": of_the_pod}))
-    asked = pods(loaded(result.text))[0]["initContainers"][0]["resources"]
-    assert asked == {"requests": BOTH, "limits": BOTH}
+    assert sidecars(result.text)[0]["resources"] == {"requests": BOTH, "limits": BOTH}
     assert not any("resources" in note for note in result.notes)
+
+
+def changed_by_hand(text: str, pod: Any, sidecar: Any) -> str:
+    """An injected JSON text whose pod and sidecar hands have changed."""
+    value = json.loads(text)
+    (found,) = pods(value)
+    found.update(pod)
+    found["initContainers"][0].update(sidecar)
+    return json.dumps(value)
 
 
 def test_a_sidecar_leaves_its_own_resources_where_the_pod_gets_some() -> None:
     text = injected(manifest(resources={"limits": LIMITS})).text
-    value = json.loads(text)
-    (pod,) = pods(value)
-    pod["resources"] = {"limits": ONE}
-    assert "resources" not in pods(json.loads(again(json.dumps(value))))[0]["initContainers"][0]
-
-
-def asking(of_the_pod: Any, by_hand: Any) -> str:
-    """An injected pod that asks itself, and hands that let its sidecar ask too."""
-    value = json.loads(injected(manifest(pod={"resources": of_the_pod})).text)
-    (pod,) = pods(value)
-    pod["initContainers"][0]["resources"] = by_hand
-    return json.dumps(value)
+    text = changed_by_hand(text, {"resources": {"limits": ONE}}, {})
+    assert "resources" not in sidecars(again(text))[0]
 
 
 def test_what_hands_give_a_sidecar_within_its_pod_stays() -> None:
-    by_hand = {"requests": {"memory": "64Mi"}}
-    text = again(asking({"requests": ONE}, by_hand))
-    assert pods(json.loads(text))[0]["initContainers"][0]["resources"] == by_hand
+    by_hand = {"resources": {"requests": {"memory": "64Mi"}}}
+    text = injected(manifest(pod={"resources": {"requests": ONE}})).text
+    made = again(changed_by_hand(text, {}, by_hand))
+    assert sidecars(made)[0]["resources"] == by_hand["resources"]
 
 
 @pytest.mark.parametrize("by_hand", [{"requests": {"memory": "64Mi"}}, {"limits": {"memory": 1}}])
 def test_what_hands_give_a_sidecar_is_not_to_become_the_pods(by_hand: Any) -> None:
     """Without a request of its own a pod requests what its containers do, not what it may use."""
+    asks = {"limits": ONE, "requests": {"cpu": "1"}}
+    text = injected(manifest(pod={"resources": asks})).text
     with pytest.raises(ConfigError) as caught:
-        again(asking({"limits": ONE, "requests": {"cpu": "1"}}, by_hand))
+        again(changed_by_hand(text, {}, {"resources": by_hand}))
     (line,) = str(caught.value).splitlines()
     assert "spec.template.spec.initContainers[muster].resources asks for memory" in line
     assert "spec.template.spec.resources.requests does not" in line
     assert line.endswith(": give a request there, or remove it here")
 
 
-def test_ports_on_the_network_of_a_node_are_the_jobs_own() -> None:
-    text = manifest(command=["a"], pod={"hostNetwork": True})
-    one, other = told(text, job="one"), told(text, job="other")
-    names = ("MUSTER_HTTP_PORT", "MUSTER_RELAY_PORT")
-    ports = {said[name] for said in (one, other) for name in names}
-    assert len(ports) == 4
-    assert all(20_000 <= int(port) < 29_400 for port in ports)
-    assert told(text, job="one") == one
-    (note,) = [n for n in injected(text, job="one").notes if "hostNetwork" in n]
-    assert one["MUSTER_HTTP_PORT"] in note
-    assert told(text, http_port="12345")["MUSTER_HTTP_PORT"] == "12345"
-    probe = pod_of(text, http_port="12345")["initContainers"][0]["startupProbe"]
-    assert probe["httpGet"] == {"path": "/readyz", "port": 12345}
+def carrying(**by_hand: str) -> str:
+    """An injected text, with variables in the sidecar that hands wrote there."""
+    text = injected(manifest(command=["a"])).text
+    env = sidecars(text)[0]["env"] + [{"name": n, "value": v} for n, v in by_hand.items()]
+    return changed_by_hand(text, {}, {"env": env})
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "needed_s"),
+    [
+        ({}, 60 + 3 * 10),
+        ({"MUSTER_LEASE_TTL": "1m"}, 60 + 3 * 60),
+        ({"MUSTER_START_TIMEOUT": "5m"}, 300 + 3 * 10),
+        ({"MUSTER_LEASE_TTL": "30.5", "MUSTER_START_TIMEOUT": ""}, 60 + 3 * 31),
+    ],
+)
+def test_a_fresh_sidecar_has_the_time_that_it_may_need(
+    by_hand: dict[str, str], needed_s: int
+) -> None:
+    text = again(carrying(**by_hand))
+    probe = sidecars(text)[0]["startupProbe"]
+    assert probe["periodSeconds"] == 1
+    assert needed_s + 10 <= probe["failureThreshold"] <= 1.5 * needed_s + 30
+    assert again(text) == text
+
+
+def test_a_time_that_is_none_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"MUSTER_LEASE_TTL: 'long' .*expected a time such as"):
+        again(carrying(MUSTER_LEASE_TTL="long"))
+
+
+@pytest.mark.parametrize(("grace", "told_s"), [(None, "60"), (30, "30"), (2, "2"), (3600, "3600")])
+def test_the_grace_is_the_users_or_a_minute(grace: int | None, told_s: str) -> None:
+    text = manifest(pod={} if grace is None else {"terminationGracePeriodSeconds": grace})
+    assert told(text)["MUSTER_GRACE_S"] == told_s
+    short = any("few saves are that fast" in note for note in injected(text).notes)
+    assert short == (grace == 2)
+
+
+def test_a_name_too_long_for_a_label_is_no_label() -> None:
+    (made,) = loaded(injected(manifest(), job="j" * 64).text)
+    metadata = made["spec"]["template"]["metadata"]
+    assert "labels" not in metadata
+    assert metadata["annotations"]["muster.dev/job"] == "j" * 64
+
+
+# --- what is said ---
+
+HOOK = {"preStop": {"sleep": {"seconds": 3}}}
+HOOKED = manifest(command=["a"], lifecycle=HOOK)
+WRAPPED = manifest(command=["/var/run/muster/bin/muster-run", "--", "torchrun"])
+MISSPELT = CORPUS["settings-by-hand"].replace("muster.dev/max", "muster.dev/maximum")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "sentence", "times"),
+    [
+        *((manifest(kind), {}, "take a Job", 1) for kind in ("Deployment", "StatefulSet")),
+        (manifest("DaemonSet"), {}, "take a Job", 1),
+        (manifest("Job"), {}, "take a Job", 0),
+        (HOOKED, {"wrap": "true"}, "comes out of the grace", 1),
+        (HOOKED, {"wrap": "false"}, "call /var/run/muster/bin/muster-hold", 1),
+        (WRAPPED, {}, "before its command already", 1),
+        (MISSPELT, {}, "muster.dev/maximum is kept, but nothing reads it", 1),
+        (CORPUS["settings-by-hand"], {}, "nothing reads", 0),
+    ],
+)
+def test_what_will_not_do_what_it_seems_to_is_said(
+    text: str, flags: dict[str, str | None], sentence: str, times: int
+) -> None:
+    assert sum(sentence in note for note in injected(text, **flags).notes) == times
+
+
+@pytest.mark.parametrize("wrap", ["true", "false"])
+def test_a_hook_of_the_users_stays(wrap: str) -> None:
+    assert pod_of(HOOKED, wrap=wrap)["containers"][0]["lifecycle"] == HOOK
+
+
+def test_a_command_that_is_wrapped_already_is_left_as_it_is() -> None:
+    result = injected(WRAPPED).text
+    command = ["/var/run/muster/bin/muster-run", "--", "torchrun"]
+    assert pods(loaded(result))[0]["containers"][0]["command"] == command
+    assert again(result) == result
 
 
 @pytest.mark.parametrize(
@@ -280,6 +434,32 @@ def test_options_that_overrule_the_sidecar_are_named(line: str, options: list[st
         assert sum(" in its command: kept" in note for note in notes) == len(options)
 
 
+@pytest.mark.parametrize(
+    ("line", "flags", "same"),
+    [
+        ("torchrun --nnodes=2:4 t.py", {}, True),
+        ("torchrun --nnodes '2:4' t.py", {}, True),
+        ("torchrun --nnodes=02:4 t.py", {}, True),
+        ("torchrun --nnodes=9:9 --nnodes=2:4 t.py", {}, True),
+        ("torchrun --nnodes 3 t.py", {"min_nodes": "3", "max_nodes": "3"}, True),
+        ("torchrun --nnodes=2:40 t.py", {}, False),
+        ("torchrun --nnodes=12:4 t.py", {}, False),
+        ("torchrun --nnodes=3 t.py --split 2:4", {}, False),
+        ("torchrun --nnodes=4 t.py", {}, False),
+        ("torchrun --nnodes=$MIN:$MAX t.py", {}, False),
+    ],
+)
+def test_nnodes_is_compared_by_its_numbers(
+    line: str, flags: dict[str, str | None], same: bool
+) -> None:
+    notes = injected(manifest(command=["sh", "-c", line]), **flags).notes
+    said = [note for note in notes if "--nnodes" in note]
+    assert len(said) == (0 if same else 1)
+    for note in said:
+        assert "2:4 is what counts: give the same, or none" in note
+        assert "wins" not in note
+
+
 def test_without_a_command_the_end_is_held_by_a_hook() -> None:
     result = injected(CORPUS["hold"])
     (trainer,) = pods(loaded(result.text))[0]["containers"]
@@ -287,7 +467,7 @@ def test_without_a_command_the_end_is_held_by_a_hook() -> None:
         "preStop": {"exec": {"command": ["/var/run/muster/bin/muster-hold"]}},
         "postStart": {"exec": {"command": ["true"]}},
     }
-    values = {v["name"]: v.get("value") for v in trainer["env"]}
+    values = variables(trainer)
     of_the_pod = {"MUSTER_ADDRESS": "127.0.0.1", "MUSTER_NAMESPACE": "n", "MUSTER_MEMBER": "m"}
     of_the_pod |= {"MUSTER_POD_UID": "u", "MUSTER_NODE": ""}
     config = load(Config, {}, {**told(CORPUS["hold"]), **of_the_pod})
@@ -302,222 +482,8 @@ def test_without_a_command_the_end_is_held_by_a_hook() -> None:
     assert "has no command" in said
 
 
-@pytest.mark.parametrize(
-    ("wrap", "sentence"),
-    [("true", "comes out of the grace"), ("false", "call /var/run/muster/bin/muster-hold")],
-)
-def test_a_hook_of_the_users_stays(wrap: str, sentence: str) -> None:
-    hook = {"preStop": {"sleep": {"seconds": 3}}}
-    text = manifest(command=["a"], lifecycle=hook)
-    assert pod_of(text, wrap=wrap)["containers"][0]["lifecycle"] == hook
-    assert any(sentence in note for note in injected(text, wrap=wrap).notes)
-
-
-def test_a_command_that_is_wrapped_already() -> None:
-    command = ["/var/run/muster/bin/muster-run", "--", "torchrun"]
-    result = injected(manifest(command=command))
-    assert pods(loaded(result.text))[0]["containers"][0]["command"] == command
-    assert any("before its command already" in note for note in result.notes)
-    assert again(result.text) == result.text
-
-
-@pytest.mark.parametrize(("grace", "told_s"), [(None, "60"), (30, "30"), (2, "2"), (3600, "3600")])
-def test_the_grace_is_the_users_or_a_minute(grace: int | None, told_s: str) -> None:
-    pod = {} if grace is None else {"terminationGracePeriodSeconds": grace}
-    assert told(manifest(pod=pod))["MUSTER_GRACE_S"] == told_s
-    short = any("few saves are that fast" in note for note in injected(manifest(pod=pod)).notes)
-    assert short == (grace == 2)
-
-
-def test_what_hands_give_the_sidecar_stays() -> None:
-    text = injected(CORPUS["block-scalars"]).text
-    text = text.replace(
-        "restartPolicy: Always",
-        "restartPolicy: Always\n                  imagePullPolicy: Never\n"
-        "                  resources: {limits: {ephemeral-storage: 1Mi}}",
-    ).replace(
-        '- {name: MUSTER_MIN, value: "2"}',
-        '- {name: MUSTER_MIN, value: "1"}\n'
-        '                      - {name: MUSTER_LEASE_TTL, value: "20s"}',
-    )
-    made = pods(loaded(again(text)))[0]["initContainers"][0]
-    assert made["imagePullPolicy"] == "Never"
-    assert made["resources"] == {"limits": {"ephemeral-storage": "1Mi"}}
-    assert {"name": "MUSTER_LEASE_TTL", "value": "20s"} in made["env"]
-    assert {"name": "MUSTER_MIN", "value": "2"} in made["env"]
-    assert again(again(text)) == again(text)
-
-
-def test_a_role_or_a_secret_that_is_gone_leaves_nothing_behind() -> None:
-    text = injected(manifest(), etcd_secret="s", etcd_endpoints="https://e:1").text
-    plain = injected(text, etcd_endpoints="e:1", etcd_secret_keys="username,password").text
-    env = {v["name"] for v in pods(loaded(plain))[0]["initContainers"][0]["env"]}
-    assert not {"MUSTER_ETCD_CACERT", "MUSTER_ETCD_CERT"} & env
-    assert {"MUSTER_ETCD_USER", "MUSTER_ETCD_PASSWORD_FILE"} <= env
-
-
 def test_an_object_of_an_unknown_kind() -> None:
     result = inject(manifest("Unheard"), Request(FLAGS, {}, (), "spec.*"))
     assert "muster-run" in result.text
     assert again(result.text) == result.text
     assert again(result.text, max_nodes="7").count('"7"') == 2
-
-
-def test_settings_come_from_the_environment_last() -> None:
-    environ = {"MUSTER_MIN": "1", "MUSTER_MAX": "8", "MUSTER_IMAGE": "j", "MUSTER_JOB": ""}
-    text = inject(manifest(), Request({**FLAGS, "max_nodes": None, "job": None}, environ)).text
-    said = {v["name"]: v.get("value") for v in pods(loaded(text))[0]["initContainers"][0]["env"]}
-    assert (said["MUSTER_MIN"], said["MUSTER_MAX"], said["MUSTER_JOB"]) == ("2", "8", "digits")
-    assert inject(text, Request({}, {"MUSTER_MAX": "9"})).text == text
-
-
-def test_an_annotation_that_nothing_reads_is_told() -> None:
-    text = CORPUS["settings-by-hand"].replace("muster.dev/max", "muster.dev/maximum")
-    notes = injected(text).notes
-    assert any("muster.dev/maximum is kept, but nothing reads it" in note for note in notes)
-    assert not any("nothing reads" in note for note in injected(CORPUS["settings-by-hand"]).notes)
-
-
-def test_a_name_too_long_for_a_label_is_no_label() -> None:
-    (metadata,) = [
-        loaded(injected(manifest(), job="j" * 64).text)[0]["spec"]["template"]["metadata"]
-    ]
-    assert "labels" not in metadata
-    assert metadata["annotations"]["muster.dev/job"] == "j" * 64
-
-
-@pytest.mark.parametrize(
-    ("requests", "limits", "quality"),
-    [
-        ({"cpu": "1", "memory": "4Gi"}, {"cpu": "1000m", "memory": "4096Mi"}, "Guaranteed"),
-        ({"cpu": 0.5, "memory": "1e9"}, {"cpu": "500m", "memory": "1G"}, "Guaranteed"),
-        ({"cpu": "1", "memory": "4G"}, {"cpu": "1", "memory": "4Gi"}, "Burstable"),
-        ({"cpu": "0"}, {"cpu": "1", "memory": "4Gi"}, "Burstable"),
-        ({"cpu": "0m"}, {"memory": "0Mi"}, "BestEffort"),
-        ({"cpu": "${CPU}"}, {"cpu": "${CPU}", "memory": "4Gi"}, "Guaranteed"),
-    ],
-)
-def test_quantities_are_compared_by_what_they_mean(
-    requests: Any, limits: Any, quality: str
-) -> None:
-    text = manifest(resources={"requests": requests, "limits": limits})
-    container = pods(loaded(text))[0]["containers"][0]
-    assert facts.quality_of_service([container]) == quality
-
-
-def carrying(text: str, **variables: str) -> str:
-    """An injected JSON text, with variables in the sidecar that hands wrote there."""
-    value = json.loads(text)
-    (pod,) = pods(value)
-    pod["initContainers"][0]["env"] += [{"name": n, "value": v} for n, v in variables.items()]
-    return json.dumps(value)
-
-
-@pytest.mark.parametrize(
-    ("variables", "needed_s"),
-    [
-        ({}, 60 + 3 * 10),
-        ({"MUSTER_LEASE_TTL": "1m"}, 60 + 3 * 60),
-        ({"MUSTER_START_TIMEOUT": "5m"}, 300 + 3 * 10),
-        ({"MUSTER_LEASE_TTL": "30.5", "MUSTER_START_TIMEOUT": ""}, 60 + 3 * 31),
-    ],
-)
-def test_a_fresh_sidecar_has_the_time_that_it_may_need(
-    variables: dict[str, str], needed_s: int
-) -> None:
-    text = again(carrying(injected(manifest(command=["a"])).text, **variables))
-    probe = pods(json.loads(text))[0]["initContainers"][0]["startupProbe"]
-    assert probe["periodSeconds"] == 1
-    assert needed_s + 10 <= probe["failureThreshold"] <= 1.5 * needed_s + 30
-    assert again(text) == text
-
-
-def test_a_time_that_is_none_is_told() -> None:
-    text = carrying(injected(manifest(command=["a"])).text, MUSTER_LEASE_TTL="long")
-    with pytest.raises(ConfigError, match=r"MUSTER_LEASE_TTL: 'long' .*expected a time such as"):
-        again(text)
-
-
-@pytest.mark.parametrize(
-    ("line", "same"),
-    [
-        ("torchrun --nnodes=2:4 t.py", True),
-        ("torchrun --nnodes '2:4' t.py", True),
-        ("torchrun --nnodes=02:4 t.py", True),
-        ("torchrun --nnodes=9:9 --nnodes=2:4 t.py", True),
-        ("torchrun --nnodes=2:40 t.py", False),
-        ("torchrun --nnodes=12:4 t.py", False),
-        ("torchrun --nnodes=3 t.py --split 2:4", False),
-        ("torchrun --nnodes=4 t.py", False),
-        ("torchrun --nnodes=$MIN:$MAX t.py", False),
-    ],
-)
-def test_nnodes_is_compared_by_its_numbers(line: str, same: bool) -> None:
-    notes = injected(manifest(command=["sh", "-c", line])).notes
-    said = [note for note in notes if "--nnodes" in note]
-    assert len(said) == (0 if same else 1)
-    for note in said:
-        assert "2:4 is what counts: give the same, or none" in note
-        assert "wins" not in note
-
-
-def test_one_number_of_nodes_is_both() -> None:
-    text = manifest(command=["torchrun", "--nnodes", "3", "t.py"])
-    said = [n for n in injected(text, min_nodes="3", max_nodes="3").notes if "--nnodes" in n]
-    assert said == []
-
-
-@pytest.mark.parametrize(
-    ("word", "on_host"),
-    [
-        *((word, False) for word in ("no", "No", "off", "OFF", "n", "false", "False")),
-        *((word, True) for word in ("yes", "on", "Y", "true", "TRUE")),
-    ],
-)
-def test_a_boolean_is_read_as_kubectl_reads_it(word: str, *, on_host: bool) -> None:
-    text = CORPUS["many-documents"].replace("hostNetwork: true", f"hostNetwork: {word}")
-    ports = [v for v in injected(text).text.splitlines() if "MUSTER_HTTP_PORT" in v]
-    assert ("9400" not in ports[0]) == on_host
-
-
-@pytest.mark.parametrize(
-    ("name", "sent"),
-    [
-        ("own-rendezvous", "commit"),
-        ("anchors", "commit"),
-        ("mpi", "commit"),
-        ("training-job", "commit"),
-        ("volcano", "commit"),
-        ("many-documents", "commit"),
-        ("commented-deployment", None),
-        ("block-scalars", None),
-        ("cron", None),
-        ("jobset", None),
-        ("runtime", None),
-    ],
-)
-def test_nobody_waits_for_a_replacement_that_cannot_come(name: str, sent: str | None) -> None:
-    for pod in pods(loaded(injected(CORPUS[name]).text)):
-        if "initContainers" in pod:
-            env = {v["name"]: v.get("value") for v in pod["initContainers"][0]["env"]}
-            assert env.get("MUSTER_BELOW_MIN") == sent
-
-
-@pytest.mark.parametrize(
-    ("said", "sent"),
-    [
-        ("podReplacementPolicy: Failed", "commit"),
-        ("podReplacementPolicy: TerminatingOrFailed", None),
-        ("podFailurePolicy: {rules: []}", "commit"),
-    ],
-)
-def test_when_a_job_replaces_its_pods_is_its_own_to_say(said: str, sent: str | None) -> None:
-    for name, line in (
-        ("block-scalars", "    completions: 2\n"),
-        ("cron", "            template:\n"),
-        ("jobset", "        parallelism: 2\n"),
-    ):
-        indent = line[: len(line) - len(line.lstrip())]
-        text = CORPUS[name].replace(line, f"{indent}{said}\n{line}")
-        assert text != CORPUS[name]
-        assert told(text).get("MUSTER_BELOW_MIN") == sent

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+
+import yaml
+
 PLAIN_POD = """\
 apiVersion: v1
 kind: Pod
@@ -120,41 +124,6 @@ FLOW_ONLY = (
     "{containers: [{name: c, image: i, command: [torchrun, train.py]}]}}}}\n"
 )
 
-JSON = """\
-{
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {
-        "name": "json"
-    },
-    "spec": {
-        "selector": {"matchLabels": {"a": "b"}},
-        "template": {
-            "metadata": {
-                "labels": {
-                    "a": "b"
-                },
-                "annotations": {}
-            },
-            "spec": {
-                "containers": [
-                    {
-                        "name": "c",
-                        "image": "i",
-                        "command": [
-                            "torchrun",
-                            "train.py"
-                        ],
-                        "env": []
-                    }
-                ],
-                "volumes": [ ]
-            }
-        }
-    }
-}
-"""
-
 ANCHORS = """\
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob
@@ -259,44 +228,6 @@ spec:
           command:
           - a
 ---
-"""
-
-SORTED_BY_A_SERVER = """\
-apiVersion: apps/v1
-kind: Deployment
-metadata:
-  annotations:
-    deployment.kubernetes.io/revision: "1"
-  creationTimestamp: "2026-01-01T00:00:00Z"
-  generation: 1
-  name: sorted
-spec:
-  selector:
-    matchLabels:
-      a: b
-  template:
-    metadata:
-      creationTimestamp: null
-      labels:
-        a: b
-    spec:
-      containers:
-      - args:
-        - train.py
-        command:
-        - torchrun
-        image: i
-        imagePullPolicy: IfNotPresent
-        name: c
-        resources: {}
-        terminationMessagePath: /dev/termination-log
-        terminationMessagePolicy: File
-      dnsPolicy: ClusterFirst
-      restartPolicy: Always
-      schedulerName: default-scheduler
-      securityContext: {}
-      terminationGracePeriodSeconds: 30
-status: {}
 """
 
 OPEN_KEYS = """\
@@ -522,9 +453,6 @@ spec:
     minReplicas: 1
     maxReplicas: 2
     maxRestarts: 100
-    metrics:
-      - type: Resource
-        resource: {name: cpu, target: {type: Utilization, averageUtilization: 80}}
   pytorchReplicaSpecs:
     Worker:
       replicas: 2
@@ -534,141 +462,18 @@ spec:
           containers:
             - name: pytorch
               image: REPLACE/pytorch
-              imagePullPolicy: IfNotPresent
               env: [{name: LOGLEVEL, value: DEBUG}]
-              command: [python, -m, torch.distributed.run, /workspace/examples/train.py, \
---arch=resnet18, --epochs=20, --batch-size=32, --workers=0, /workspace/data]
+              command: [python, -m, torch.distributed.run, train.py, --epochs=20, /data]
 """
 """As the guide of the training-operator has it."""
 
-ELASTIC_MPI_JOB = """\
-apiVersion: kubeflow.org/v1
-kind: MPIJob
-metadata:
-  name: mnist-elastic
-spec:
-  slotsPerWorker: 1
-  runPolicy:
-    cleanPodPolicy: Running
-  mpiReplicaSpecs:
-    Launcher:
-      replicas: 1
-      template:
-        spec:
-          priorityClassName: preserved-pc
-          containers:
-            - name: mpi-launcher
-              image: REPLACE/horovod
-              command:
-                - horovodrun
-                - -np
-                - "2"
-                - --min-np
-                - "1"
-                - --max-np
-                - "3"
-                - --host-discovery-script
-                - /etc/mpi/discover_hosts.sh
-                - python
-                - /examples/elastic/train.py
-              resources:
-                requests: {cpu: 1, memory: 2Gi}
-                limits: {cpu: 1, memory: 2Gi}
-    Worker:
-      replicas: 2
-      template:
-        spec:
-          priorityClassName: preemptible-pc
-          containers:
-            - name: mpi-worker
-              image: REPLACE/horovod
-              resources:
-                requests: {cpu: 2, memory: 4Gi}
-                limits: {cpu: 2, memory: 4Gi}
-"""
-"""Elastic Horovod under the training-operator: the launcher stays, workers may be preempted."""
-
-ELASTIC_TRAINING_JOB = """\
-apiVersion: kai.alibabacloud.com/v1alpha1
-kind: TrainingJob
-metadata: {name: elastic-training, namespace: default}
-spec:
-  cleanPodPolicy: Running
-  etReplicaSpecs:
-    launcher:
-      replicas: 1
-      template:
-        spec:
-          containers:
-            - name: launcher
-              image: REPLACE/horovod
-              command: [sh, -c, "horovodrun -np 2 --min-np 1 --max-np 9 \
---host-discovery-script /etc/edl/discover_hosts.sh python /examples/elastic/train.py"]
-    worker:
-      replicas: 2
-      minReplicas: 1
-      maxReplicas: 9
-      template:
-        spec:
-          containers:
-            - name: worker
-              image: REPLACE/horovod
-              resources: {limits: {nvidia.com/gpu: "1"}}
-"""
-"""As the guide of the et-operator has it."""
-
-PRIORITY_CLASSES = """\
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: inference-pc}
-value: 100000000
-preemptionPolicy: PreemptLowerPriority
-description: online inference; may preempt
----
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: preserved-pc}
-value: 90000000
-preemptionPolicy: Never
-description: training pods that must stay
----
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: preemptible-pc}
-value: 80000001
-preemptionPolicy: Never
-description: training pods that may be preempted
-"""
-"""What goes with such jobs, and has no pods."""
-
-SCALE_IN = """\
-apiVersion: kai.alibabacloud.com/v1alpha1
-kind: ScaleIn
-metadata: {generateName: scalein-, namespace: default}
-spec:
-  selector: {name: elastic-training}
-  toDelete:
-    count: 1            # the highest indices go; or podNames: [elastic-training-worker-1]
-"""
-"""What scales one of the et-operator down."""
-
-SCALE_OUT = """\
-apiVersion: kai.alibabacloud.com/v1alpha1
-kind: ScaleOut
-metadata: {generateName: scaleout-, namespace: default}
-spec:
-  selector: {name: elastic-training}
-  timeout: 300          # seconds; then all that were added are taken back
-  toAdd: {count: 2}
-"""
-"""What scales one of the et-operator up."""
-
-WITHOUT_PODS = {"priority-classes": PRIORITY_CLASSES, "scale-in": SCALE_IN, "scale-out": SCALE_OUT}
+_DIGITS = yaml.safe_load(COMMENTED_DEPLOYMENT)
+SORTED_BY_A_SERVER = yaml.safe_dump({**_DIGITS, "status": {}})
+del _DIGITS["spec"]["template"]["spec"]["initContainers"]
+JSON = json.dumps(_DIGITS, indent=4) + "\n"
 
 CORPUS = {
     "elastic-pytorch-job": ELASTIC_PYTORCH_JOB,
-    "elastic-mpi-job": ELASTIC_MPI_JOB,
-    "elastic-training-job": ELASTIC_TRAINING_JOB,
     "own-rendezvous": OWN_RENDEZVOUS,
     "plain-pod": PLAIN_POD,
     "commented-deployment": COMMENTED_DEPLOYMENT,

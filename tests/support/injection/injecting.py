@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
+import pytest
 import yaml
 
 from console.inject.injection import Injected, Request, inject
+from rdzv.errors import ConfigError
 
 FLAGS = {
     "job": "digits",
@@ -17,6 +20,44 @@ FLAGS = {
     "etcd_endpoints": "etcd:2379",
     "image": "example.org/muster-sidecar:0.1.0",
 }
+POD = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: digits
+spec:
+  template:
+    spec:
+      volumes:
+        - name: data
+          emptyDir: {}
+      containers:
+        - name: trainer
+          image: i
+          command: ["torchrun"]
+          env:
+            - name: A
+              value: b
+"""
+
+
+def manifest(kind: str = "Deployment", /, *, pod: Any = None, **container: Any) -> str:
+    """JSON of an object with one container."""
+    template = {"spec": {"containers": [{"name": "c", "image": "i", **container}], **(pod or {})}}
+    groups = {"Job": "batch/v1", "CronJob": "batch/v1", "Unheard": "example.org/v1"}
+    spec: dict[str, Any] = {"template": template}
+    if kind == "CronJob":
+        spec = {"jobTemplate": {"spec": spec}}
+    version = groups.get(kind, "apps/v1")
+    metadata = {"name": "digits"}
+    return json.dumps({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec})
+
+
+def edited(text: str, old: str, new: str) -> str:
+    """``text`` with the last ``old`` changed: the training container is behind the sidecar."""
+    before, found, after = text.rpartition(old)
+    assert found
+    return before + new + after
 
 
 @functools.cache
@@ -26,6 +67,15 @@ def injected(text: str, /, **flags: str | None) -> Injected:
 
 def again(text: str, /, **flags: str | None) -> str:
     return inject(text, Request(flags, {})).text
+
+
+def refused(text: str, /, **flags: str | None) -> list[str]:
+    """Why nothing is put in, a sentence each."""
+    with pytest.raises(ConfigError) as caught:
+        injected(text, **flags)
+    lines = str(caught.value).splitlines()
+    assert all(len(line) < 400 for line in lines)
+    return lines
 
 
 def loaded(text: str) -> list[Any]:
@@ -57,3 +107,14 @@ def pods(value: Any) -> list[Any]:
         return []
     own = [value] if isinstance(value.get("containers"), list) else []
     return own + [pod for below in value.values() for pod in pods(below)]
+
+
+def sidecars(text: str) -> list[Any]:
+    """Every sidecar in an injected text."""
+    first = [pod["initContainers"][0] for pod in pods(loaded(text)) if pod.get("initContainers")]
+    return [one for one in first if one["name"] == "muster"]
+
+
+def variables(container: Any) -> dict[str, Any]:
+    """What a container's variables say: text, or where the text comes from."""
+    return {v["name"]: v.get("value", v.get("valueFrom")) for v in container.get("env") or []}
