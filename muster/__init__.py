@@ -10,6 +10,8 @@ from muster.learning_rate import scale_lr
 from muster.progress import report_step
 from muster.resuming import CheckpointMissing, check_start
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CheckpointMissing",
     "Drain",

@@ -87,7 +87,7 @@ class RunDir:
             self._make_dir(self.path / layout.MODULES, 0o755)
             self._make_dir(self.path / layout.MODULES / "muster", 0o755)
             for source in files("muster").iterdir():
-                if source.name.endswith(".py"):
+                if source.name.endswith(".py") and source.name != "__main__.py":
                     self._write(
                         f"{layout.MODULES}/muster/{source.name}", source.read_bytes(), 0o644
                     )

@@ -93,7 +93,7 @@ async def _swept(run: str) -> AsyncIterator[Path]:
     adopt_orphans()
     directory = await asyncio.to_thread(tempfile.mkdtemp, prefix="muster-")
     sweeper = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "console.local.processes.sweeper", run, directory),
+        *(sys.executable, "-P", "-m", "console.local.processes.sweeper", run, directory),
         stdin=asyncio.subprocess.PIPE,
         env=own_environment(os.environ),
         start_new_session=True,

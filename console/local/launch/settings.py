@@ -57,7 +57,7 @@ class Settings:
 
 def sidecar_command() -> tuple[str, ...]:
     """The sidecar, run by the interpreter that runs this."""
-    return (sys.executable, "-m", "console.main", "agent")
+    return (sys.executable, "-P", "-m", "console.main", "agent")
 
 
 def own_environment(base: Mapping[str, str]) -> dict[str, str]:

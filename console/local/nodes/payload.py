@@ -183,5 +183,5 @@ def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:
 
 def _copy_package(source: Path, target: Path) -> None:
     # What is compiled appears and goes while others run.
-    ignored = shutil.ignore_patterns("__pycache__")
+    ignored = shutil.ignore_patterns("__pycache__", "_program")
     shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
