@@ -13,10 +13,15 @@ from agent import process
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
 from agent.config.table import settings_of, unknown_variables
 from agent.telemetry import logs
+from console.help import Command
 from console.options import configured_by
 
 
-@click.command(epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/node-0")
+@click.command(
+    cls=Command,
+    short_help="The sidecar of one worker: what the image runs.",
+    epilog="Example: muster agent --job digits --min 2 --max 4 --run-dir /tmp/node-0",
+)
 @configured_by(Config)
 def agent(config: Config) -> int:
     """Run the sidecar of one worker: what the image does.

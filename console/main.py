@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line ``muster``: each command is imported only when it is asked for.
 
-Exit status: 0 done, 2 usage or configuration, 69 store not reachable, 70 a defect of ours.
+Exit status: 0 done, 2 usage or configuration, 66 no such job, 69 store not reachable,
+70 a defect of ours.
 """
 
 from __future__ import annotations
@@ -9,54 +10,66 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib import import_module
-from typing import cast
 
 import click
 
+from console.help import CommandsByTask
+from console.version import print_version
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
     EXIT_DEFECT,
     EXIT_INTERRUPTED,
+    EXIT_NO_JOB,
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from rdzv.errors import ConfigError, MembershipError, MusterError, StoreError
+from rdzv.errors import ConfigError, JobNotFound, MembershipError, MusterError, StoreError
 
-COMMANDS = {
-    "admit": "console.job.admit:admit",
-    "agent": "console.agent:agent",
-    "doctor": "console.doctor.command:doctor",
-    "drain": "console.job.drain:drain",
-    "forget": "console.job.forget:forget",
-    "history": "console.job.history:history",
-    "hosts": "console.job.hosts:hosts",
-    "inject": "console.inject.command:inject",
-    "local": "console.local.command:local",
-    "notice": "console.notice:notice",
-    "status": "console.job.status:status",
-    "store": "console.store:store",
-    "store-role": "console.store_role:store_role",
+TASKS = {
+    "Start here": {
+        "local": "console.local.command:local",
+        "inject": "console.inject.command:inject",
+        "doctor": "console.doctor.command:doctor",
+    },
+    "Look at a job": {
+        "status": "console.job.status:status",
+        "hosts": "console.job.hosts:hosts",
+        "history": "console.job.history:history",
+    },
+    "Operate a job": {
+        "drain": "console.job.drain:drain",
+        "admit": "console.job.admit:admit",
+        "forget": "console.job.forget:forget",
+    },
+    "Set up a store": {
+        "store": "console.store:store",
+        "store-role": "console.store_role:store_role",
+    },
+    "Run in a pod": {
+        "agent": "console.agent:agent",
+        "notice": "console.notice:notice",
+    },
+    "About Muster": {"version": "console.version:version"},
 }
 
 
-class LazyGroup(click.Group):
-    """A group that knows its commands by name: the sidecar loads no table or chart."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Name all commands."""
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command."""
-        place = COMMANDS.get(cmd_name)
-        if place is None:
-            return None
-        module, _, name = place.partition(":")
-        return cast(click.Command, getattr(import_module(module), name))
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandsByTask,
+    tasks=TASKS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""\b
+Shell completion, for bash (zsh and fish alike):
+  eval "$(_MUSTER_COMPLETE=bash_source muster)"
+""",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=print_version,
+    help="Print the versions of Muster, Python and torch, and end.",
+)
 def muster() -> None:
     """Keep elastic training jobs running while their pods come and go."""
 
@@ -72,7 +85,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
-        error.show()
+        click.echo(f"muster: {_sentence(error)}".replace("\n", "\nmuster: "), err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Who read our output has gone; Python must not try to flush the rest at exit.
@@ -87,7 +100,16 @@ def main() -> None:
         sys.exit(EXIT_DEFECT)
 
 
+def _sentence(error: click.ClickException) -> str:
+    """What was wrong, in the form of every other error, and where the right use is told."""
+    context = getattr(error, "ctx", None)
+    text = error.format_message().rstrip(".")
+    return f"{text}\nsee {context.command_path} --help" if context else text
+
+
 def _status(error: MusterError) -> int:
+    if isinstance(error, JobNotFound):
+        return EXIT_NO_JOB
     if isinstance(error, ConfigError | MembershipError):
         return EXIT_USAGE
     return EXIT_UNAVAILABLE if isinstance(error, StoreError) else EXIT_DEFECT

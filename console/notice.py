@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from console.help import Command
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
 
@@ -16,6 +17,7 @@ ANSWER_TIMEOUT_S = 5.0
 
 
 @click.command(
+    cls=Command,
     short_help="Tell this pod's sidecar that the pod will go away.",
     epilog="Example, as the sidecar's preStop hook: muster notice --reason 'the pod is deleted'",
 )

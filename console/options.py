@@ -10,7 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
+from agent.config.sidecar import STORE_SETTINGS
 from agent.config.table import Configuration, Setting, load, settings_of
+from console.help import STORE_SECTION, SectionedOption
+from rdzv.errors import ConfigError
 
 C = TypeVar("C", bound=Configuration)
 Command = Callable[..., Any]
@@ -28,11 +31,35 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
             return command(config=load(kind, flags, os.environ), **arguments)
 
         for name, setting in reversed(settings.items()):
-            option = click.option(setting.flag, name, metavar=setting.metavar, help=_help(setting))
+            section = STORE_SECTION if name in STORE_SETTINGS else "Options"
+            option = click.option(
+                *(setting.flag, name),
+                cls=SectionedOption,
+                section=section,
+                metavar=setting.metavar,
+                help=_help(setting),
+            )
             read = option(read)
         return read
 
     return decorate
+
+
+def job_named(command: Command) -> Command:
+    """Decorate a command about one job: its name may be given without ``--job``, too."""
+
+    @functools.wraps(command)
+    def read(named: str | None, **arguments: Any) -> Any:
+        return command(**{**arguments, "job": one_job(named, arguments["job"])})
+
+    return click.argument("named", metavar="[JOB]", required=False)(read)
+
+
+def one_job(named: str | None, option: str | None) -> str | None:
+    """Take the job from where it is named: the argument or ``--job``; both may say the same."""
+    if named is not None and option not in (None, named):
+        raise ConfigError(f"two jobs are named, {named} and, by --job, {option}: name one")
+    return option if named is None else named
 
 
 def shown_with(command: Command) -> Command:

@@ -10,7 +10,8 @@ import click
 
 from agent.config import parsers
 from agent.config.sidecar import StoreConfig
-from console.options import configured_by
+from console.help import Command
+from console.options import configured_by, one_job
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access, password_in
@@ -20,6 +21,7 @@ from rdzv.store.etcd.rights import WRITE_TIMEOUT_S, JobRole, Rights
 
 @click.command(
     "store-role",
+    cls=Command,
     short_help="The store's user and rights for one job: as etcdctl commands, or made.",
     epilog="""\b
 Examples:
@@ -31,7 +33,8 @@ With --apply, the --etcd-* settings are those of somebody who may manage users: 
 """,
 )
 @configured_by(StoreConfig)
-@click.argument("job")
+@click.argument("named", metavar="[JOB]", required=False)
+@click.option("--job", metavar="NAME", help="Name of the job, where it is not given as JOB.")
 @click.option(
     "--user", metavar="NAME", help="The job's user, as a sidecar or its certificate names itself."
 )
@@ -46,7 +49,8 @@ With --apply, the --etcd-* settings are those of somebody who may manage users: 
 @click.option("--apply", is_flag=True, help="Make them in the store, or complete them.")
 def store_role(
     config: StoreConfig,
-    job: str,
+    named: str | None,
+    job: str | None,
     user: str | None,
     new_password_file: str | None,
     no_password: bool,
@@ -57,6 +61,9 @@ def store_role(
     One user and one role, which may read and write what is under the job's own prefix, and
     nothing else: no other job's records. Everything that a sidecar does is within it.
     """
+    job = one_job(named, job)
+    if job is None:
+        raise ConfigError("JOB is missing: the name of the job whose user and rights these are")
     try:
         role = JobRole(JobKeys(config.namespace, parsers.name(job)), _user(user))
     except ValueError as error:

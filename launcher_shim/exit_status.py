@@ -11,6 +11,9 @@ EXIT_FAULT = 1
 """``muster doctor`` has found what a job cannot rest on."""
 EXIT_USAGE = 2
 """The command line or the configuration is wrong."""
+EXIT_NO_JOB = 66
+"""The store has no such job."""
+
 EXIT_UNAVAILABLE = 69
 """The store is not reachable."""
 EXIT_DEFECT = 70

@@ -5,6 +5,7 @@
 
     MusterError
     ├── ConfigError            a user's mistake: flag, variable, file            exit 2
+    │   └── JobNotFound          the store has no such job                      exit 66
     ├── StoreError             the store did not do what was asked
     │   ├── StoreUnavailable     certainly not applied; try again                exit 69
     │   ├── StoreAmbiguous       may have been applied; re-read, then decide
@@ -30,6 +31,10 @@ class MusterError(Exception):
 
 class ConfigError(MusterError):
     """The user's configuration is wrong; the message names what, where and what to do."""
+
+
+class JobNotFound(ConfigError):
+    """The store has no record of the job that was named."""
 
 
 class StoreError(MusterError):

@@ -119,6 +119,9 @@ _ACCESS = {
     "store_driver": "driver",
 }
 
+STORE_SETTINGS = frozenset(_ACCESS)
+"""Names of the settings that say which store, and how it lets us in."""
+
 
 def _access(values: Mapping[str, Any]) -> Access:
     return Access(**{parameter: values[name] for name, parameter in _ACCESS.items()})

@@ -15,23 +15,26 @@ from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.doctor.diagnosis import Finding, Report, diagnose, percentile
 from console.doctor.examine import examine
-from console.options import configured_by
+from console.help import Command
+from console.options import configured_by, job_named
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
 
 
 @click.command(
+    cls=Command,
+    statuses={1: "there is a fault", 69: "no endpoint answers a read"},
     short_help="What is wrong with the store, and what to do.",
     epilog="\b\nExamples:\n  muster doctor --job digits\n"
     "  muster doctor --job digits --json || echo broken",
 )
+@job_named
 @configured_by(JobConfig)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def doctor(config: JobConfig, as_json: bool) -> int:
     """Examine the store that a job rests on, and this job's rights in it.
 
-    Ends with 0 if the job can rest on it (warnings do not count), 1 if there is a fault, 69 if
-    it is away: no endpoint answers a read. The rights are tried out on a key of its own under the
-    job's prefix, which is deleted again.
+    The job can rest on it where there is no fault; warnings do not count. The rights are tried out
+    on a key of its own under the job's prefix, which is deleted again.
     """
     logging.getLogger("rdzv").setLevel(logging.ERROR)  # what it warns of is told as a finding
     report = asyncio.run(examine(config, SystemRandom()))

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from console.help import Command
 from console.inject import injection
 from console.inject.injection import Request
 from console.inject.settings import TABLE
@@ -32,6 +33,7 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(
+    cls=Command,
     short_help="Add the sidecar to a manifest.",
     epilog="Example: muster inject train.yaml --min 2 --max 8 --etcd-endpoints etcd:2379"
     " --image example.org/muster-sidecar:0.1.0 | kubectl apply -f -",

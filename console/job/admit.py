@@ -10,6 +10,7 @@ from time import time
 import click
 
 from agent.config.sidecar import JobConfig
+from console.help import Command
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by
@@ -21,6 +22,7 @@ from rdzv.store import Compare, Delete, Operation
 
 
 @click.command(
+    cls=Command,
     short_help="Let a quarantined member into the job again.",
     epilog="\b\nExample:\n  muster admit trainer-3 --job digits",
 )

@@ -18,6 +18,7 @@ import click
 from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from console.help import Command
 from console.job.reading import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
@@ -51,14 +52,18 @@ Tell = Callable[[str, str, str, str], None]
 
 
 @click.command(
+    cls=Command,
+    statuses={
+        3: "with --wait: the deadline passed first",
+        4: "with --wait: it was cancelled",
+        5: "with --wait: the member was lost first",
+        6: "with --wait: released without a save: nothing to save, or a script takes no part",
+    },
     short_help="Let one member go, after all ranks have saved the same step.",
     epilog="""\b
 Examples:
   muster drain trainer-3 --job digits --wait
   muster drain trainer-3 --job digits --cancel
-
-With --wait, the status is 0 where it was released after a save, 3 expired, 4 cancelled, 5 lost
-before that, 6 released without a save (there was nothing to save, or a script takes no part).
 """,
 )
 @configured_by(JobConfig)

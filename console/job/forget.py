@@ -11,10 +11,11 @@ from time import time
 import click
 
 from agent.config.sidecar import JobConfig
+from console.help import Command
 from console.job.drain import requester, write
 from console.job.reading import connected
-from console.options import configured_by
-from rdzv.errors import ConfigError
+from console.options import configured_by, job_named
+from rdzv.errors import JobNotFound
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.snapshot import Snapshot
@@ -22,9 +23,11 @@ from rdzv.store import Compare, Delete, Operation, Put
 
 
 @click.command(
+    cls=Command,
     short_help="Forget the last commit, to train from scratch.",
     epilog="Example: muster forget --job digits",
 )
+@job_named
 @configured_by(JobConfig)
 def forget(config: JobConfig) -> int:
     """Forget the step that all ranks of the job have saved last.
@@ -43,7 +46,7 @@ async def _forget(config: JobConfig) -> str:
     async with connected(config) as client:
         before = client.membership.snapshot()
         if not client.mirror.kvs:
-            raise ConfigError(
+            raise JobNotFound(
                 f"the store has no job {config.job} in namespace {config.namespace}: check --job"
                 " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE)"
             )

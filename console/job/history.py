@@ -12,8 +12,9 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from console.help import Command
 from console.job.reading import following, look
-from console.options import configured_by, shown_with
+from console.options import configured_by, job_named, shown_with
 from rdzv.records.history import HistoryEntry
 
 UNTOLD = frozenset({"pod_uid"})
@@ -21,9 +22,11 @@ UNTOLD = frozenset({"pod_uid"})
 
 
 @click.command(
+    cls=Command,
     short_help="What happened to a job: joins, leaves, losses, drains, rounds.",
     epilog="\b\nExamples:\n  muster history --job digits\n  muster history --job digits --watch",
 )
+@job_named
 @configured_by(JobConfig)
 @shown_with
 def history(config: JobConfig, as_json: bool, watch: bool) -> None:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import click
 
 from agent.config.sidecar import JobConfig
+from console.help import Command
 from console.job.output import Face, Grid, show
 from console.job.view import JobView
-from console.options import configured_by, shown_with
+from console.options import configured_by, job_named, shown_with
 
 
 @click.command(
+    cls=Command,
     short_help="The hosts that launchers may use now.",
     epilog="\b\nExamples:\n  muster hosts --job digits\n  muster hosts --job digits --json --watch",
 )
+@job_named
 @configured_by(JobConfig)
 @shown_with
 def hosts(config: JobConfig, as_json: bool, watch: bool) -> None:

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
 from agent.config.sidecar import JobConfig
+from console.job.outage import cause, endpoint_is_local
 from console.job.view import JobView, view_of
-from rdzv.errors import ConfigError, StoreUnavailable
+from rdzv.errors import JobNotFound, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.mirror import Mirror
 from rdzv.paging import read_all
 from rdzv.store.opening import open_store
 
@@ -23,7 +26,7 @@ REACH_TIMEOUT_S = 5.0
 async def look(config: JobConfig) -> JobView:
     """Read the job once.
 
-    Raises ``StoreUnavailable`` after ``REACH_TIMEOUT_S``, ``ConfigError`` if there is no such job.
+    Raises ``StoreUnavailable`` after ``REACH_TIMEOUT_S``, ``JobNotFound``.
     """
     keys = JobKeys(config.namespace, config.job)
     store = open_store(config.access)
@@ -34,7 +37,7 @@ async def look(config: JobConfig) -> JobView:
     finally:
         await store.close()
     if not read.kvs:
-        raise ConfigError(
+        raise JobNotFound(
             f"the store has no job {config.job} in namespace {config.namespace}: check --job"
             " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE), or wait for it with --watch"
         )
@@ -48,6 +51,8 @@ async def connected(config: JobConfig) -> AsyncIterator[JobClient]:
     Raises ``StoreUnavailable`` if the first read takes longer than ``REACH_TIMEOUT_S``; later on
     the last view stays.
     """
+    # An outage is told once, in a sentence for people.
+    logging.getLogger(Mirror.__module__).setLevel(logging.ERROR)
     store = open_store(config.access)
     client = JobClient.of(store, JobKeys(config.namespace, config.job), clock=monotonic)
     try:
@@ -82,7 +87,10 @@ async def _views(client: JobClient) -> AsyncIterator[JobView]:
 
 def _unreachable(config: JobConfig, trouble: str) -> StoreUnavailable:
     where = ", ".join(config.etcd_endpoints)
+    job = f" --job {config.job}"
+    local = all(endpoint_is_local(endpoint) for endpoint in config.etcd_endpoints)
+    start = f"muster store --listen {config.etcd_endpoints[0]} starts one; or " if local else ""
     return StoreUnavailable(
-        f"the store at {where} does not answer within {REACH_TIMEOUT_S:g} s"
-        f"{f' ({trouble})' if trouble else ''}: check --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+        f"cannot reach the store at {where} within {REACH_TIMEOUT_S:g} s ({cause(trouble)}):"
+        f" {start}set --etcd-endpoints (MUSTER_ETCD_ENDPOINTS); muster doctor{job} says more"
     )

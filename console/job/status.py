@@ -6,9 +6,10 @@ from __future__ import annotations
 import click
 
 from agent.config.sidecar import JobConfig
+from console.help import Command
 from console.job.output import Face, Grid, show
 from console.job.view import JobView
-from console.options import configured_by, shown_with
+from console.options import configured_by, job_named, shown_with
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
@@ -18,9 +19,11 @@ AUTH_TIMEOUT_S = 2.5
 
 
 @click.command(
+    cls=Command,
     short_help="Members and rounds of a job.",
     epilog="\b\nExamples:\n  muster status --job digits\n  muster status --job digits --watch",
 )
+@job_named
 @configured_by(JobConfig)
 @shown_with
 def status(config: JobConfig, as_json: bool, watch: bool) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from agent.config.sidecar import Config, StoreConfig
 from agent.config.table import load, settings_of
+from console.help import Command
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine, read_launch_line
 from console.local.launch.settings import MAX_NODES, Settings
@@ -36,6 +37,8 @@ _EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.it
 
 @click.command(
     "local",
+    cls=Command,
+    statuses={0: "the job finished"},
     short_help="An elastic job on this machine: simulated nodes, no Kubernetes, no root.",
     context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog=f"""\b

@@ -246,7 +246,7 @@ async def test_a_store_that_does_not_answer_is_status_69() -> None:
 
 async def test_an_unknown_job_is_told(server: EmbeddedServer) -> None:
     ended = await muster("status", "--job", "other", "--etcd-endpoints", server.endpoint)
-    assert ended.status == 2
+    assert ended.status == 66
     assert "no job other in namespace default" in ended.err
 
 

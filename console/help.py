@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The look of ``--help``: commands by task, settings of the store last, exit statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, cast
+
+import click
+
+from launcher_shim.exit_status import (
+    EXIT_DEFECT,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NO_JOB,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
+
+STATUSES = {
+    EXIT_DONE: "done",
+    EXIT_USAGE: "an option, a setting or a file is wrong",
+    EXIT_DEFECT: "a defect of Muster",
+    EXIT_INTERRUPTED: "ended by Ctrl-C",
+}
+"""What each command may end with."""
+
+STORE_STATUSES = {
+    EXIT_NO_JOB: "the store has no such job",
+    EXIT_UNAVAILABLE: "the store cannot be reached",
+}
+"""What a command that looks into a store may end with, too."""
+
+
+STORE_SECTION = "Store"
+"""The heading of the settings that say which store, and how it lets us in."""
+
+
+class SectionedOption(click.Option):
+    """An option under a heading of its own, after those without."""
+
+    def __init__(self, *args: Any, section: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose help ends with its settings of the store and its exit statuses."""
+
+    def __init__(self, *args: Any, statuses: Mapping[int, str] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        sections = {getattr(parameter, "section", "") for parameter in self.params}
+        of_stores = STORE_STATUSES if STORE_SECTION in sections else {}
+        self.statuses = {**STATUSES, **of_stores, **(statuses or {})}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and isinstance(parameter, click.Option):
+                section = getattr(parameter, "section", "Options")
+                sections.setdefault(section, []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the exit statuses before the examples."""
+        with formatter.section("Exit status"):
+            formatter.write_dl(
+                [(str(status), self.statuses[status]) for status in sorted(self.statuses)]
+            )
+        super().format_epilog(ctx, formatter)
+
+
+class CommandsByTask(click.Group):
+    """A group that imports a command only when it is asked for, and lists them by task.
+
+    ``tasks``: task → name of a command → ``module:attribute``.
+    """
+
+    def __init__(self, *args: Any, tasks: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.tasks = tasks
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Name all commands in the order of their tasks."""
+        return [name for commands in self.tasks.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
+        for commands in self.tasks.values():
+            if cmd_name in commands:
+                module, _, name = commands[cmd_name].partition(":")
+                return cast(click.Command, getattr(import_module(module), name))
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest the nearest name where there is no such command."""
+        names = self.list_commands(ctx)
+        if args and not args[0].startswith("-") and args[0] not in names:
+            near = get_close_matches(args[0], names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "muster --help lists them"
+            raise click.UsageError(f"there is no command {args[0]!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a section for each task."""
+        width = max(map(len, self.list_commands(ctx)))
+        for task, commands in self.tasks.items():
+            rows = []
+            for name in commands:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                limit = formatter.width - 6 - width
+                rows.append((name.ljust(width), command.get_short_help_str(limit)))
+            with formatter.section(task):
+                formatter.write_dl(rows)

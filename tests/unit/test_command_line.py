@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a newcomer meets it: help, versions, mistakes, exit statuses."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+import muster
+from console.job.outage import cause, endpoint_is_local
+from console.main import TASKS
+from console.main import main as command_line
+from console.main import muster as program
+
+COMMANDS = [name for commands in TASKS.values() for name in commands]
+
+
+def helped(*arguments: str) -> str:
+    outcome = CliRunner().invoke(program, [*arguments, "--help"], terminal_width=100)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+def test_help_begins_where_a_newcomer_starts() -> None:
+    shown = helped()
+    places = [shown.index(f"\n{task}:\n") for task in TASKS]
+    assert places == sorted(places)
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_ends_with_the_exit_statuses(name: str) -> None:
+    shown = helped(name)
+    assert "\nExit status:\n  0 " in shown
+    assert ("\nStore:\n" in shown) == ("\n  69 " in shown)
+
+
+@pytest.mark.parametrize("name", ["status", "drain", "agent"])
+def test_settings_of_the_store_come_after_the_commands_own(name: str) -> None:
+    shown = helped(name)
+    assert shown.index("--job") < shown.index("\nStore:\n") < shown.index("--etcd-endpoints")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("drian",),
+            "there is no command 'drian': did you mean 'drain'?\nmuster: see muster --help",
+        ),
+        (("xyzzy",), "there is no command 'xyzzy': muster --help lists them"),
+        (("drain", "--job", "a"), "Missing argument 'MEMBER'\nmuster: see muster drain --help"),
+        (("status",), "--job (MUSTER_JOB) is missing"),
+        (("status", "a", "--job", "b"), "two jobs are named, a and, by --job, b: name one"),
+        (("store-role",), "JOB is missing"),
+        (("status", "--jbo", "a"), "Did you mean"),
+    ],
+)
+def test_every_mistake_is_told_in_one_form(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.setattr("sys.argv", ["muster", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert all(line.startswith("muster: ") for line in error.splitlines())
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_version_names_what_a_report_needs(arguments: list[str]) -> None:
+    shown = CliRunner().invoke(program, arguments).output
+    assert shown.startswith(f"muster {muster.__version__}")
+    assert all(word in shown for word in ("store schema 1", "python 3.", "torch"))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("Failed to connect to remote host: Connection refused", "nothing listens there"),
+        ("DNS resolution failed for nowhere:2379", "the name is not known"),
+        ("CERTIFICATE_VERIFY_FAILED", "the certificates do not fit"),
+        ("DEADLINE_EXCEEDED", "it does not answer"),
+        ("", "it does not answer"),
+        ("something new", "something new"),
+    ],
+)
+def test_why_a_store_cannot_be_reached(trouble: str, said: str) -> None:
+    assert said in cause(trouble)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "local"),
+    [
+        ("127.0.0.1:2379", True),
+        ("localhost:2379", True),
+        ("[::1]:2379", True),
+        ("etcd:2379", False),
+        ("https://127.0.0.1:2379", False),
+    ],
+)
+def test_a_store_of_ones_own_is_only_offered_on_this_machine(endpoint: str, local: bool) -> None:
+    assert endpoint_is_local(endpoint) is local
