@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.drain.service import Drains
-from agent.drain.view import Rounds
+from agent.drain.view import RoundSource
 from agent.hosts import HostDelivery
-from agent.launcher.check import Policy
-from agent.launcher.watcher import Lookout
+from agent.launcher.check import LauncherPolicy
+from agent.launcher.watcher import LauncherWatcher
 from agent.rundir.files import RunDir
 from agent.store_version import StoreVersion
 from agent.surroundings import MemberSettings, Sockets, Surroundings
@@ -47,7 +47,7 @@ class LauncherParts:
     hosts: HostDelivery
     endpoint: Endpoint
     drains: Drains
-    lookout: Lookout
+    lookout: LauncherWatcher
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
@@ -113,7 +113,7 @@ def drains_of(
     around: Surroundings,
     settings: MemberSettings,
     member: MemberParts,
-    rounds: Rounds,
+    rounds: RoundSource,
     run_dir: RunDir,
     notice_path: Path | None,
 ) -> Drains:
@@ -153,14 +153,14 @@ def launcher_parts(
     )
     endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir)
     drains = drains_of(around, settings, member, endpoint, run_dir, sockets.notice_path)
-    policy = Policy(
+    policy = LauncherPolicy(
         settings.keys.job_name,
         identity.min_workers,
         identity.max_workers,
         settings.launcher_port,
         relayed=settings.relayed,
     )
-    lookout = Lookout(
+    lookout = LauncherWatcher(
         run_dir,
         client,
         registrar,

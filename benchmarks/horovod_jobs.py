@@ -23,13 +23,13 @@ from benchmarks.node_processes import REPOSITORY
 from console.local.launch.horovod_line import read_horovod_line
 from console.local.launch.settings import (
     LAUNCHER,
+    LocalSettings,
     Pod,
-    Settings,
     horovodrun_environment,
     sidecar_command,
     sidecar_environment,
 )
-from console.local.nodes.payload import Agent, Horovodrun
+from console.local.nodes.payload import ExecHost, Horovodrun
 from console.local.processes import child
 from console.local.processes.marked import end_all, marked
 from console.local.processes.ports import free_ports
@@ -75,7 +75,7 @@ class HorovodJob:
         words = ("horovodrun", "--gloo-timeout-seconds", str(GLOO_TIMEOUT_S))
         # -P: the script's folder has a module of the name horovod.
         self.line = read_horovod_line((*words, "python", "-P", str(SCRIPT)), 1)
-        self.settings = Settings(
+        self.settings = LocalSettings(
             run=run,
             namespace="bench",
             job=f"horovod-{run[:8]}",
@@ -281,7 +281,7 @@ class MusterJob(HorovodJob):
     async def list(self, host: Host) -> float:
         registered = asyncio.create_task(self._until_registered(host))
         await self._start_sidecar(host)
-        payload = Agent(self.settings, self.directory / "workers")
+        payload = ExecHost(self.settings, self.directory / "workers")
         pod = host.pod
         process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
         self._agents[host] = await self.training_child(host, process.command, process.environment)

@@ -29,13 +29,13 @@ from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
-from rdzv.store.etcd.endpoint import Endpoint
+from rdzv.store.etcd.endpoint import EtcdEndpoint
 
 LEAVE_S = 60.0
 """More than a preStop has: the whole third leaves on the processor of a few."""
 
 
-class OwnConnection(Endpoint):
+class OwnConnection(EtcdEndpoint):
     """Shares its connection with no other sidecar of this process: in a cluster none could."""
 
     def _open(self, options: Sequence[tuple[str, int]]) -> None:
@@ -51,7 +51,7 @@ class CountedStore(EtcdStore):
     counts: Counter[str]
     settled = 0
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
         return [OwnConnection(target, files) for target in access.targets]
 
     async def range(self, *args: Any, **options: Any) -> RangeResult:

@@ -27,7 +27,7 @@ SAVE = "save"
 COUNTS_ANEW = "the loop counts its steps anew"
 
 
-class Gate(NamedTuple):
+class RankGate(NamedTuple):
     """The part of ``gate.json`` that a rank acts on. ``master`` names the round it is about."""
 
     epoch: int
@@ -65,7 +65,7 @@ def arrive(rank: Rank, step: int) -> Rank:
     return rank._replace(step=step, held=False, saving=0)
 
 
-def decide(rank: Rank, gate: Optional[Gate]) -> Tuple[str, Rank]:
+def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
     """Say what to do next: one of ``PUBLISH``, ``WAIT``, ``GO`` and ``SAVE``."""
     if gate is None:
         return _go(rank)
@@ -103,7 +103,7 @@ def _go(rank: Rank) -> Tuple[str, Rank]:
     return (PUBLISH, rank._replace(held=False)) if rank.held else (GO, rank)
 
 
-def _is_of_former(rank: Rank, gate: Gate) -> bool:
+def _is_of_former(rank: Rank, gate: RankGate) -> bool:
     # The step was agreed on by the count of the loop before: in this one it may never come.
     agreed = gate.step if gate.phase == "commit" else None
     return agreed is not None and rank.step <= rank.former < agreed

@@ -13,7 +13,7 @@ from typing import Callable, List, Optional
 
 import torch.distributed as dist
 
-from muster.progress import Identity
+from muster.progress import RankIdentity
 
 WAIT_S = 300.0
 """How long a rank waits for what rank 0 has found."""
@@ -30,7 +30,7 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
     Raises ``RuntimeError`` where rank 0 has not told within ``WAIT_S``.
     """
     global _calls
-    own = Identity(os.environ)
+    own = RankIdentity(os.environ)
     if not own.of_torchrun or own.world_size == 1 or not dist.is_available():
         return look()
     _calls += 1
@@ -49,7 +49,7 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
         ) from error
 
 
-def _store(own: Identity) -> "dist.TCPStore":
+def _store(own: RankIdentity) -> "dist.TCPStore":
     host, _, port = own.master.rpartition(":")
     # By torchrun's own account, its agent serves the store already.
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

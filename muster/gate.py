@@ -14,8 +14,8 @@ import os
 import time
 from typing import NamedTuple, Optional, Tuple
 
-from muster.boundary import Gate
-from muster.progress import Identity
+from muster.boundary import RankGate
+from muster.progress import RankIdentity
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     ``ended``: this pod was let go, and the others have ended well since.
     """
 
-    gate: Gate
+    gate: RankGate
     leaving: bool
     deadline_boot_s: Optional[float]
     reason: str
@@ -79,7 +79,7 @@ class GateFile:
             self._warn(error)
         return self._reading
 
-    def wait_for_own(self, rank: Identity) -> bool:
+    def wait_for_own(self, rank: RankIdentity) -> bool:
         """Wait, bounded, until the gate is of this rank's round: so it tells the commits before it.
 
         Only a rank of torchrun beside a sidecar has to wait; it warns if that was in vain. Returns
@@ -120,7 +120,7 @@ def parse(content: bytes) -> Reading:
         if phase not in PHASES:
             raise ValueError("no phase of a commit: %r" % (phase,))
         return Reading(
-            Gate(
+            RankGate(
                 epoch=int(fields["epoch"]),
                 master=str(fields["master"]),
                 phase=phase,

@@ -36,7 +36,7 @@ REASON_CHARACTERS = 80
 _NOT_PLAIN = re.compile(r'[^ -~]|["\\]')
 
 
-class Identity:
+class RankIdentity:
     """Who this process is, as its launcher's environment says.
 
     ``master`` names the round: with a worker store of its own for each round, no two rounds of a
@@ -65,7 +65,7 @@ class ProgressFile:
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
         self.directory = directory
-        self.rank = rank = Identity(environ)
+        self.rank = rank = RankIdentity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
         self._who = (

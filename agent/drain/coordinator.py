@@ -11,11 +11,11 @@ from random import Random
 
 from agent.drain.own import OwnDrain
 from agent.drain.timings import Chronicle
-from agent.drain.view import Sight
-from agent.drain.writer import Writing
+from agent.drain.view import DrainView
+from agent.drain.writer import DrainWriter
 from rdzv.diary import Diary
-from rdzv.drain.decision import Decision, decide, transaction
-from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
+from rdzv.drain.decision import DrainDecision, decide, transaction
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.drain import Drain
@@ -49,10 +49,10 @@ class Coordinator:
         self,
         client: JobClient,
         registrar: Registrar,
-        sight: Sight,
-        writing: Writing,
+        sight: DrainView,
+        writing: DrainWriter,
         own: OwnDrain,
-        policy: Policy,
+        policy: DrainPolicy,
         *,
         clock: Callable[[], float],
         boot_s: Callable[[], float],
@@ -68,7 +68,7 @@ class Coordinator:
         self._boot_s = boot_s
         self._random = random
         self._me = registrar.identity.member
-        self._observations = Observations()
+        self._observations = DrainObservations()
         self._chronicle = Chronicle()
         self._due_since_s: float | None = None
         self._patience_s = 0.0
@@ -100,7 +100,7 @@ class Coordinator:
             return {}
         return {self._registrar.identity.pod_uid: now + due_boot_s - self._boot_s()}
 
-    def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> float:
+    def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision) -> float:
         """Say why nothing moves, where somebody waits for that; else how long until it is said."""
         drains = snapshot.membership.drains.values()
         joins = snapshot.round is not None and snapshot.round.newcomers
@@ -128,7 +128,9 @@ class Coordinator:
             return 0.0
         return self._due_since_s + self._patience_s - now
 
-    async def _carry_out(self, now: float, snapshot: DrainingSnapshot, decision: Decision) -> None:
+    async def _carry_out(
+        self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision
+    ) -> None:
         keys = self._client.keys
         drains = dict(list(decision.drains.items())[:ENDS_AT_ONCE])
         compares, operations = transaction(keys, snapshot, replace(decision, drains=drains))

@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 
 from agent.drain.own import OwnDrain
-from agent.drain.view import Sight
-from agent.drain.writer import Writing
+from agent.drain.view import DrainView
+from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
-from rdzv.drain.inputs import DrainingSnapshot, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
@@ -47,10 +47,10 @@ class GateWriter:
         run_dir: RunDir,
         client: JobClient,
         identity: Identity,
-        sight: Sight,
-        writing: Writing,
+        sight: DrainView,
+        writing: DrainWriter,
         own: OwnDrain,
-        policy: Policy,
+        policy: DrainPolicy,
         clock: Callable[[], float],
     ) -> None:
         self.shown: Gate | None = None

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from agent.drain.notice import Notice
 from agent.drain.notice_socket import Phase
-from agent.drain.own_record import SAME_DEADLINE_S, Notes
-from agent.drain.writer import Writing
+from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
+from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
 from rdzv.drain.decision import first_write, outdate_first_write
@@ -47,19 +47,19 @@ class OwnDrain:
         run_dir: RunDir,
         client: JobClient,
         identity: Identity,
-        writing: Writing,
+        writing: DrainWriter,
         *,
         grace_s: float,
         boot_s: Callable[[], float],
     ) -> None:
-        self.notes: Notes | None = None
+        self.notes: OwnDrainRecord | None = None
         self._run_dir = run_dir
         self._client = client
         self._writing = writing
         self._identity = identity
         self._grace_s = grace_s
         self._boot_s = boot_s
-        self._kept: Notes | None = None
+        self._kept: OwnDrainRecord | None = None
         self._recorded: tuple[float | None, float | None] = (None, None)
         self._stirred = asyncio.Event()
         self._phase: Phase | None = None
@@ -71,7 +71,7 @@ class OwnDrain:
         """Find what the sidecar before this one kept; may block for as long as the disk does."""
         try:
             content = self._run_dir.content(layout.DRAIN)
-            kept = None if content is None else Notes.from_json(content)
+            kept = None if content is None else OwnDrainRecord.from_json(content)
         except (OSError, RecordError) as error:
             log.warning(
                 "resuming a drain from the store alone, %s is unreadable: %s", layout.DRAIN, error
@@ -96,7 +96,9 @@ class OwnDrain:
         now_s = self._boot_s()
         if self.notes is None:
             self._phase = None
-            self.notes = Notes.of_notice(self._identity.pod_uid, notice, now_s, self._grace_s)
+            self.notes = OwnDrainRecord.of_notice(
+                self._identity.pod_uid, notice, now_s, self._grace_s
+            )
             assert self.notes.deadline_boot_s is not None
             left_s = round(self.notes.deadline_boot_s - now_s, 1)
             log.info(
@@ -141,7 +143,7 @@ class OwnDrain:
         if drain is not None:
             now_s = self._boot_s()
             if notes is None:
-                notes = Notes.of_drain(drain, now_s)
+                notes = OwnDrainRecord.of_drain(drain, now_s)
                 log.info(
                     "draining, as asked for by %s: %s",
                     drain.requested_by or drain.source,

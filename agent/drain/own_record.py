@@ -26,7 +26,7 @@ OUTLIVED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class OwnDrainRecord:
     """Times are of the boot clock, None where there is none.
 
     ``sources`` are those of all notices. ``generation`` is the one that the drain was last seen on
@@ -42,21 +42,23 @@ class Notes:
     revision: int = 0
 
     @classmethod
-    def of_notice(cls, pod_uid: str, notice: Notice, now_boot_s: float, grace_s: float) -> Notes:
+    def of_notice(
+        cls, pod_uid: str, notice: Notice, now_boot_s: float, grace_s: float
+    ) -> OwnDrainRecord:
         """Begin with a notice; ``grace_s`` is the pod's, for one that does not know its time."""
         left_s = grace_s if notice.seconds_left is None else notice.seconds_left
         return cls(pod_uid, (notice.source,), notice.reason, now_boot_s + left_s, reserve_s(left_s))
 
     @classmethod
-    def of_drain(cls, drain: Drain, now_boot_s: float) -> Notes:
+    def of_drain(cls, drain: Drain, now_boot_s: float) -> OwnDrainRecord:
         """Begin with what somebody else put on record: its time counts from when it is seen."""
         left_s = drain.seconds_left
         deadline_s = None if left_s is None else now_boot_s + left_s
         return cls(drain.pod_uid, (drain.source,), drain.reason, deadline_s, drain.reserve_s)
 
-    def and_notice(self, notice: Notice, now_boot_s: float, grace_s: float) -> Notes:
+    def and_notice(self, notice: Notice, now_boot_s: float, grace_s: float) -> OwnDrainRecord:
         """Take another notice in."""
-        other = Notes.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
+        other = OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
         both = replace(self, sources=tuple(dict.fromkeys((*self.sources, notice.source))))
         assert other.deadline_boot_s is not None
         known_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
@@ -113,7 +115,7 @@ class Notes:
         )
 
     @classmethod
-    def from_json(cls, content: bytes) -> Notes:
+    def from_json(cls, content: bytes) -> OwnDrainRecord:
         """Decode; raises ``RecordError``."""
         fields = load_record(layout.DRAIN, content)
         sources = take(layout.DRAIN, fields, "sources", list)

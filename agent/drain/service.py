@@ -13,10 +13,10 @@ from agent.drain.coordinator import Coordinator
 from agent.drain.gate_writer import GateWriter
 from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
-from agent.drain.view import Rounds, Sight
-from agent.drain.writer import Writing
+from agent.drain.view import DrainView, RoundSource
+from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
-from rdzv.drain.inputs import Policy
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.commit import Commit
@@ -35,7 +35,7 @@ class Drains:
         run_dir: RunDir,
         client: JobClient,
         registrar: Registrar,
-        rounds: Rounds,
+        rounds: RoundSource,
         *,
         notice_path: Path | None,
         grace_s: float,
@@ -45,9 +45,9 @@ class Drains:
         random: Random,
     ) -> None:
         identity = registrar.identity
-        writing = Writing(client, registrar, random)
-        sight = Sight(client, rounds, identity.pod_uid, run_dir)
-        policy = Policy(below_min)
+        writing = DrainWriter(client, registrar, random)
+        sight = DrainView(client, rounds, identity.pod_uid, run_dir)
+        policy = DrainPolicy(below_min)
         self.own = OwnDrain(run_dir, client, identity, writing, grace_s=grace_s, boot_s=boot_clock)
         self.gate_writer = GateWriter(
             run_dir, client, identity, sight, writing, self.own, policy, clock

@@ -12,7 +12,7 @@ from rdzv.job import JobClient
 from rdzv.listing import decide
 
 
-class Rounds(Protocol):
+class RoundSource(Protocol):
     """What tells of the round that this pod's launcher is in: the rendezvous endpoint."""
 
     def live_round(self) -> LiveRound | None:
@@ -25,7 +25,7 @@ class Rounds(Protocol):
         """Wait until the rounds are those of the life that the member is registered in."""
 
 
-class Sight:
+class DrainView:
     """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
 
     ``sent`` is the newest epoch that the gate writer noted as voted in. One that was seen counts
@@ -33,7 +33,9 @@ class Sight:
     it, and what they said then must not count for another attempt.
     """
 
-    def __init__(self, client: JobClient, rounds: Rounds, pod_uid: str, run_dir: RunDir) -> None:
+    def __init__(
+        self, client: JobClient, rounds: RoundSource, pod_uid: str, run_dir: RunDir
+    ) -> None:
         self._client = client
         self.sent = 0
         self._seen = 0

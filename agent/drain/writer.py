@@ -25,7 +25,7 @@ SEE_S = 5.0
 """Longest wait for the watch to show what a transaction found or wrote."""
 
 
-class Writing:
+class DrainWriter:
     """Writes for one member, while it is registered."""
 
     def __init__(self, client: JobClient, registrar: Registrar, random: Random) -> None:

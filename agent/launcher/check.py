@@ -12,14 +12,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.rundir.launch_report import Launch
+from agent.rundir.launch_report import LaunchReport
 from rdzv.records.bypass import Bypass
 
 FINE = Bypass()
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class LauncherPolicy:
     """The options that the launcher should have."""
 
     run_id: str
@@ -35,7 +35,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LauncherView:
     """What this sidecar sees of its launcher at one moment.
 
     ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
@@ -47,14 +47,14 @@ class Sight:
 
     expected: bool = False
     over: bool = False
-    launch: Launch | None = None
+    launch: LaunchReport | None = None
     runs: Mapping[str, bool] = field(default_factory=dict)
     others: frozenset[str] = frozenset()
     ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Observations:
+class LauncherObservations:
     """Times are of this sidecar's monotonic clock; ``inf`` where it has not come to that.
 
     ``waiting_since_s``: since when a torchrun is expected of the present container and process.
@@ -68,7 +68,9 @@ class Observations:
     process: tuple[str, int] = ("", 0)
 
 
-def observe(now: float, previous: Observations, sight: Sight, policy: Policy) -> Observations:
+def observe(
+    now: float, previous: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
+) -> LauncherObservations:
     """Fold in what is seen now."""
     launch = sight.launch
     process = (launch.started, launch.pid) if launch else ("", 0)
@@ -76,7 +78,7 @@ def observe(now: float, previous: Observations, sight: Sight, policy: Policy) ->
         process = previous.process  # it has ended, or tells nothing: none other has begun
     elif process != previous.process:
         # Another container, or another launcher in it: what the one before did does not count.
-        previous = Observations(process=process)
+        previous = LauncherObservations(process=process)
     waiting_since_s = min(previous.waiting_since_s, now) if sight.expected else math.inf
     apart = any(run != policy.run_id for run in sight.runs)
     return replace(
@@ -87,7 +89,9 @@ def observe(now: float, previous: Observations, sight: Sight, policy: Policy) ->
     )
 
 
-def decide(now: float, seen: Observations, sight: Sight, policy: Policy) -> Bypass:
+def decide(
+    now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
+) -> Bypass:
     """Name what is wrong, in one sentence that stays the same while it is."""
     if not sight.expected:
         return FINE
@@ -105,7 +109,9 @@ def decide(now: float, seen: Observations, sight: Sight, policy: Policy) -> Bypa
     return _of_absent(sight, policy)
 
 
-def _of_connected(now: float, seen: Observations, sight: Sight, policy: Policy) -> Bypass:
+def _of_connected(
+    now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
+) -> Bypass:
     job = f"{policy.min_nodes}:{policy.max_nodes}"
     nnodes = sight.launch.nnodes if sight.launch else ""
     if nnodes and _bounds(nnodes) != (policy.min_nodes, policy.max_nodes):
@@ -130,7 +136,7 @@ def _of_connected(now: float, seen: Observations, sight: Sight, policy: Policy) 
     return FINE
 
 
-def _of_absent(sight: Sight, policy: Policy) -> Bypass:
+def _of_absent(sight: LauncherView, policy: LauncherPolicy) -> Bypass:
     launch, over_s = sight.launch, f"for {policy.patience_s:.0f} s or more"
     if launch is not None and launch.launcher == "torchrun":
         return Bypass(
@@ -158,7 +164,7 @@ def _of_absent(sight: Sight, policy: Policy) -> Bypass:
     )
 
 
-def _elsewhere(launch: Launch, policy: Policy) -> str:
+def _elsewhere(launch: LaunchReport, policy: LauncherPolicy) -> str:
     """Say to which other rendezvous a torchrun was sent; empty if it was sent here."""
     here = f"localhost:{policy.port}"
     if launch.standalone:

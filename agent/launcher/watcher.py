@@ -11,9 +11,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.launcher.check import FINE, Observations, Policy, Sight, decide, observe
+from agent.launcher.check import (
+    FINE,
+    LauncherObservations,
+    LauncherPolicy,
+    LauncherView,
+    decide,
+    observe,
+)
 from agent.rundir.files import RunDir
-from agent.rundir.launch_report import Launch
+from agent.rundir.launch_report import LaunchReport
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.stages import torch_run_id
 from rdzv.errors import RecordError, StoreError
@@ -28,7 +35,7 @@ LOOK_S = 2.0
 """Poll interval of the run directory; the standard library has no file notification."""
 
 
-class Lookout:
+class LauncherWatcher:
     """Watches one member's launcher. ``ready`` says whether launchers may start beside it."""
 
     def __init__(
@@ -37,7 +44,7 @@ class Lookout:
         client: JobClient,
         registrar: Registrar,
         endpoint: Endpoint,
-        policy: Policy,
+        policy: LauncherPolicy,
         *,
         ready: Callable[[], bool],
         clock: Callable[[], float],
@@ -52,7 +59,7 @@ class Lookout:
         self._ready = ready
         self._clock = clock
         self._look_s = look_s
-        self._seen = Observations()
+        self._seen = LauncherObservations()
 
     def by_kind(self) -> dict[str, float]:
         """1 for what is found now, 0 for the rest."""
@@ -69,16 +76,16 @@ class Lookout:
             await self._write()
             await asyncio.sleep(self._look_s)
 
-    def _look(self) -> tuple[Launch | None, bool, bool]:
+    def _look(self) -> tuple[LaunchReport | None, bool, bool]:
         ranks, commands = self._run_dir.ranks(), self._run_dir.commands()
         return self._run_dir.launch(), bool(ranks), commands is not None
 
-    def _sight(self, launch: Launch | None, *, ranks: bool, commands: bool) -> Sight:
+    def _sight(self, launch: LaunchReport | None, *, ranks: bool, commands: bool) -> LauncherView:
         me, snapshot = self._registrar.identity, self._client.membership.snapshot()
         driven = commands or (launch is not None and launch.launcher == "horovodrun")
         driven = driven or any(one.role == "launcher" for one in snapshot.members.values())
         rendezvous = self._endpoint.rendezvous()
-        return Sight(
+        return LauncherView(
             expected=self._ready() and me.role == "worker" and not driven,
             over=self._endpoint.any_closed,
             launch=launch,

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from agent.config.sidecar import Config
-from agent.rundir.launch_report import Launch, read_launch
+from agent.rundir.launch_report import LaunchReport, read_launch
 from agent.rundir.programs import PROGRAMS, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
@@ -148,7 +148,7 @@ class RunDir:
         """What the ranks of this pod have published, by local rank."""
         return read_ranks(self.path / layout.PROGRESS)
 
-    def launch(self) -> Launch | None:
+    def launch(self) -> LaunchReport | None:
         """What ``muster-run`` has told of the launcher below it, if it has."""
         return read_launch(self.path)
 

@@ -18,7 +18,7 @@ from rdzv.records.codec import load_record, take
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchReport:
     """One launcher, by the options and variables that it was given; empty for those it was not.
 
     ``started`` names the run of ``muster-run``, which is another one after each restart of the
@@ -34,7 +34,7 @@ class Launch:
     standalone: bool = False
 
 
-def read_launch(run_dir: Path) -> Launch | None:
+def read_launch(run_dir: Path) -> LaunchReport | None:
     """Read the report; None where there is none, or none that is one."""
     try:
         content = read_untrusted(run_dir / layout.LAUNCH / layout.LAUNCHER, REPORT_MAX_BYTES)
@@ -42,7 +42,7 @@ def read_launch(run_dir: Path) -> Launch | None:
         return None
     try:
         fields = load_record(layout.LAUNCHER, content)
-        return Launch(
+        return LaunchReport(
             started=take(layout.LAUNCHER, fields, "started", str)[:TEXT_MAX],
             launcher=take(layout.LAUNCHER, fields, "launcher", str)[:TEXT_MAX],
             pid=take(layout.LAUNCHER, fields, "pid", int),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.drain.service import Drains
-from agent.launcher.watcher import Lookout
+from agent.launcher.watcher import LauncherWatcher
 from agent.parts import LauncherParts, MemberParts
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import Metrics
@@ -123,7 +123,7 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
     )
 
 
-def add_launcher_gauge(metrics: Metrics, lookout: Lookout) -> None:
+def add_launcher_gauge(metrics: Metrics, lookout: LauncherWatcher) -> None:
     """Add what is wrong with the launcher beside this sidecar to ``metrics``."""
     metrics.gauge(
         "muster_launcher_bypass",

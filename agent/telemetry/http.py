@@ -44,7 +44,7 @@ many that one is dropped before its request could be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HttpAnswer:
     """One answer."""
 
     status: HTTPStatus
@@ -61,9 +61,9 @@ class Page:
         return head.encode("ascii") + (self.body if with_body else b"")
 
 
-def error_page(status: HTTPStatus) -> Page:
+def error_page(status: HTTPStatus) -> HttpAnswer:
     """A page that says no more than its status."""
-    return Page(status, f"{status.phrase}\n".encode())
+    return HttpAnswer(status, f"{status.phrase}\n".encode())
 
 
 @asynccontextmanager
@@ -75,21 +75,21 @@ async def serving(
     Raises ``ConfigError`` if the address and port cannot be had.
     """
 
-    def healthz() -> Page:
+    def healthz() -> HttpAnswer:
         late_s = loop_lag.worst_s
         if late_s > UNHEALTHY_LAG_S:
             text = f"the event loop was {late_s:.0f} s late\n"
-            return Page(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
-        return Page(HTTPStatus.OK, b"healthy\n")
+            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, text.encode())
+        return HttpAnswer(HTTPStatus.OK, b"healthy\n")
 
-    def readyz() -> Page:
+    def readyz() -> HttpAnswer:
         reason = not_ready()
         if reason is not None:
-            return Page(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
-        return Page(HTTPStatus.OK, b"ready\n")
+            return HttpAnswer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
+        return HttpAnswer(HTTPStatus.OK, b"ready\n")
 
-    def metricsz() -> Page:
-        return Page(HTTPStatus.OK, metrics.text(), CONTENT_TYPE)
+    def metricsz() -> HttpAnswer:
+        return HttpAnswer(HTTPStatus.OK, metrics.text(), CONTENT_TYPE)
 
     clients = _Clients({b"/healthz": healthz, b"/readyz": readyz, b"/metrics": metricsz})
     try:
@@ -112,7 +112,7 @@ async def serving(
 class _Clients:
     """Answers connections from a table of pages by path."""
 
-    def __init__(self, pages: Mapping[bytes, Callable[[], Page]]) -> None:
+    def __init__(self, pages: Mapping[bytes, Callable[[], HttpAnswer]]) -> None:
         self._pages = pages
         self._tasks: set[asyncio.Task[object]] = set()
         # The oldest first.
@@ -162,7 +162,7 @@ class _Clients:
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return b""
 
-    def _page(self, request: bytes) -> Page:
+    def _page(self, request: bytes) -> HttpAnswer:
         match request.partition(b"\r\n")[0].split(b" "):
             case [b"GET" | b"HEAD", target, b"HTTP/1.0" | b"HTTP/1.1"]:
                 page = self._pages.get(target.partition(b"?")[0])

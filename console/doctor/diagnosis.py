@@ -73,7 +73,7 @@ class RightsReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EtcdMember:
     """One member of the cluster, as the cluster lists it."""
 
     member_id: int
@@ -91,7 +91,7 @@ class Report:
 
     endpoints: tuple[EndpointReport, ...]
     rights: RightsReport
-    members: tuple[Member, ...] | None = None
+    members: tuple[EtcdMember, ...] | None = None
     authenticated: bool | None = None
     compacted: bool | None = None
     encrypted: bool = False
@@ -221,7 +221,7 @@ def _latency(endpoint: str, reads_s: Sequence[float]) -> Finding:
 
 
 def _cluster(
-    statuses: Sequence[StoreStatus], members: Sequence[Member] | None
+    statuses: Sequence[StoreStatus], members: Sequence[EtcdMember] | None
 ) -> Iterator[Finding]:
     clusters = {status.cluster_id for status in statuses}
     if len(clusters) > 1:

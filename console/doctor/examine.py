@@ -12,7 +12,7 @@ from time import monotonic, time
 from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
-from console.doctor.diagnosis import READ_FAULT_S, EndpointReport, Member, Report, RightsReport
+from console.doctor.diagnosis import READ_FAULT_S, EndpointReport, EtcdMember, Report, RightsReport
 from console.job.view import view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
@@ -139,9 +139,9 @@ async def _see(store: Store, key: str, since: int, revision: int) -> None:
                 return
 
 
-async def _members(access: Access) -> tuple[Member, ...]:
+async def _members(access: Access) -> tuple[EtcdMember, ...]:
     found = await cluster_members(access, timeout_s=CALL_TIMEOUT_S)
-    return tuple(Member(member_id, name) for member_id, name in found)
+    return tuple(EtcdMember(member_id, name) for member_id, name in found)
 
 
 async def _history(store: Store, keys: JobKeys) -> tuple[HistoryEntry, ...]:

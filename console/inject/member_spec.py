@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from console.inject import facts
-from console.inject.settings import TABLE, Settings
+from console.inject.settings import TABLE, TemplateSettings
 from console.inject.workloads import Kind, Workload
 from rdzv.errors import ConfigError
 
@@ -53,7 +53,10 @@ class Demand:
 
 
 def demand(
-    workload: Workload, pod: Mapping[str, Any], container: Mapping[str, Any], settings: Settings
+    workload: Workload,
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+    settings: TemplateSettings,
 ) -> Demand:
     """Complete what was told; raises ``ConfigError`` that names all that is missing."""
     kind = workload.known or Kind(())
@@ -74,7 +77,9 @@ def demand(
         if not held[key]
     ]
     told = {name: getattr(settings, name) for name in TABLE}
-    faults += Settings.faults({**told, "min_nodes": least or 1, "max_nodes": most or least or 1})
+    faults += TemplateSettings.faults(
+        {**told, "min_nodes": least or 1, "max_nodes": most or least or 1}
+    )
     if faults:
         raise ConfigError("\n".join(faults))
     on_host = facts.is_true(pod.get("hostNetwork"))

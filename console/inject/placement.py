@@ -9,7 +9,7 @@ from typing import Any
 from ruamel.yaml.nodes import Node
 
 from console.inject.annotations import ANNOTATION, LETS_GO, Record, container_word, variable_word
-from console.inject.plan import Plan
+from console.inject.plan import InjectionPlan
 from console.inject.rendering import Style
 from console.inject.text_edits import Splices, style_of, taken_from_elsewhere
 from console.inject.workloads import Template
@@ -17,7 +17,7 @@ from console.inject.yaml_tree import Entry, child, entries, entry, is_alias, ite
 from rdzv.errors import ConfigError
 
 
-def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Plan) -> None:
+def place(splices: Splices, roots: Sequence[Node], template: Template, plan: InjectionPlan) -> None:
     """Put ``plan`` into ``template``, which is one of ``roots``; raises ``ConfigError``."""
     spec = _written(template.node, "spec", template.path)
     assert spec is not None
@@ -50,7 +50,7 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Pla
 
 
 def _place_container(
-    splices: Splices, pod: Node, path: str, style: Style, plan: Plan, record: Record
+    splices: Splices, pod: Node, path: str, style: Style, plan: InjectionPlan, record: Record
 ) -> None:
     where = f"{path}.containers[{plan.container}]"
     containers = _written(pod, "containers", path)
@@ -91,7 +91,7 @@ def _place_metadata(
     roots: Sequence[Node],
     template: Template,
     style: Style,
-    plan: Plan,
+    plan: InjectionPlan,
     record: Record,
 ) -> None:
     path = f"{template.path}.metadata" if template.path else "metadata"

@@ -19,7 +19,7 @@ from console.inject.member_spec import Demand, demand
 from console.inject.previous import Former
 from console.inject.schema import check
 from console.inject.settings import DOMAIN, LABEL, TABLE, Told, annotation
-from console.inject.sidecar import Sidecar
+from console.inject.sidecar import SidecarContainer
 from console.inject.workloads import Kind, Template, Workload
 from console.inject.yaml_tree import value_of
 from rdzv.errors import ConfigError
@@ -28,7 +28,7 @@ _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(slots=True)
-class Plan:
+class InjectionPlan:
     """What goes into one template.
 
     ``users`` are names of ours that were there before, and stay when all else is taken out.
@@ -56,7 +56,7 @@ def plan(
     told: Told,
     users_annotations: Mapping[str, str],
     former: Former,
-) -> Plan:
+) -> InjectionPlan:
     """Plan one template; raises ``ConfigError`` where it cannot be done.
 
     ``users_annotations`` are those of ours that the user wrote; ``former`` is what an earlier call
@@ -74,7 +74,7 @@ def plan(
     granted = granted_s(pod, path)
     wrapped, prefix = _wrapping(workload, container, told.settings.wrap)
     lets_go = workload.replaces_late(template) and not former.says_below_min
-    made = Sidecar(
+    made = SidecarContainer(
         want=want,
         role=template.role,
         grace_s=granted or DEFAULT_GRACE_S,
@@ -84,7 +84,7 @@ def plan(
         start_timeout_s=former.told("start_timeout_s"),
         lets_go_below_min=lets_go,
     )
-    result = Plan(
+    result = InjectionPlan(
         container=str(container.get("name")),
         container_index=index,
         sidecar=former.carried_into(made.container()),
@@ -150,7 +150,7 @@ def _wrapping(
     return False, ()
 
 
-def _plan_hook(result: Plan, container: Mapping[str, Any], made: Sidecar) -> None:
+def _plan_hook(result: InjectionPlan, container: Mapping[str, Any], made: SidecarContainer) -> None:
     if "preStop" in (container.get("lifecycle") or {}):
         result.notes.append(
             f"container {result.container} has a preStop hook: kept; it runs before SIGTERM, and"
@@ -163,7 +163,9 @@ def _plan_hook(result: Plan, container: Mapping[str, Any], made: Sidecar) -> Non
         result.pre_stop = sidecar.HOLD_HOOK
 
 
-def _plan_variables(result: Plan, container: Mapping[str, Any], made: Sidecar) -> None:
+def _plan_variables(
+    result: InjectionPlan, container: Mapping[str, Any], made: SidecarContainer
+) -> None:
     held = {variable.get("name"): variable for variable in facts.listed(container, "env")}
     for variable in made.delivered():
         name = variable["name"]
@@ -177,7 +179,7 @@ def _plan_variables(result: Plan, container: Mapping[str, Any], made: Sidecar) -
 
 
 def _plan_annotations(
-    result: Plan, wanted: Mapping[str, str], users_annotations: Mapping[str, str]
+    result: InjectionPlan, wanted: Mapping[str, str], users_annotations: Mapping[str, str]
 ) -> None:
     for name, text in wanted.items():
         users = users_annotations.get(name)
@@ -197,14 +199,14 @@ def _plan_annotations(
     ]
 
 
-def _plan_label(result: Plan, metadata: Mapping[str, Any], want: Demand) -> None:
+def _plan_label(result: InjectionPlan, metadata: Mapping[str, Any], want: Demand) -> None:
     if LABEL in (metadata.get("labels") or {}):
         result.users.append(f"labels/{LABEL}")
     elif want.job_name_label is None and _LABEL.fullmatch(want.job):
         result.labels[LABEL] = want.job
 
 
-def _note_pod(result: Plan, pod: Mapping[str, Any], path: str, want: Demand) -> None:
+def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: Demand) -> None:
     grace = pod.get(GRACE)
     if grace is not None and grace < SHORT_S:
         result.notes.append(f"{path}.{GRACE} is {grace}: kept, though few saves are that fast")
@@ -233,7 +235,12 @@ def _note_pod(result: Plan, pod: Mapping[str, Any], path: str, want: Demand) -> 
 
 
 def _note_command(
-    result: Plan, container: Mapping[str, Any], want: Demand, wrap: bool | None, *, wrapped: bool
+    result: InjectionPlan,
+    container: Mapping[str, Any],
+    want: Demand,
+    wrap: bool | None,
+    *,
+    wrapped: bool,
 ) -> None:
     name = result.container
     if wrapped and not result.command_prefix:

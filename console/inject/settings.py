@@ -48,7 +48,7 @@ def _secret_keys(text: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TemplateSettings:
     """What is told of one pod template; None is what nobody told."""
 
     job: str | None = field(
@@ -200,7 +200,7 @@ def _store_faults(
         )
 
 
-TABLE = settings_of(Settings)
+TABLE = settings_of(TemplateSettings)
 
 
 def annotation(name: str) -> str:
@@ -212,7 +212,7 @@ def annotation(name: str) -> str:
 class Told:
     """Settings as they were told, and the annotations that say the same again."""
 
-    settings: Settings
+    settings: TemplateSettings
     annotations: Mapping[str, str]
 
 
@@ -250,4 +250,4 @@ def told(
             )
     if faults:
         raise ConfigError("\n".join(faults))
-    return Told(Settings(**values), kept)  # type: ignore[arg-type]
+    return Told(TemplateSettings(**values), kept)  # type: ignore[arg-type]

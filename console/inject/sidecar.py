@@ -60,7 +60,7 @@ START_MARGIN_S = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sidecar:
+class SidecarContainer:
     """What is wanted, and how it is done in this pod."""
 
     want: Demand

@@ -23,9 +23,9 @@ from agent.config.table import load, settings_of
 from console.help import Command
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine, read_launch_line
-from console.local.launch.settings import MAX_NODES, Settings
+from console.local.launch.settings import MAX_NODES, LocalSettings
 from console.local.nodes.events import ACTIONS, read_event
-from console.local.session import Places, run_session
+from console.local.session import Directories, run_session
 from rdzv.errors import ConfigError
 from rdzv.store.access import Access
 
@@ -185,7 +185,7 @@ def local(
     if line is None or lease_ttl_s is None or grace_s is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
-    settings = Settings(
+    settings = LocalSettings(
         run=uuid.uuid4().hex,
         namespace=namespace,
         job=job,
@@ -200,7 +200,7 @@ def local(
         access=access,
         native=native,
     )
-    places = Places(logs, report)
+    places = Directories(logs, report)
     context.exit(asyncio.run(run_session(settings, events, places, Console())))
 
 

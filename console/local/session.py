@@ -19,13 +19,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from console.local.launch.settings import LAUNCHER, Settings, own_environment
+from console.local.launch.settings import LAUNCHER, LocalSettings, own_environment
 from console.local.nodes.events import Event
-from console.local.nodes.run import Run
+from console.local.nodes.run import LocalRun
 from console.local.processes.marked import adopt_orphans
 from console.local.report.final_report import read_last_words
 from console.local.report.picture import draw_picture
-from console.local.report.rounds import Rounds
+from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
 from console.local.store import following
 from console.local.table import draw_table
@@ -36,7 +36,7 @@ TAIL_LINES = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Directories:
     """``logs`` is kept; ``report`` is written at the end where it is wanted."""
 
     logs: Path
@@ -44,19 +44,19 @@ class Places:
 
 
 async def run_session(
-    settings: Settings, events: Sequence[Event], places: Places, screen: Console
+    settings: LocalSettings, events: Sequence[Event], places: Directories, screen: Console
 ) -> int:
     """Run the job and show it; returns the exit status of ``muster local``."""
     timeline = Timeline(time.monotonic, lambda moment: _say(screen, str(moment)))
     keys = JobKeys(settings.namespace, settings.job)
-    rounds = Rounds(keys, settings.job, settings.line.slots, timeline)
+    rounds = RoundFollower(keys, settings.job, settings.line.slots, timeline)
     _say(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
         endpoints = ""
         if not settings.native:
             endpoints = await stack.enter_async_context(following(settings, rounds))
-        run = Run(
+        run = LocalRun(
             settings,
             events,
             timeline,
@@ -109,7 +109,7 @@ async def _swept(run: str) -> AsyncIterator[Path]:
 class _Stop:
     """Ctrl-C or SIGTERM ends the run gently, a second one at once."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LocalRun) -> None:
         self.signal: signal.Signals | None = None
         self._run = run
 
@@ -133,7 +133,7 @@ class _Stop:
 
 
 @asynccontextmanager
-async def _table(screen: Console, run: Run) -> AsyncIterator[None]:
+async def _table(screen: Console, run: LocalRun) -> AsyncIterator[None]:
     if not screen.is_terminal:
         yield
         return
@@ -151,7 +151,7 @@ async def _table(screen: Console, run: Run) -> AsyncIterator[None]:
             task.cancel()
 
 
-def _show_last_words(screen: Console, run: Run, status: int) -> None:
+def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
     """What the job said last: of its result where it finished, of its failure where not."""
     failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
     speaker = LAUNCHER if LAUNCHER in run.nodes else run.last_leader if status == 0 else failed
@@ -164,7 +164,9 @@ def _show_last_words(screen: Console, run: Run, status: int) -> None:
         _say(screen, f"  {line}")
 
 
-def _write_report(directory: Path, settings: Settings, timeline: Timeline, status: int) -> None:
+def _write_report(
+    directory: Path, settings: LocalSettings, timeline: Timeline, status: int
+) -> None:
     report = timeline.to_json(settings.line.command, status)
     (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
     (directory / "world.svg").write_text(draw_picture(timeline))

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from console.local.launch.settings import Settings
-from console.local.report.rounds import Rounds
+from console.local.launch.settings import LocalSettings
+from console.local.report.rounds import RoundFollower
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
@@ -17,7 +17,7 @@ from rdzv.store.opening import open_store
 
 
 @asynccontextmanager
-async def following(settings: Settings, rounds: Rounds) -> AsyncIterator[str]:
+async def following(settings: LocalSettings, rounds: RoundFollower) -> AsyncIterator[str]:
     """Serve a store or use the user's, and let ``rounds`` follow the job; gives its endpoints."""
     async with AsyncExitStack() as stack:
         access = settings.access

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from console.local.nodes.node import State
-from console.local.nodes.run import Run
+from console.local.nodes.run import LocalRun
 
 _STYLES: dict[State, str] = {
     "running": "green",
@@ -25,7 +25,7 @@ _STYLES: dict[State, str] = {
 }
 
 
-def draw_table(run: Run) -> Table:
+def draw_table(run: LocalRun) -> Table:
     """Draw the nodes as they are now."""
     leader = run.leader
     world = f"world of {leader.world_size} at step {leader.step}" if leader else "no world yet"

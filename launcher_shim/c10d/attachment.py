@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.values.operations import Kv
 
 
@@ -18,7 +18,7 @@ class Attachment:
     """
 
     kv: Kv
-    agent: Agent
+    agent: TorchAgent
 
     def move(self, kv: Kv, rendezvous: Rendezvous) -> None:
         """Go on in the run of the job's next generation."""

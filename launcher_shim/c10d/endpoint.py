@@ -14,13 +14,13 @@ from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.server import C10dServer
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stage_starts import StageStarts
-from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.agent import TorchAgent
 from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
@@ -59,7 +59,7 @@ class Endpoint:
         self._registrar = registrar
         self._wanted_port = port
         self._unix_path = unix_path
-        self._calls = partial(Policy, last_call_s=last_call_s, first_call_s=first_call_s)
+        self._calls = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
         self._clock = clock
         self._random = random
         self._opened = 0
@@ -113,7 +113,7 @@ class Endpoint:
         """Whether a torchrun behind a relay would outlive this sidecar."""
         return any(connection.relayed for connection in self._server.connections)
 
-    def launchers(self) -> list[tuple[str, Agent]]:
+    def launchers(self) -> list[tuple[str, TorchAgent]]:
         """The torchruns that are connected now, each with its run id."""
         return [
             (run_id, attachment.agent)
@@ -161,7 +161,7 @@ class Endpoint:
 
     # -- how
 
-    def _open_session(self, peer: str, relay: Relay | None) -> LauncherSession:
+    def _open_session(self, peer: str, relay: RelayNumbers | None) -> LauncherSession:
         member = self._registrar.identity.member
         if relay is not None:
             return LauncherSession(self.sessions, f"{member}.{relay.session.hex()}", relay)
@@ -191,7 +191,7 @@ class Endpoint:
         number = self._generations.number
         return None if number is None else self._registrar.guard(number)
 
-    def _policy(self) -> Policy:
+    def _policy(self) -> RoundPolicy:
         identity, job = self._registrar.identity, self._client.membership.snapshot().job
         if job is None:
             return self._calls(identity.min_workers, identity.max_workers)

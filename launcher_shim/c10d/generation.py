@@ -15,7 +15,7 @@ from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.rounds.drain_view import counting, master_token
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
@@ -70,7 +70,7 @@ class Generation:
         client: JobClient,
         registrar: Registrar,
         quarantining: Quarantining,
-        policy: Callable[[], Policy],
+        policy: Callable[[], RoundPolicy],
         since_s: float,
         clock: Callable[[], float],
         random: Random,

@@ -16,7 +16,7 @@ from launcher_shim.c10d.pod_seat import PodSeat
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.stages import container_of
-from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.torch.agent import TorchAgent, connect
 from launcher_shim.c10d.values.ledger import Stamp
 from launcher_shim.c10d.values.operations import Kv
 from rdzv.members.registrar import Registrar
@@ -103,11 +103,11 @@ class Launchers:
         """Answer a torchrun that is about to start; see ``StageStarts.begin``."""
         return await self._starts.begin(run_id, nonce, line, stamp, may_pass=may_pass)
 
-    async def vacant(self, newcomer: Agent) -> None:
+    async def vacant(self, newcomer: TorchAgent) -> None:
         """Return once no other torchrun of the pod takes part; raises ``WireError`` if one does."""
         await self._seat.vacant(newcomer)
 
-    def note_of(self, agent: Agent) -> Note:
+    def note_of(self, agent: TorchAgent) -> Note:
         """Describe an agent to the sidecar that serves it next."""
         return Note(
             agent.run_id,

@@ -11,26 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.agent import TorchAgent
 from rdzv.errors import WireError
 
 
 class PodSeat:
     """``connected``: the torchruns of this pod that are connected now, each with its run id."""
 
-    def __init__(self, connected: Callable[[], Iterable[tuple[str, Agent]]]) -> None:
+    def __init__(self, connected: Callable[[], Iterable[tuple[str, TorchAgent]]]) -> None:
         self._connected = connected
 
-    async def vacant(self, newcomer: Agent | None = None) -> None:
+    async def vacant(self, newcomer: TorchAgent | None = None) -> None:
         """Return once no other torchrun takes part; raises ``WireError`` if one lives."""
-        asked: dict[Agent, int] = {}
+        asked: dict[TorchAgent, int] = {}
         while others := self._others(newcomer):
             for run_id, other in others:
                 if other.waits or other.asked > asked.setdefault(other, other.asked):
                     raise WireError(_refusal(run_id, other.pid))
             await _stirred([other for _, other in others])
 
-    def _others(self, newcomer: Agent | None) -> list[tuple[str, Agent]]:
+    def _others(self, newcomer: TorchAgent | None) -> list[tuple[str, TorchAgent]]:
         return [
             (run_id, agent)
             for run_id, agent in self._connected()
@@ -38,7 +38,7 @@ class PodSeat:
         ]
 
 
-async def _stirred(agents: Iterable[Agent]) -> None:
+async def _stirred(agents: Iterable[TorchAgent]) -> None:
     """Wait until one of them asks, ends, or is given up."""
     stirs = [asyncio.ensure_future(agent.stirs()) for agent in agents]
     news = [asyncio.ensure_future(agent.news()) for agent in agents]

@@ -16,7 +16,7 @@ from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
-from rdzv.records.quarantine import Decision, Quarantine, Terms, after_death, after_time
+from rdzv.records.quarantine import Quarantine, QuarantineDecision, Terms, after_death, after_time
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -137,7 +137,7 @@ class Quarantining:
             log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
 
     def _transaction(
-        self, snapshot: Snapshot, known: Quarantine | None, decision: Decision
+        self, snapshot: Snapshot, known: Quarantine | None, decision: QuarantineDecision
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
         keys = self._client.keys

@@ -16,7 +16,7 @@ from launcher_shim.pod.delivery import RunDirectory
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.log_lines import configure
-from launcher_shim.pod.notices import Notice, give_notice
+from launcher_shim.pod.notices import OutgoingNotice, give_notice
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ def main() -> int:
 
 async def _hold(run_dir: RunDirectory, grace: float) -> int:
     end_s = asyncio.get_running_loop().time() + grace
-    notice = Notice("hold", "preStop of the training container", end_s, end_s - reserve_s(grace))
+    notice = OutgoingNotice(
+        "hold", "preStop of the training container", end_s, end_s - reserve_s(grace)
+    )
     release = await give_notice(run_dir.notice_socket, notice)
     log.info("the container may end: %s (%s)", release.how, release.sentence)
     return 0

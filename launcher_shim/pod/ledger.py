@@ -18,7 +18,7 @@ class _Unsettled(NamedTuple):
     frame: bytes
 
 
-class Ledger:
+class RelayLedger:
     """The requests of one client; ``session`` names its connection."""
 
     def __init__(self, session: bytes) -> None:

@@ -31,7 +31,7 @@ class Release(NamedTuple):
     sentence: str
 
 
-class Notice(NamedTuple):
+class OutgoingNotice(NamedTuple):
     """``end_s``: when the container is killed; ``deadline_s``: when to wait no longer.
 
     Both are of the running event loop's clock.
@@ -52,7 +52,7 @@ class Notice(NamedTuple):
         return json.dumps(fields).encode() + b"\n"
 
 
-async def give_notice(path: str, notice: Notice) -> Release:
+async def give_notice(path: str, notice: OutgoingNotice) -> Release:
     """Give notice at the socket ``path``; return once the container may go."""
     loop = asyncio.get_running_loop()
     connected = False

@@ -15,7 +15,7 @@ import socket
 from typing import List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
-from launcher_shim.pod.ledger import Ledger
+from launcher_shim.pod.ledger import RelayLedger
 from launcher_shim.tcpstore.loopback import bind_loopback
 from launcher_shim.tcpstore.parser import RequestParser
 
@@ -91,7 +91,7 @@ class Client(asyncio.Protocol):
         self.relaying: Optional[asyncio.Task[None]] = None
         self._container = relay
         self._parser = RequestParser()
-        self._ledger = Ledger(name)
+        self._ledger = RelayLedger(name)
         self._transport: asyncio.Transport
         self._handshake: Optional[asyncio.TimerHandle] = None
         self._link: Optional[Link] = None

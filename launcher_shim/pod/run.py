@@ -23,7 +23,7 @@ from launcher_shim.pod.early_signals import ENDING
 from launcher_shim.pod.grace import grace_s, reserve_s
 from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
-from launcher_shim.pod.notices import Notice, give_notice
+from launcher_shim.pod.notices import OutgoingNotice, give_notice
 from launcher_shim.pod.overruling import merged
 from launcher_shim.pod.relay import Relay
 
@@ -53,10 +53,10 @@ def main() -> int:
 
 async def _run(command: Sequence[str], run_dir: RunDirectory) -> int:
     # Made here: up to Python 3.9 an event belongs to the loop that runs when it is made.
-    return await Run(command, run_dir).run()
+    return await CommandRun(command, run_dir).run()
 
 
-class Run:
+class CommandRun:
     """One command, from its start to its end."""
 
     def __init__(self, command: Sequence[str], run_dir: RunDirectory) -> None:
@@ -211,7 +211,7 @@ class Run:
         """Hold the SIGTERM that has come, until the sidecar or the time says otherwise."""
         now_s = asyncio.get_running_loop().time()
         end_s = now_s + self._grace_s
-        notice = Notice(
+        notice = OutgoingNotice(
             "sigterm",
             "SIGTERM reached the training container",
             end_s,

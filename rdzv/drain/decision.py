@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -33,7 +33,7 @@ be too short."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DrainDecision:
     """What is to be written, in one transaction; nothing where the first three are empty.
 
     ``commit``: what the commit record should become. ``last_commit``: to be written with it.
@@ -49,13 +49,13 @@ class Decision:
 
 
 def decide(
-    now: float, snapshot: DrainingSnapshot, observations: Observations, policy: Policy
-) -> Decision:
+    now: float, snapshot: DrainingSnapshot, observations: DrainObservations, policy: DrainPolicy
+) -> DrainDecision:
     """Decide what becomes of the drains and of the commit."""
     if snapshot.membership.job is None:
-        return Decision(reason="there is no job yet")
+        return DrainDecision(reason="there is no job yet")
     scene = _Scene(now, snapshot, observations, policy)
-    moved = _commit(scene) if scene.round is not None else Decision(reason="no round is live")
+    moved = _commit(scene) if scene.round is not None else DrainDecision(reason="no round is live")
     ended = dict(moved.drains)
     moments = [moved.wake_at_s]
     reasons = []
@@ -86,8 +86,8 @@ class _Scene:
         self,
         now: float,
         snapshot: DrainingSnapshot,
-        observations: Observations,
-        policy: Policy,
+        observations: DrainObservations,
+        policy: DrainPolicy,
     ) -> None:
         assert snapshot.membership.job is not None
         self.now = now
@@ -184,10 +184,10 @@ class _Scene:
             return False
         return self.snapshot.membership.has_name(drain)
 
-    def becomes(self, reason: str, **changes: object) -> Decision:
+    def becomes(self, reason: str, **changes: object) -> DrainDecision:
         """Decide on a commit record that differs from the present one."""
         commit = replace(self.commit, reason=reason, **changes)  # type: ignore[arg-type]
-        return Decision(commit, reason=reason)
+        return DrainDecision(commit, reason=reason)
 
 
 def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
@@ -219,7 +219,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
 # --- the commit of a live round ---
 
 
-def _commit(scene: _Scene) -> Decision:
+def _commit(scene: _Scene) -> DrainDecision:
     commit, round = scene.commit, scene.round
     assert round is not None
     if not _speaks_of(commit, round):
@@ -235,7 +235,7 @@ def _commit(scene: _Scene) -> Decision:
     return _idle(scene, round)
 
 
-def _reset(scene: _Scene, round: LiveRound) -> Decision:
+def _reset(scene: _Scene, round: LiveRound) -> DrainDecision:
     commit = Commit(
         epoch=scene.commit.epoch,
         run=round.run,
@@ -244,21 +244,21 @@ def _reset(scene: _Scene, round: LiveRound) -> Decision:
         reason=f"round {round.number} has begun",
         mod_revision=scene.commit.mod_revision,
     )
-    return Decision(commit, reason=commit.reason)
+    return DrainDecision(commit, reason=commit.reason)
 
 
-def _idle(scene: _Scene, round: LiveRound) -> Decision:
+def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
     """``idle`` or ``void``: whether to hold, for whom, and when."""
     commit = scene.commit
     if round.finishing:
-        return Decision(reason=f"round {round.number} is finishing")
+        return DrainDecision(reason=f"round {round.number} is finishing")
     if _ends(scene, round):
-        return Decision(reason=f"round {round.number} is about to end")
+        return DrainDecision(reason=f"round {round.number} is about to end")
     if commit.refused:
         asked = commit.joins and scene.newcomers
         asked = asked or any(uid in commit.leaving for uid in scene.leavers)
         if asked and scene.may_grant:
-            return Decision(reason="a rank of this round takes no part in commits")
+            return DrainDecision(reason="a rank of this round takes no part in commits")
         # Who comes later asks again: by then all ranks may take part, and have work to lose.
         return scene.becomes("nobody goes without a save any more", phase="idle", refused=False)
     waits_s = math.inf
@@ -272,12 +272,12 @@ def _idle(scene: _Scene, round: LiveRound) -> Decision:
         why = "nobody leaves or joins"
         if scene.leavers:
             why = f"{_names(scene)} may not go yet: too few others are listed"
-        return Decision(reason=why, wake_at_s=waits_s)
+        return DrainDecision(reason=why, wake_at_s=waits_s)
     if commit.phase == "void" and commit.failures:
         pause_s = scene.policy.pause_s * 2 ** min(commit.failures - 1, 30)
         next_s = scene.observations.since_s + min(pause_s, scene.policy.pause_max_s)
         if scene.now < next_s:
-            return Decision(reason="the last attempt failed: backing off", wake_at_s=next_s)
+            return DrainDecision(reason="the last attempt failed: backing off", wake_at_s=next_s)
     last = scene.snapshot.membership.last_commit
     epoch = max(commit.epoch, last.epoch if last else 0, scene.snapshot.used_epoch) + 1
     return scene.becomes(
@@ -290,7 +290,7 @@ def _idle(scene: _Scene, round: LiveRound) -> Decision:
     )
 
 
-def _hold(scene: _Scene, round: LiveRound) -> Decision:
+def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
     votes = _votes(scene, round)
     refusers = [member for member, vote in votes.items() if vote.vote is None]
     if refusers:
@@ -320,7 +320,7 @@ def _hold(scene: _Scene, round: LiveRound) -> Decision:
     return _with_latecomers(scene, f"{len(missing)} votes are missing", until_s)
 
 
-def _save(scene: _Scene, round: LiveRound) -> Decision:
+def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     votes, commit = _votes(scene, round), scene.commit
     more = commit.failures + 1
     for member, vote in votes.items():
@@ -355,7 +355,7 @@ def _save(scene: _Scene, round: LiveRound) -> Decision:
     return _with_latecomers(scene, f"{len(missing)} members have not saved yet", until_s)
 
 
-def _done(scene: _Scene) -> Decision:
+def _done(scene: _Scene) -> DrainDecision:
     commit = scene.commit
     granted = [uid for uid in scene.leavers if scene.may_grant or scene.is_due(uid)]
     if granted or (scene.newcomers and not commit.admitted):
@@ -375,7 +375,7 @@ def _done(scene: _Scene) -> Decision:
         }
         return replace(decision, drains=drains)
     if commit.granted or commit.admitted:
-        return Decision(reason=f"step {commit.step} is saved, the round is about to end")
+        return DrainDecision(reason=f"step {commit.step} is saved, the round is about to end")
     chance_s = min((scene.last_chance_s(uid) for uid in scene.leavers), default=math.inf)
     until_s = scene.observations.since_s + scene.policy.done_s
     if not _anybody(scene) or (scene.now >= until_s and scene.now < chance_s):
@@ -387,18 +387,18 @@ def _done(scene: _Scene) -> Decision:
 # --- parts of the above ---
 
 
-def _void(scene: _Scene, why: str, **changes: object) -> Decision:
+def _void(scene: _Scene, why: str, **changes: object) -> DrainDecision:
     return scene.becomes(why, phase="void", step=None, **changes)
 
 
-def _refused(scene: _Scene, why: str) -> Decision:
+def _refused(scene: _Scene, why: str) -> DrainDecision:
     """Let go and in without a save whom this attempt was for."""
     return _void(
         scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.newcomers)
     )
 
 
-def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> Decision:
+def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> DrainDecision:
     """Take drains and joins in that came after the hold began; else wait."""
     commit = scene.commit
     late = [uid for uid in scene.leavers if uid not in commit.leaving]
@@ -410,7 +410,7 @@ def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> Decisio
             saved=_union(commit.saved, late if commit.phase == "done" else ()),
             joins=commit.joins or scene.newcomers,
         )
-    return Decision(reason=otherwise, wake_at_s=wake_at_s)
+    return DrainDecision(reason=otherwise, wake_at_s=wake_at_s)
 
 
 def _anybody(scene: _Scene) -> bool:
@@ -513,7 +513,7 @@ def granted(commit: Commit | None, drain: Drain) -> bool:
 
 
 def transaction(
-    keys: JobKeys, snapshot: DrainingSnapshot, decision: Decision
+    keys: JobKeys, snapshot: DrainingSnapshot, decision: DrainDecision
 ) -> tuple[list[Compare], list[Operation]]:
     """Make the transaction that carries ``decision`` out; the caller adds its registration.
 

@@ -92,7 +92,7 @@ class DrainingSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class DrainPolicy:
     """The timeouts of a drain, in seconds, and what may happen below ``min``."""
 
     below_min: Literal["hold", "commit"] = "hold"
@@ -114,7 +114,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Observations:
+class DrainObservations:
     """Times are of this sidecar's monotonic clock.
 
     ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
@@ -135,10 +135,10 @@ class Observations:
 
 def observe(
     now: float,
-    previous: Observations,
+    previous: DrainObservations,
     snapshot: DrainingSnapshot,
     known_due_s: Mapping[str, float],
-) -> Observations:
+) -> DrainObservations:
     """Fold one snapshot in.
 
     ``known_due_s``: deadlines, less reserve, that this sidecar knows better than from the store:
@@ -160,7 +160,7 @@ def observe(
             due_s[uid] = now + left_s - snapshot.membership.drains[uid].reserve_s
         due_s[uid] = known_due_s.get(uid, due_s[uid])
     drains = snapshot.pod_uid in snapshot.membership.drains
-    return Observations(
+    return DrainObservations(
         epoch=commit.epoch,
         phase=commit.phase,
         since_s=previous.since_s if same_phase else now,

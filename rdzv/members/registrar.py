@@ -28,7 +28,7 @@ from rdzv.errors import (
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.pacing import Pacing
-from rdzv.members.registration import Held, Identity, Refuse, Register, Wait, plan
+from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
 from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
@@ -194,7 +194,7 @@ class Registrar:
             if isinstance(decision, Refuse):
                 self._refused, self.fenced = decision, decision.fenced
                 raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
-            if isinstance(decision, Wait):
+            if isinstance(decision, RetryLater):
                 self._say(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
                 continue
@@ -214,7 +214,7 @@ class Registrar:
             # Somebody else was quicker: it can be planned anew once the mirror shows that.
             await self._news(sequence, self._next_pause_s(), revision)
 
-    def _plan(self, *, waited_s: float) -> Register | Wait | Refuse:
+    def _plan(self, *, waited_s: float) -> Register | RetryLater | Refuse:
         self._note_emptiness()
         return plan(
             self._client.membership.snapshot(),

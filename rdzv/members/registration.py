@@ -66,7 +66,7 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class RetryLater:
     """Not yet: ask again when the membership changes, or after ``retry_in_s``."""
 
     retry_in_s: float
@@ -94,7 +94,7 @@ def plan(
     lease_ttl_s: float,
     waited_s: float = 0.0,
     trained: bool = True,
-) -> Register | Wait | Refuse:
+) -> Register | RetryLater | Refuse:
     """Decide on registering, given the snapshot and what was held before.
 
     ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
@@ -112,7 +112,7 @@ def plan(
         )
     else:
         chosen = _choose_job(snapshot, identity, held, empty_for_s, lease_ttl_s)
-    if isinstance(chosen, Wait | Refuse):
+    if isinstance(chosen, RetryLater | Refuse):
         return chosen
     job, reason = chosen
     known = max(holder.number if holder else 0, held.incarnation if held else 0)
@@ -160,12 +160,12 @@ def _choose_job(
     held: Held | None,
     empty_for_s: float,
     lease_ttl_s: float,
-) -> tuple[Job, str] | Wait | Refuse:
+) -> tuple[Job, str] | RetryLater | Refuse:
     """Choose the job record to register under, with the reason."""
     stored = snapshot.job
     if stored is None:
         if snapshot.unreadable_job and held is None:
-            return Wait(
+            return RetryLater(
                 lease_ttl_s,
                 "the job record cannot be read: waiting for a member that knows the job to write"
                 " it anew, or for its removal",
@@ -194,7 +194,7 @@ def _choose_job(
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     if empty_for_s >= patience_s:
         return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"
-    return Wait(
+    return RetryLater(
         patience_s - empty_for_s,
         f"generation {stored.generation} has no member but may come back: waiting to see",
     )
@@ -213,7 +213,7 @@ def _change_lives(
     waited_s: float,
     *,
     trained: bool,
-) -> tuple[Job, str] | Wait | Refuse:
+) -> tuple[Job, str] | RetryLater | Refuse:
     """Decide whether a pod whose job has another UID than the stored one may take the job over.
 
     One that was fenced may take it back only from a life that never came to a world, as from any
@@ -240,7 +240,7 @@ def _change_lives(
     staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
     patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
     if stored.uid and staying and waited_s < patience_s:
-        return Wait(
+        return RetryLater(
             patience_s - waited_s,
             f"{staying} members of the job with UID {stored.uid} are here, and nobody has told"
             f" them to go: waiting to see which of the jobs goes on, this pod's"

@@ -91,7 +91,7 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class QuarantineDecision:
     """What becomes of a record: ``record`` is to be written, or it is to be dropped, or neither.
 
     ``reason``: one sentence. ``wake_at_s``: when time alone would change the answer.
@@ -105,13 +105,13 @@ class Decision:
 
 def after_death(
     known: Quarantine | None, member: str, pod_uid: str, died: str, terms: Terms
-) -> Decision:
+) -> QuarantineDecision:
     """Decide what the record becomes once the torchrun ``died`` of this pod has ended by itself."""
     revision = known.mod_revision if known else 0
     if known is None or known.pod_uid != pod_uid:
         known = Quarantine(member, pod_uid, 0, "")
     elif known.died == died:
-        return Decision(reason="that death is counted already")
+        return QuarantineDecision(reason="that death is counted already")
     deaths = known.deaths + 1
     record = replace(
         known, deaths=deaths, died=died, out=deaths >= terms.deaths, mod_revision=revision
@@ -119,12 +119,12 @@ def after_death(
     why = f"its torchrun has died {deaths} times"
     if record.out:
         why += f": quarantined until one has lived for {terms.hold_s(deaths):g} s"
-    return Decision(record, reason=why)
+    return QuarantineDecision(record, reason=why)
 
 
 def after_time(
     now: float, known: Quarantine, seen_s: float, alive_s: float | None, terms: Terms
-) -> Decision:
+) -> QuarantineDecision:
     """Decide what time makes of the record.
 
     ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is,
@@ -133,13 +133,13 @@ def after_time(
     if not known.out:
         forgotten_s = seen_s + terms.forget_s
         if now >= forgotten_s:
-            return Decision(drop=True, reason="its torchrun has not died for long")
-        return Decision(wake_at_s=forgotten_s)
+            return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
+        return QuarantineDecision(wake_at_s=forgotten_s)
     if alive_s is None:
-        return Decision(reason="it is quarantined, and has no torchrun")
+        return QuarantineDecision(reason="it is quarantined, and has no torchrun")
     hold_s = terms.hold_s(known.deaths)
     admitted_s = max(seen_s, alive_s) + hold_s
     if now >= admitted_s:
         why = f"its torchrun has lived for {hold_s:g} s: let in again"
-        return Decision(replace(known, out=False), reason=why)
-    return Decision(reason="it is quarantined", wake_at_s=admitted_s)
+        return QuarantineDecision(replace(known, out=False), reason=why)
+    return QuarantineDecision(reason="it is quarantined", wake_at_s=admitted_s)

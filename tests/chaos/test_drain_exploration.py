@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from rdzv.drain.inputs import Policy
+from rdzv.drain.inputs import DrainPolicy
 from tests.support.models.drains import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
 
-COMMIT_BELOW_MIN = Policy(below_min="commit", hold_s=HOLD_S)
+COMMIT_BELOW_MIN = DrainPolicy(below_min="commit", hold_s=HOLD_S)
 
 
 def test_i3_i7_one_drain_of_two_pods_in_any_order() -> None:

@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from launcher_shim.c10d.launchers import Launchers
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.values.cell import Cell
@@ -136,7 +136,7 @@ def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> No
     began = LauncherSession.__init__
 
     def begin(
-        self: LauncherSession, launchers: Launchers, author: str, relay: Relay | None = None
+        self: LauncherSession, launchers: Launchers, author: str, relay: RelayNumbers | None = None
     ) -> None:
         began(self, launchers, f"{author}{next(sessions)}", relay)
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import Job, job
 
-POLICY = Policy(
+POLICY = RoundPolicy(
     min_nodes=2,
     max_nodes=5,
     last_call_s=0.5,

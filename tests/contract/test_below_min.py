@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import job
 
-QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=30.0, confirm_s=0.5, hold_s=0.2, park_s=0.2)
+QUICK = RoundPolicy(3, 3, last_call_s=0.5, first_call_s=30.0, confirm_s=0.5, hold_s=0.2, park_s=0.2)
 JOIN_S = 5.0
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.c10d.serving.connection import PARKED_MAX, Connection
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
 from launcher_shim.tcpstore import wire
 from rdzv.errors import ConfigError, StoreUnavailable
@@ -32,7 +32,7 @@ HELLO = wire.HANDSHAKE + wire.encode(wire.Ping(7))
 class StepSession:
     """Answers a request when the test says so; ``handled`` are those that have reached it."""
 
-    def __init__(self, peer: str, relay: Relay | None = None) -> None:
+    def __init__(self, peer: str, relay: RelayNumbers | None = None) -> None:
         self.peer = peer
         self.relay = relay
         self.handled: list[wire.Request] = []
@@ -103,7 +103,7 @@ async def connected(port: int, hello: bytes = HELLO) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def serving(
-    open_session: Callable[[str, Relay | None], object], **limits: float
+    open_session: Callable[[str, RelayNumbers | None], object], **limits: float
 ) -> AsyncIterator[tuple[C10dServer, int]]:
     server = C10dServer(open_session, **limits)  # type: ignore[arg-type]
     try:
@@ -116,7 +116,7 @@ async def serving(
 async def stepping(**limits: float) -> AsyncIterator[tuple[Client, StepSession]]:
     sessions: list[StepSession] = []
 
-    def open_session(peer: str, relay: Relay | None) -> StepSession:
+    def open_session(peer: str, relay: RelayNumbers | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 
@@ -214,7 +214,7 @@ async def test_what_a_client_set_before_it_went_is_not_tried_for_ever(
 async def test_close_cancels_what_is_under_way() -> None:
     sessions: list[StepSession] = []
 
-    def open_session(peer: str, relay: Relay | None) -> StepSession:
+    def open_session(peer: str, relay: RelayNumbers | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 
@@ -277,7 +277,7 @@ async def test_i8_a_defect_in_opening_a_session_closes_one_connection(
     store = MemoryStore()
     opened: list[str] = []
 
-    def open_session(peer: str, relay: Relay | None) -> MemorySession:
+    def open_session(peer: str, relay: RelayNumbers | None) -> MemorySession:
         opened.append(peer)
         if len(opened) == 1:
             raise ZeroDivisionError
@@ -519,7 +519,7 @@ async def test_the_unix_socket_is_for_every_user_and_may_be_replaced(tmp_path: P
     path = tmp_path / "c10d.sock"
     sessions: list[StepSession] = []
 
-    def open_session(peer: str, relay: Relay | None) -> StepSession:
+    def open_session(peer: str, relay: RelayNumbers | None) -> StepSession:
         sessions.append(StepSession(peer))
         return sessions[-1]
 
@@ -554,7 +554,7 @@ class Seen(StepSession):
         self.numbers.append((self.relay.number, self.relay.again))
         return super().handle(request)
 
-    def __init__(self, peer: str, relay: Relay | None) -> None:
+    def __init__(self, peer: str, relay: RelayNumbers | None) -> None:
         super().__init__(peer, relay)
         self.numbers: list[tuple[int, bool]] = []
 
@@ -563,7 +563,7 @@ class Seen(StepSession):
 async def relayed(preface: wire.Preface) -> AsyncIterator[tuple[C10dServer, Client, Seen]]:
     sessions: list[Seen] = []
 
-    def open_session(peer: str, relay: Relay | None) -> Seen:
+    def open_session(peer: str, relay: RelayNumbers | None) -> Seen:
         sessions.append(Seen(peer, relay))
         return sessions[-1]
 

@@ -13,10 +13,10 @@ from time import monotonic
 import pytest
 
 import agent.drain.service
-from agent.drain.view import Sight
+from agent.drain.view import DrainView
 from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel
-from rdzv.drain.inputs import DrainingSnapshot, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -41,13 +41,13 @@ class Looks:
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     counted = Looks()
-    snapshot: Callable[[Sight], Awaitable[DrainingSnapshot]] = Sight.snapshot
+    snapshot: Callable[[DrainView], Awaitable[DrainingSnapshot]] = DrainView.snapshot
 
-    async def counting(self: Sight) -> DrainingSnapshot:
+    async def counting(self: DrainView) -> DrainingSnapshot:
         counted.count += 1
         return await snapshot(self)
 
-    monkeypatch.setattr(Sight, "snapshot", counting)
+    monkeypatch.setattr(DrainView, "snapshot", counting)
     return counted
 
 
@@ -106,7 +106,7 @@ async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
 async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, done_s=0.1))
+    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, done_s=0.1))
     async with job("ab", least=2) as one:
         await one.form("ab", loop=Loop(save_s=0.5))
         await one.training()

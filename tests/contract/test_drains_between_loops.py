@@ -11,7 +11,7 @@ import pytest
 
 import agent.drain.service
 from rdzv.drain.decision import cancel
-from rdzv.drain.inputs import Policy
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import Job, Loop, job
 from tests.support.sidecars.jobs import KEYS
@@ -76,7 +76,7 @@ async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
 async def test_a_newcomer_waits_no_longer_than_its_patience(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, save_s=1.0))
+    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, save_s=1.0))
     async with job("abc") as one:
         await evaluating(one, "ab")
         await one.ask("c")

@@ -12,7 +12,7 @@ import pytest
 import agent.drain.own_record
 from agent.boot_clock import boot_s
 from agent.drain.notice import Notice
-from agent.drain.own_record import Notes
+from agent.drain.own_record import OwnDrainRecord
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.records.drain import Drain
@@ -209,7 +209,7 @@ def test_the_reserve_is_a_third_of_a_short_grace_and_at_least_a_second() -> None
 
 
 def test_the_earliest_deadline_counts_with_its_own_reserve() -> None:
-    notes = Notes.of_notice("uid", notice("control", 600), 100, 30)
+    notes = OwnDrainRecord.of_notice("uid", notice("control", 600), 100, 30)
     assert notes.due_boot_s == 695
     sooner = notes.and_notice(notice("sigterm", 5), 100, 30)
     assert sooner.due_boot_s == pytest.approx(105 - 5 / 3)
@@ -218,20 +218,20 @@ def test_the_earliest_deadline_counts_with_its_own_reserve() -> None:
 
 
 def test_a_notice_that_is_repeated_changes_nothing() -> None:
-    notes = Notes.of_notice("uid", notice("sigterm", 30), 100, 30)
+    notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), 100, 30)
     for left_s in (29, 12, 3, 0.5):
         again = notes.and_notice(notice("sigterm", left_s), 130 - left_s - 0.1, 30)
         assert again == notes
 
 
 def test_an_operators_drain_without_end_takes_the_time_of_a_notice() -> None:
-    notes = Notes("uid", ("operator",), "by hand", None, 0)
+    notes = OwnDrainRecord("uid", ("operator",), "by hand", None, 0)
     assert notes.and_notice(notice("prestop", None), 50, 30).due_boot_s == 75
 
 
 def test_notes_survive_the_file() -> None:
     now_s = boot_s()
-    notes = Notes.of_notice("uid", notice("sigterm", 30), now_s, 30)
-    assert Notes.from_json(notes.to_json()) == notes
+    notes = OwnDrainRecord.of_notice("uid", notice("sigterm", 30), now_s, 30)
+    assert OwnDrainRecord.from_json(notes.to_json()) == notes
     assert notes.outlived_boot_s is None
     assert math.isclose(notes.record("a", now_s).seconds_left or 0, 30, abs_tol=0.1)

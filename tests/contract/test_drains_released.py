@@ -12,7 +12,7 @@ import pytest
 
 import agent.drain.service
 from rdzv.drain.decision import cancel
-from rdzv.drain.inputs import Policy
+from rdzv.drain.inputs import DrainPolicy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
@@ -215,7 +215,7 @@ async def test_without_any_launcher_a_pod_is_let_go_at_once() -> None:
 
 
 async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, pause_s=0.2))
+    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=0.2))
     async with job("ab") as one:
         await one.form("ab", a=Loop(save_errors=2))
         await one.training()
@@ -230,7 +230,7 @@ async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.M
 async def test_a_rank_whose_save_raises_fails_the_attempt_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(agent.drain.service, "Policy", partial(Policy, pause_s=300))
+    monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=300))
     async with job("ab") as one:
         await one.form("ab", a=Loop(save_errors=1, save_errors_end_it=True))
         await one.training()

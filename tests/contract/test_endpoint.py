@@ -13,7 +13,7 @@ import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.resume_note import Note
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.torch.state_codec import (
@@ -239,7 +239,7 @@ async def test_what_fillers_a_client_was_given_outlives_its_sidecar() -> None:
     async with pod(MemoryEngine(), "w-0") as one, asyncio.timeout(DEADLINE_S):
 
         def session() -> LauncherSession:
-            relay = Relay(preface._replace(note=notes[-1]), notes.append)
+            relay = RelayNumbers(preface._replace(note=notes[-1]), notes.append)
             return LauncherSession(one.endpoint.sessions, "w-0.client", relay)
 
         async def waits() -> bool:
@@ -265,7 +265,7 @@ async def test_i1_a_world_that_a_restored_store_lost_is_put_back_from_what_a_rel
     notes = [Note("digits", 1, mine).encode()]
 
     async def shown(one: Pod) -> TorchState:
-        relay = Relay(preface._replace(note=notes[-1]), notes.append)
+        relay = RelayNumbers(preface._replace(note=notes[-1]), notes.append)
         session = LauncherSession(one.endpoint.sessions, "w-0.client", relay)
         answer = session.handle(wire.Get(STATE_KEY))
         return decode((answer if isinstance(answer, bytes) else await answer)[8:])[0]

@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 import launcher_shim.c10d.endpoint
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.handlers import PATIENCE_S, RUN_ID, handler_at
@@ -26,8 +26,8 @@ from tests.support.sidecars.jobs import KEYS, begin_next_life
 @pytest.fixture(autouse=True)
 def _nobody_is_taken_for_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is let go here is let go for another reason, however long this machine takes for it."""
-    policy = partial(Policy, hung_s=10 * PATIENCE_S)
-    monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", policy)
+    policy = partial(RoundPolicy, hung_s=10 * PATIENCE_S)
+    monkeypatch.setattr(launcher_shim.c10d.endpoint, "RoundPolicy", policy)
 
 
 async def test_two_nodes_share_a_world_and_its_master() -> None:

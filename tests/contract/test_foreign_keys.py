@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.drain.view import Sight
+from agent.drain.view import DrainView
 from agent.parts import endpoint_of, job_client, member_parts
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.drain.decision import Decision, transaction
+from rdzv.drain.decision import DrainDecision, transaction
 from rdzv.records.commit import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -110,12 +110,14 @@ async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_wri
     engine = MemoryEngine()
     writer = MemoryStore(engine)
     async with running(engine, "w-0") as one, asyncio.timeout(30):
-        sight = Sight(one.client, one.endpoint, "uid-w-0", RunDir(str(tmp_path)))
+        sight = DrainView(one.client, one.endpoint, "uid-w-0", RunDir(str(tmp_path)))
         # Nothing of the membership changes after it.
         written = await writer.txn([], [Put(foreign_key, b"x")])
         await one.mirror.reached(written.revision)
         seen = await sight.snapshot()
-        compares, operations = transaction(KEYS, seen, Decision(Commit(1, "digits", phase="hold")))
+        compares, operations = transaction(
+            KEYS, seen, DrainDecision(Commit(1, "digits", phase="hold"))
+        )
         assert (await writer.txn(compares, operations)).succeeded
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.drain.view import Sight
+from agent.drain.view import DrainView
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX
@@ -17,7 +17,7 @@ from launcher_shim.c10d.rounds.decision import next_round
 from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.drain.decision import decide
-from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy, observe
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.records.commit import Commit, Vote
 from rdzv.records.drain import Drain, Outcome
 from rdzv.records.job import Member
@@ -57,13 +57,13 @@ def outcomes(
         commit=commit,
     )
     moment = replace(seen, membership=membership)
-    observations = observe(0.0, Observations(), moment, {drain.pod_uid: 0.0})
-    ended = decide(LATER_S, moment, observations, Policy()).drains
+    observations = observe(0.0, DrainObservations(), moment, {drain.pod_uid: 0.0})
+    ended = decide(LATER_S, moment, observations, DrainPolicy()).drains
     return {uid: one.outcome for uid, one in ended.items()}
 
 
-def sight_of(one: Pod, directory: Path) -> Sight:
-    return Sight(one.client, one.endpoint, "uid-w-0", RunDir(str(directory)))
+def sight_of(one: Pod, directory: Path) -> DrainView:
+    return DrainView(one.client, one.endpoint, "uid-w-0", RunDir(str(directory)))
 
 
 async def test_a_sidecar_that_has_just_registered_looks_at_drains_with_the_runs_there_are(
@@ -133,12 +133,12 @@ async def test_i3_a_commit_is_seen_through_although_a_world_has_formed_in_anothe
         assert seen.round is not None
         assert (seen.round.run, seen.round.number) == ("digits", 3)
         # Were it reset, the ranks of this round would train on: the newcomer was let in already.
-        assert decide(LATER_S, seen, Observations(), Policy()).commit is None
+        assert decide(LATER_S, seen, DrainObservations(), DrainPolicy()).commit is None
         await one.client.mirror.reached(await put_round(engine, "digits", next_round(WORLD)))
         then = await sight.snapshot()
         assert then.round is not None
         assert then.round.run == "prepare"
-        reset = decide(LATER_S, then, Observations(), Policy()).commit
+        reset = decide(LATER_S, then, DrainObservations(), DrainPolicy()).commit
         assert reset is not None
         assert (reset.run, reset.round, reset.phase) == ("prepare", 1, "idle")
 

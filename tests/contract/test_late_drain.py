@@ -11,7 +11,7 @@ import pytest
 
 from agent.drain.notice import Notice
 from agent.drain.own import OwnDrain
-from agent.drain.writer import Writing
+from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel, first_write
 from rdzv.records.commit import Commit
@@ -41,7 +41,7 @@ async def test_a_write_that_lands_after_the_cancellation_drains_nobody(
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
-            writing = Writing(one, member, Random(1))
+            writing = DrainWriter(one, member, Random(1))
             run_dir = RunDir(str(tmp_path))
             own = OwnDrain(run_dir, one, member.identity, writing, grace_s=30.0, boot_s=now)
             own.notify(Notice("control", "test", 20.0))
@@ -64,7 +64,7 @@ async def test_a_write_that_lands_after_the_pod_has_outlived_its_drain_drains_no
         member = registrar(one, identity("w-0"), lease_ttl_s=LONG_TTL_S)
         async with running(member):
             await registered(member)
-            writing, now_s = Writing(one, member, Random(1)), 0.0
+            writing, now_s = DrainWriter(one, member, Random(1)), 0.0
             run_dir = RunDir(str(tmp_path))
             own = OwnDrain(
                 run_dir, one, member.identity, writing, grace_s=30.0, boot_s=lambda: now_s

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import Job, Torchrun, job
 
-QUICK = Policy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=30.0, confirm_s=0.4)
+QUICK = RoundPolicy(min_nodes=2, max_nodes=4, last_call_s=0.5, first_call_s=30.0, confirm_s=0.4)
 PATIENT = replace(QUICK, last_call_s=30.0)
 """Whoever waits for somebody who does not come waits for longer than any of these tests."""
 

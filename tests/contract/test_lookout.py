@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.launcher.check import Policy
-from agent.launcher.watcher import Lookout
+from agent.launcher.check import LauncherPolicy
+from agent.launcher.watcher import LauncherWatcher
 from agent.rundir.files import RunDir
 from agent.rundir.launch_report import read_launch
 from agent.rundir.programs import program
@@ -61,13 +61,15 @@ RIGHT = Launch("torchrun", 8, {"rdzv-endpoint": "localhost:29400", "rdzv-backend
 
 
 @asynccontextmanager
-async def looking(one: Pod, run_dir: Path, clock: Callable[[], float]) -> AsyncIterator[Lookout]:
-    lookout = Lookout(
+async def looking(
+    one: Pod, run_dir: Path, clock: Callable[[], float]
+) -> AsyncIterator[LauncherWatcher]:
+    lookout = LauncherWatcher(
         RunDir(str(run_dir)),
         one.client,
         one.registrar,
         one.endpoint,
-        Policy("digits", 1, 4, 29400),
+        LauncherPolicy("digits", 1, 4, 29400),
         ready=lambda: True,
         clock=clock,
         look_s=0.02,

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 import launcher_shim.c10d.endpoint
 import launcher_shim.c10d.stage_starts
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
@@ -32,7 +32,9 @@ MONITOR_S = 0.1
 
 
 def hung_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(launcher_shim.c10d.endpoint, "Policy", partial(Policy, hung_s=seconds))
+    monkeypatch.setattr(
+        launcher_shim.c10d.endpoint, "RoundPolicy", partial(RoundPolicy, hung_s=seconds)
+    )
 
 
 class Torchrun:

@@ -12,7 +12,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete
@@ -20,7 +20,7 @@ from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.rendezvous import Job, Torchrun, job
 
-QUICK = Policy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
+QUICK = RoundPolicy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
 FOR_LONG = Terms(deaths=2, first_s=3600.0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.ledger import Ledger
+from launcher_shim.pod.ledger import RelayLedger
 from launcher_shim.pod.relay import Relay
 from tests.support.ports import free_ports
 from tests.support.sidecars.raw_client import connected
@@ -18,10 +18,10 @@ from tests.support.sidecars.raw_client import connected
 async def test_a_relaying_that_fails_closes_its_connection_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(ledger: Ledger) -> bytes:
+    def fail(ledger: RelayLedger) -> bytes:
         raise RuntimeError("a planted defect")
 
-    monkeypatch.setattr(Ledger, "begin", fail)
+    monkeypatch.setattr(RelayLedger, "begin", fail)
     path, (port,) = str(tmp_path / "c10d.sock"), free_ports(1)
     relay = Relay(port, path)
     async with await asyncio.start_unix_server(lambda reader, writer: writer.close(), path):

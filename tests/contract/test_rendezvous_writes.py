@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.round_key import RoundKey
@@ -347,9 +347,9 @@ async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() ->
 async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     looked = asyncio.Event()
 
-    def membership(number: int) -> Membership:
+    def membership(number: int) -> RoundMembers:
         looked.set()
-        return Membership(frozenset("abcd"))
+        return RoundMembers(frozenset("abcd"))
 
     client = JobClient.of(MemoryStore(MemoryEngine(now)), GENERATION.job, clock=now)
     rendezvous = Rendezvous(
@@ -413,7 +413,7 @@ async def pods_that_all_see_a_round_due(
     async with AsyncExitStack() as stack:
         for name, fault in late.items():
             one = pods[name] = await stack.enter_async_context(pod(engine, name, fault))
-            one.policy = Policy(4, 4, last_call_s=3600, first_call_s=3600)
+            one.policy = RoundPolicy(4, 4, last_call_s=3600, first_call_s=3600)
             fault.seen = partial(all_ask, one)
         for name, one in pods.items():
             one.rendezvous._own.aim(Node(name, "asking", f"n-{name}", 1, name, 1, 0))

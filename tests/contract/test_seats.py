@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import job
 
-QUICK = Policy(3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2)
+QUICK = RoundPolicy(
+    3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2
+)
 
 
 async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:

@@ -20,7 +20,7 @@ from rdzv.errors import (
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import ATTEMPT_S
-from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, Endpoint, NotSentError
+from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, EtcdEndpoint, NotSentError
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.clocks.calm import calmly
 from tests.support.faults.link import Link
@@ -295,7 +295,7 @@ async def test_a_call_on_a_retired_connection_is_ambiguous_and_cancels_nobody(
 
 async def test_a_call_that_waits_for_a_connection_waits_for_the_one_that_replaces_it() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as proxy:
-        endpoint = Endpoint(proxy.endpoint)
+        endpoint = EtcdEndpoint(proxy.endpoint)
         proxy.hold()
         asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=2))
         await asyncio.sleep(0.2)

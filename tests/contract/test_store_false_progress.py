@@ -22,7 +22,7 @@ from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.memory.server_calls import Calls
+from rdzv.store.memory.server_calls import ServedCalls
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.store.backend import DRIVERS
@@ -162,10 +162,12 @@ async def test_a_store_that_does_not_tell_its_version_is_followed_all_the_same(
 ) -> None:
     """As behind a proxy that lets through no more than a job's calls."""
 
-    async def refused(calls: Calls, request: pb.StatusRequest, context: ServicerContext) -> None:
+    async def refused(
+        calls: ServedCalls, request: pb.StatusRequest, context: ServicerContext
+    ) -> None:
         await context.abort(code, "planted")
 
-    monkeypatch.setattr(Calls, "status", refused)
+    monkeypatch.setattr(ServedCalls, "status", refused)
     async with asyncio.timeout(60), EmbeddedServer() as server:
         store, direct = EtcdStore((server.endpoint,)), MemoryStore(server.engine)
         try:

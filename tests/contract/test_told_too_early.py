@@ -9,15 +9,13 @@ from random import Random
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import Membership as RunMembership
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from rdzv import listing
 from rdzv.drain.decision import decide, transaction
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations
-from rdzv.drain.inputs import Policy as DrainPolicy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.guard import Registered
@@ -54,8 +52,8 @@ class Sidecar:
             keys=RUN,
             run_id="digits",
             client=client,
-            policy=lambda: Policy(2, 4),
-            membership=lambda number: RunMembership(frozenset("ab")),
+            policy=lambda: RoundPolicy(2, 4),
+            membership=lambda number: RoundMembers(frozenset("ab")),
             clock=lambda: NOW_S,
             random=Random(1),
         )
@@ -145,6 +143,6 @@ async def test_no_decision_about_drains_overlooks_one_that_was_only_told_of(
     snapshot = DrainingSnapshot(
         now, listing.decide(now), live, {}, "uid-a", revision=sidecar.mirror.certain_revision
     )
-    decision = decide(NOW_S, snapshot, Observations(0, "idle", NOW_S, NOW_S), DrainPolicy())
+    decision = decide(NOW_S, snapshot, DrainObservations(0, "idle", NOW_S, NOW_S), DrainPolicy())
     assert decision.commit is not None, decision.reason
     assert not (await sidecar.store.txn(*transaction(KEYS, snapshot, decision))).succeeded

@@ -29,10 +29,10 @@ import console
 import console.local.nodes.node
 import console.local.nodes.run
 from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import Settings
+from console.local.launch.settings import LocalSettings
 from console.local.nodes.events import read_event
 from console.local.processes.marked import marked, send_to_all
-from console.local.session import Places, run_session
+from console.local.session import Directories, run_session
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 150.0
@@ -92,7 +92,7 @@ class Drill:
 
         The first step of node-0 waits for each that is ``awaited``: other nodes, or the test.
         """
-        settings = Settings(
+        settings = LocalSettings(
             run=self.mark,
             namespace="local",
             job="job",
@@ -117,8 +117,8 @@ class Drill:
         for name in names:
             (self.signs / f"awaited.{name}").touch()
 
-    async def _run(self, settings: Settings, events: tuple[str, ...]) -> int:
-        places = Places(self.directory / "logs", self.directory / "report")
+    async def _run(self, settings: LocalSettings, events: tuple[str, ...]) -> int:
+        places = Directories(self.directory / "logs", self.directory / "report")
         screen = Console(file=self.screen, width=200)
         status = await run_session(
             settings, [read_event(event) for event in events], places, screen
@@ -369,9 +369,9 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
     drill: Drill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, frozen, let_go = threading.Event(), threading.Event(), threading.Event()
-    interrupt = console.local.nodes.node.Node.interrupt
+    interrupt = console.local.nodes.node.LocalNode.interrupt
 
-    async def noted(node: console.local.nodes.node.Node) -> None:
+    async def noted(node: console.local.nodes.node.LocalNode) -> None:
         asked.set()
         await interrupt(node)
 
@@ -387,7 +387,7 @@ async def test_a_node_that_is_being_frozen_while_the_run_ends_does_not_stay_froz
             let_go.set()
             frozen.wait(5)
 
-    monkeypatch.setattr(console.local.nodes.node.Node, "interrupt", noted)
+    monkeypatch.setattr(console.local.nodes.node.LocalNode, "interrupt", noted)
     monkeypatch.setattr(console.local.nodes.node, "send_to_all", send_slowly)
     running = await drill.begin("0", nodes=1, events=("stop:node-0@world1+1s",))
     await drill.shown("stop", "node-0")

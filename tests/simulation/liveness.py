@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.simulation.network import FAIR
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import Rank
@@ -20,7 +20,7 @@ BOUND_S = 120.0
 """For so long ``min`` pods may be healthy and no world train. A world whose keys all vanished is
 kept for 60 s; then a lease may have to end, a last call to pass, and a launcher to look."""
 
-STUCK_S = BOUND_S + Policy(1, 1).leave_s
+STUCK_S = BOUND_S + RoundPolicy(1, 1).leave_s
 """And where workers do not end, for so long: others wait for them in the world that is lost."""
 
 

@@ -22,9 +22,9 @@ import rdzv.listing
 import rdzv.members.registration
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
-from agent.drain.writer import Writing
+from agent.drain.writer import DrainWriter
 from agent.hosts import HostDelivery
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from rdzv.errors import StoreError
@@ -221,8 +221,8 @@ def cut_taken_for_death() -> list[Patch]:
     ]
 
 
-def _hasty_policy(*args: Any, **changes: Any) -> Policy:
-    return replace(Policy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
+def _hasty_policy(*args: Any, **changes: Any) -> RoundPolicy:
+    return replace(RoundPolicy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
 def fillers_forgotten() -> list[Patch]:
@@ -372,7 +372,7 @@ def released_before_done() -> list[Patch]:
 
 def drains_not_fenced() -> list[Patch]:
     """What is written of drains compares no registration."""
-    return [patch.object(Writing, "_registered", lambda self, generation: [])]
+    return [patch.object(DrainWriter, "_registered", lambda self, generation: [])]
 
 
 def min_not_compared() -> list[Patch]:

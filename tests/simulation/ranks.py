@@ -160,7 +160,7 @@ class Rank:
             gate = self._gate()
             read = None
             if gate is not None:
-                read = boundary.Gate(gate.epoch, gate.master, gate.phase, gate.step)
+                read = boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
             verdict, self._told = boundary.decide(self._told, read)
             if verdict == boundary.PUBLISH:
                 await self._publish()

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.tcpstore import wire
 
@@ -32,7 +32,7 @@ class Connection:
         self._pending: tuple[int, wire.Request, asyncio.Future[bytes]] | None = None
         self._sidecar: Sidecar | None = None
         self._session: LauncherSession | None = None
-        self._relay: Relay | None = None
+        self._relay: RelayNumbers | None = None
         self._closed = False
 
     def meet(self, sidecar: Sidecar) -> None:
@@ -62,7 +62,7 @@ class Connection:
             return
         again = () if self._pending is None else (self._pending[0],)
         preface = wire.Preface(self._id, self._sent + 1, again, self._note)
-        self._relay = Relay(preface, self._keep)
+        self._relay = RelayNumbers(preface, self._keep)
         self._session = LauncherSession(
             sidecar.endpoint.sessions, f"{sidecar.name}.{self._id.hex()}", self._relay
         )
@@ -75,7 +75,7 @@ class Connection:
         assert relay is not None
         self._loop.call_soon(self._serve, session, relay, context=sidecar.process.context)
 
-    def _serve(self, session: LauncherSession, relay: Relay) -> None:
+    def _serve(self, session: LauncherSession, relay: RelayNumbers) -> None:
         if self._pending is None or session is not self._session or self._closed:
             return
         number, request, answer = self._pending

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from agent.rundir.files import RunDir, State
-from agent.rundir.launch_report import Launch
+from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import RankProgress
 
@@ -47,7 +47,7 @@ class MemoryRunDir(RunDir):
         """What the ranks of this pod have published."""
         return tuple(self.progress[rank] for rank in sorted(self.progress))
 
-    def launch(self) -> Launch | None:
+    def launch(self) -> LaunchReport | None:
         """Nothing is reported."""
         return None
 

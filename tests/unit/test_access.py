@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.config.sidecar import Config, JobConfig
 from agent.config.table import load
 from console.local.launch.launch_line import LaunchLine
-from console.local.launch.settings import Pod, Settings, sidecar_environment
+from console.local.launch.settings import LocalSettings, Pod, sidecar_environment
 from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Put, access
@@ -243,7 +243,7 @@ def test_a_run_with_its_own_store_keeps_what_the_users_one_asks_for_to_itself(
 ) -> None:
     monkeypatch.setenv("MUSTER_ETCD_USER", "somebody")
     line = LaunchLine(("torchrun",), 1)
-    settings = Settings(
+    settings = LocalSettings(
         run="r",
         namespace="local",
         job="local",

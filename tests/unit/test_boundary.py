@@ -3,15 +3,26 @@ from __future__ import annotations
 
 import pytest
 
-from muster.boundary import GO, PUBLISH, SAVE, WAIT, Gate, Rank, acknowledge, arrive, decide, fail
+from muster.boundary import (
+    GO,
+    PUBLISH,
+    SAVE,
+    WAIT,
+    Rank,
+    RankGate,
+    acknowledge,
+    arrive,
+    decide,
+    fail,
+)
 
 MINE = "10.0.0.1:29500"
 AT_10 = arrive(Rank(MINE), 10)
 MATCHED = AT_10._replace(matched=True)
 
 
-def gate(phase: str, step: int | None = None, master: str = MINE) -> Gate:
-    return Gate(5, master, phase, step)
+def gate(phase: str, step: int | None = None, master: str = MINE) -> RankGate:
+    return RankGate(5, master, phase, step)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +38,7 @@ def gate(phase: str, step: int | None = None, master: str = MINE) -> Gate:
         (gate("hold"), PUBLISH),
     ],
 )
-def test_what_a_rank_does_at_a_boundary(shown: Gate | None, verdict: str) -> None:
+def test_what_a_rank_does_at_a_boundary(shown: RankGate | None, verdict: str) -> None:
     assert decide(AT_10, shown)[0] == verdict
 
 
@@ -50,7 +61,7 @@ def test_i3_a_rank_saves_once_an_epoch_and_then_parks_until_training_goes_on() -
     assert decide(saved, gate("commit", 10))[0] == WAIT
     assert decide(saved, gate("done", 10))[0] == WAIT
     assert decide(saved, gate("void"))[0] == GO
-    assert decide(saved, Gate(6, MINE, "commit", 10))[0] == SAVE
+    assert decide(saved, RankGate(6, MINE, "commit", 10))[0] == SAVE
 
 
 def test_a_save_that_failed_is_told_and_waits_for_the_word_of_the_others() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rdzv import listing
 from rdzv.drain.decision import cancel, decide, transaction
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror
@@ -53,8 +53,10 @@ class Desk:
 
     async def carry_out(self) -> bool:
         """Write what is due by the last look."""
-        seen = Observations(self.snapshot.commit.epoch, self.snapshot.commit.phase, NOW, NOW - 2.0)
-        decision = decide(NOW, self.snapshot, seen, Policy())
+        seen = DrainObservations(
+            self.snapshot.commit.epoch, self.snapshot.commit.phase, NOW, NOW - 2.0
+        )
+        decision = decide(NOW, self.snapshot, seen, DrainPolicy())
         assert decision.commit or decision.drains, decision.reason
         compares, operations = transaction(KEYS, self.snapshot, decision)
         return (await self._store.txn(compares, operations)).succeeded

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from console.doctor.diagnosis import EndpointReport, Finding, Member, Report, RightsReport, diagnose
+from console.doctor.diagnosis import (
+    EndpointReport,
+    EtcdMember,
+    Finding,
+    Report,
+    RightsReport,
+    diagnose,
+)
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 
@@ -16,7 +23,7 @@ STATUS = StoreStatus("a:1", "3.6.16", 7, 1, 1, 500, 1_000_000, 500_000, db_quota
 WELL = Report(
     endpoints=(EndpointReport("a:1", STATUS, reads_s=(0.002,) * 50),),
     rights=RightsReport(("read", "write"), write_s=0.003, watch_s=0.004),
-    members=(Member(1, "m1"),),
+    members=(EtcdMember(1, "m1"),),
     authenticated=True,
     compacted=True,
     encrypted=True,
@@ -52,7 +59,7 @@ def test_whatever_is_wrong_says_what_to_do() -> None:
         with_status(errors=("etcdserver: no leader",)),
         with_status(version="3.5.1", learner=True, db_size_bytes=2 * GB),
         replace(WELL, rights=RightsReport(("read",), "write", "no room"), authenticated=False),
-        replace(WELL, encrypted=False, compacted=False, members=(Member(9, "m9"),)),
+        replace(WELL, encrypted=False, compacted=False, members=(EtcdMember(9, "m9"),)),
     ]
     for report in reports:
         bad = [finding for finding in diagnose(report) if finding.level != "ok"]
@@ -154,7 +161,7 @@ def test_endpoints_of_two_stores_are_a_fault() -> None:
 
 
 def test_a_member_that_nobody_named_is_told() -> None:
-    members = (Member(1, "m1"), Member(2, "m2"), Member(255, ""))
+    members = (EtcdMember(1, "m1"), EtcdMember(2, "m2"), EtcdMember(255, ""))
     finding = found(replace(WELL, members=members), "cluster")
     assert finding.level == "warning"
     assert "ff, m2" in finding.sentence
@@ -163,7 +170,7 @@ def test_a_member_that_nobody_named_is_told() -> None:
 def test_one_that_was_named_and_does_not_answer_is_told_once() -> None:
     away = EndpointReport("b:1", error="connection refused")
     report = replace(
-        WELL, endpoints=(*WELL.endpoints, away), members=(Member(1, "m1"), Member(2, "m2"))
+        WELL, endpoints=(*WELL.endpoints, away), members=(EtcdMember(1, "m1"), EtcdMember(2, "m2"))
     )
     bad = [finding for finding in diagnose(report) if finding.level != "ok"]
     assert [finding.check for finding in bad] == ["endpoint"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rdzv import listing
 from rdzv.drain.decision import (
-    Decision,
+    DrainDecision,
     cancel,
     decide,
     ends_round,
@@ -19,7 +19,7 @@ from rdzv.drain.decision import (
     joins_wait,
     transaction,
 )
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy, observe
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -31,7 +31,7 @@ from rdzv.store import Compare, Delete, Put
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
 NOW = 1000.0
-POLICY = Policy()
+POLICY = DrainPolicy()
 ROUND = LiveRound("run", 3, True, ("a", "b"), master="10.0.0.1:29500", mod_revision=70)
 ASKS = frozenset("c")
 IDLE = Commit(4, "run", 3, mod_revision=60)
@@ -76,15 +76,15 @@ def scene(
     )
 
 
-def seen(since_s: float = NOW, due_s: dict[str, float] | None = None) -> Observations:
-    return Observations(5, "hold", since_s, since_s, due_s or {})
+def seen(since_s: float = NOW, due_s: dict[str, float] | None = None) -> DrainObservations:
+    return DrainObservations(5, "hold", since_s, since_s, due_s or {})
 
 
-def decided(snapshot: DrainingSnapshot, times: Observations | None = None) -> Decision:
+def decided(snapshot: DrainingSnapshot, times: DrainObservations | None = None) -> DrainDecision:
     return decide(NOW, snapshot, times or seen(), POLICY)
 
 
-def becomes(snapshot: DrainingSnapshot, times: Observations | None = None) -> Commit:
+def becomes(snapshot: DrainingSnapshot, times: DrainObservations | None = None) -> Commit:
     commit = decided(snapshot, times).commit
     assert commit is not None
     return commit
@@ -353,7 +353,7 @@ def test_i10_below_min_nobody_is_let_go_before_the_deadline() -> None:
     below = scene(DONE, A, votes=SAVED, members="ab", least=2)
     assert not decided(below, seen(due_s={"uid-a": NOW + 1})).drains
     assert decided(below, seen(due_s={"uid-a": NOW})).drains["uid-a"].outcome == "committed"
-    told = decide(NOW, below, seen(), Policy(below_min="commit"))
+    told = decide(NOW, below, seen(), DrainPolicy(below_min="commit"))
     assert told.drains["uid-a"].outcome == "committed"
     for outside in (replace(ROUND, members=("b",)), replace(ROUND, complete=False)):
         gone = scene(None, A, members="ab", least=2, live=outside, me="a")
@@ -393,7 +393,7 @@ def test_after_a_grant_there_is_no_way_back() -> None:
     late = seen(NOW - 1e6)
     for after in (replace(DONE, granted=("uid-a",)), replace(DONE, admitted=True)):
         assert decided(scene(after, replace(A, outcome="committed"), votes=SAVED), late) == (
-            Decision(reason="step 10 is saved, the round is about to end")
+            DrainDecision(reason="step 10 is saved, the round is about to end")
         )
 
 
@@ -550,7 +550,7 @@ def test_the_drain_of_a_pod_that_is_being_ended_cannot_be_cancelled(ends: Drain)
 
 def test_a_deadline_counts_from_when_it_was_first_heard_of() -> None:
     told = replace(A, seconds_left=30.0, reserve_s=5.0)
-    first = observe(NOW, Observations(), scene(HOLD, told), {})
+    first = observe(NOW, DrainObservations(), scene(HOLD, told), {})
     assert first.due_s == {"uid-a": NOW + 25}
     later = observe(NOW + 9, first, scene(SAVE, told), {})
     assert later.due_s == {"uid-a": NOW + 25}
@@ -607,7 +607,7 @@ DRAINS = st.sets(
     st.sampled_from([A, B, replace(A, outcome="committed"), replace(B, outcome="expired")])
 )
 TIMES = st.builds(
-    Observations,
+    DrainObservations,
     st.integers(0, 6),
     since_s=st.floats(0, NOW),
     epoch_since_s=st.floats(0, NOW),
@@ -623,7 +623,7 @@ def test_i7_i10_any_snapshot_gets_one_decision_and_a_sentence(
     drains: set[Drain],
     ballots: dict[str, Vote],
     live: LiveRound | None,
-    times: Observations,
+    times: DrainObservations,
     least: int,
     me: str,
 ) -> None:

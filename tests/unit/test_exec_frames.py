@@ -14,8 +14,8 @@ from launcher_shim.horovod.exec.frames import (
     START,
     STDOUT,
     Decoder,
+    ExecFrameError,
     Frame,
-    FrameError,
     encode,
     encode_start,
     read_start,
@@ -42,7 +42,7 @@ def test_frames_survive_however_they_are_cut(
 def test_i8_any_bytes_are_frames_or_refused(data: bytes) -> None:
     try:
         frames = Decoder().feed(data)
-    except FrameError:
+    except ExecFrameError:
         return
     assert sum(5 + len(frame.body) for frame in frames) <= len(data)
 
@@ -57,7 +57,7 @@ def test_i8_any_bytes_are_frames_or_refused(data: bytes) -> None:
     ],
 )
 def test_a_frame_that_cannot_be_is_refused_before_its_body_comes(data: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(ExecFrameError):
         Decoder().feed(data)
 
 
@@ -71,12 +71,12 @@ def test_a_start_is_read_back(host: str, command: str) -> None:
     "body", [b"", b"[]", b"{}", b'{"host": "a"}', b'{"host": 1, "command": "x"}', b"\xff", b"7"]
 )
 def test_a_start_that_says_too_little_is_refused(body: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(ExecFrameError):
         read_start(body)
 
 
 def test_a_command_that_is_too_long_is_refused_where_it_is_made() -> None:
-    with pytest.raises(FrameError, match="longer than"):
+    with pytest.raises(ExecFrameError, match="longer than"):
         encode_start("a", "x" * BODY_MAX)
 
 
@@ -87,5 +87,5 @@ def test_a_status_is_read_back(status: int) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"-1", b"256", b"0000", b"1.0", b" 0", b"x", b"\xb2"])
 def test_no_garbled_status_is_taken_for_success(body: bytes) -> None:
-    with pytest.raises(FrameError):
+    with pytest.raises(ExecFrameError):
         read_status(body)

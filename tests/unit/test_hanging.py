@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.hanging import Decision, Signs, decide
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.hanging import HangDecision, Signs, decide
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import LeftReason, Node, Round, Seat
 from launcher_shim.c10d.rounds.views import trains_no_more
 
 NOW = 1000.0
-POLICY = Policy(min_nodes=2, max_nodes=4)
+POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 WORLD = Round(3, True, frozen=tuple(Seat(member, "n", 1) for member in "abc"), mod_revision=9)
 
 
@@ -39,7 +39,7 @@ def test_when_it_hangs(
     told = None if told_s is None else NOW - told_s
     decision = decide(NOW, Signs(NOW - silent_s, pending, told), POLICY)
     assert says in decision.reason
-    assert decision == Decision(bool(says), decision.reason, decision.wake_at_s)
+    assert decision == HangDecision(bool(says), decision.reason, decision.wake_at_s)
     assert decision.wake_at_s - NOW == wake_s or decision.wake_at_s == wake_s == math.inf
 
 
@@ -62,19 +62,19 @@ A, B, C = map(inside, "abc")
 @pytest.mark.parametrize(
     ("c", "current", "membership", "leaves"),
     [
-        (C, WORLD, Membership(frozenset("abc")), False),
-        (node("c", "closed"), WORLD, Membership(frozenset("abc")), True),
-        (node("c", "done"), WORLD, Membership(frozenset("abc")), False),
-        (C, replace(WORLD, closed="failure"), Membership(frozenset("abc")), True),
-        (C, replace(WORLD, closed="success"), Membership(frozenset("abc")), False),
-        (C, WORLD, Membership(frozenset("abc"), ends_round=True), True),
-        (C, WORLD, Membership(frozenset("ab"), frozenset("c"), frozenset("c")), True),
-        (C, WORLD, Membership(frozenset("bc"), frozenset("a"), ends_round=True), False),
-        (node("c", "closed"), WORLD, Membership(frozenset("bc"), frozenset("a")), True),
+        (C, WORLD, RoundMembers(frozenset("abc")), False),
+        (node("c", "closed"), WORLD, RoundMembers(frozenset("abc")), True),
+        (node("c", "done"), WORLD, RoundMembers(frozenset("abc")), False),
+        (C, replace(WORLD, closed="failure"), RoundMembers(frozenset("abc")), True),
+        (C, replace(WORLD, closed="success"), RoundMembers(frozenset("abc")), False),
+        (C, WORLD, RoundMembers(frozenset("abc"), ends_round=True), True),
+        (C, WORLD, RoundMembers(frozenset("ab"), frozenset("c"), frozenset("c")), True),
+        (C, WORLD, RoundMembers(frozenset("bc"), frozenset("a"), ends_round=True), False),
+        (node("c", "closed"), WORLD, RoundMembers(frozenset("bc"), frozenset("a")), True),
         (
             node("c", "closed"),
             WORLD,
-            Membership(frozenset("bc"), frozenset("a"), frozenset("a")),
+            RoundMembers(frozenset("bc"), frozenset("a"), frozenset("a")),
             False,
         ),
     ],
@@ -92,26 +92,26 @@ A, B, C = map(inside, "abc")
     ],
 )
 def test_which_world_trains_no_more(
-    c: Node, current: Round, membership: Membership, leaves: bool
+    c: Node, current: Round, membership: RoundMembers, leaves: bool
 ) -> None:
     snapshot = RunSnapshot(50, current, {n.member: n for n in (A, B, c)}, membership)
-    standings = stand(NOW, snapshot, Observations(), POLICY)
+    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
     assert trains_no_more(snapshot, standings, A, -1) == leaves
 
 
 def test_a_world_that_is_only_to_let_somebody_in_trains_until_it_does() -> None:
     newcomer = Node("d", "asking", "n", 1, "10.0.0.1", 42, 0)
     nodes = {n.member: n for n in (A, B, C, newcomer)}
-    snapshot = RunSnapshot(50, WORLD, nodes, Membership(frozenset("abcd")))
-    standings = stand(NOW, snapshot, Observations(), POLICY)
+    snapshot = RunSnapshot(50, WORLD, nodes, RoundMembers(frozenset("abcd")))
+    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
     assert snapshot.newcomers(POLICY.max_nodes)
     assert not trains_no_more(snapshot, standings, A, -1)
 
 
 def test_a_world_of_nowhere_trains_no_more_though_it_is_whole() -> None:
     nodes = {n.member: n for n in (A, B, C)}
-    snapshot = RunSnapshot(50, WORLD, nodes, Membership(frozenset("abc")))
-    standings = stand(NOW, snapshot, Observations(), POLICY)
+    snapshot = RunSnapshot(50, WORLD, nodes, RoundMembers(frozenset("abc")))
+    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
     assert trains_no_more(snapshot, standings, A, 3)
     assert not trains_no_more(snapshot, standings, A, 2)
     assert not trains_no_more(snapshot, standings, replace(A, round=2), 3)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.rundir.launch_report import Launch
+from agent.rundir.launch_report import LaunchReport
 from agent.rundir.launch_report import read_launch as read_report
 from launcher_shim.pod import container, launch
 from launcher_shim.pod.launch import REPORT_MAX_BYTES, Reporter, read_launch
@@ -86,7 +86,7 @@ def test_horovodrun_is_told_by_its_name_alone() -> None:
     assert (launch.launcher, dict(launch.options)) == ("horovodrun", {})
 
 
-def told(run_dir: Path, content: bytes) -> Launch | None:
+def told(run_dir: Path, content: bytes) -> LaunchReport | None:
     (run_dir / layout.LAUNCH).mkdir(exist_ok=True)
     (run_dir / layout.LAUNCH / layout.LAUNCHER).write_bytes(content)
     return read_report(run_dir)
@@ -95,7 +95,7 @@ def told(run_dir: Path, content: bytes) -> Launch | None:
 def test_the_sidecar_reads_what_was_written(tmp_path: Path) -> None:
     launch = read_launch(5, ["torchrun", "--standalone", "train.py"], DELIVERED)
     assert launch is not None
-    assert told(tmp_path, launch.to_json("a")) == Launch(
+    assert told(tmp_path, launch.to_json("a")) == LaunchReport(
         "a", "torchrun", 5, "2:4", "localhost:29400", "c10d", standalone=True
     )
 

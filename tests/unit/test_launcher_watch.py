@@ -7,25 +7,32 @@ from dataclasses import replace
 
 import pytest
 
-from agent.launcher.check import FINE, Observations, Policy, Sight, decide, observe
-from agent.rundir.launch_report import Launch
+from agent.launcher.check import (
+    FINE,
+    LauncherObservations,
+    LauncherPolicy,
+    LauncherView,
+    decide,
+    observe,
+)
+from agent.rundir.launch_report import LaunchReport
 from rdzv.records.bypass import Bypass
 from rdzv.store import KeyValue
 
-POLICY = Policy("digits", 2, 4, 29400)
-HERE = Launch("a", "torchrun", 7, "2:4", "localhost:29400", "c10d")
-READY = Sight(expected=True)
+POLICY = LauncherPolicy("digits", 2, 4, 29400)
+HERE = LaunchReport("a", "torchrun", 7, "2:4", "localhost:29400", "c10d")
+READY = LauncherView(expected=True)
 
 
 class Watching:
     """A watch that is shown one sight after the other."""
 
-    def __init__(self, policy: Policy = POLICY) -> None:
+    def __init__(self, policy: LauncherPolicy = POLICY) -> None:
         self.policy = policy
         self.now = 1000.0
-        self.seen = Observations()
+        self.seen = LauncherObservations()
 
-    def shows(self, sight: Sight, after_s: float = 0.0) -> Bypass:
+    def shows(self, sight: LauncherView, after_s: float = 0.0) -> Bypass:
         """What is found ``after_s`` of seeing this, looked at every two seconds."""
         end = self.now + after_s
         while True:
@@ -60,7 +67,7 @@ def test_one_that_has_been_started_right_has_a_minute_to_connect() -> None:
         (replace(HERE, standalone=True), "--standalone"),
     ],
 )
-def test_one_that_was_sent_elsewhere_is_named_at_once(launch: Launch, part: str) -> None:
+def test_one_that_was_sent_elsewhere_is_named_at_once(launch: LaunchReport, part: str) -> None:
     found = Watching().shows(replace(READY, launch=launch))
     assert found.kind == "elsewhere"
     assert part in found.sentence
@@ -147,7 +154,7 @@ def test_ranks_that_train_past_it_are_named() -> None:
 
 def test_a_command_that_starts_no_torchrun_is_named_until_it_does() -> None:
     watching = Watching()
-    idle = replace(READY, launch=Launch("a"))
+    idle = replace(READY, launch=LaunchReport("a"))
     found = watching.shows(idle, 60)
     assert found.kind == "absent"
     assert "started no torchrun" in found.sentence
@@ -163,13 +170,13 @@ def test_a_container_that_was_started_again_is_looked_at_anew() -> None:
 
 
 @pytest.mark.parametrize("wrong", [HERE, replace(HERE, standalone=True), None])
-def test_nobody_is_expected_of_a_pod_that_takes_no_part(wrong: Launch | None) -> None:
+def test_nobody_is_expected_of_a_pod_that_takes_no_part(wrong: LaunchReport | None) -> None:
     # A launcher pod, a worker of Horovod, one that drains, is fenced or not ready yet.
-    assert Watching().shows(Sight(expected=False, launch=wrong), 600) == FINE
+    assert Watching().shows(LauncherView(expected=False, launch=wrong), 600) == FINE
 
 
-@pytest.mark.parametrize("launch", [HERE, Launch("a"), None])
-def test_nobody_is_missed_when_the_run_is_over(launch: Launch | None) -> None:
+@pytest.mark.parametrize("launch", [HERE, LaunchReport("a"), None])
+def test_nobody_is_missed_when_the_run_is_over(launch: LaunchReport | None) -> None:
     assert Watching().shows(replace(READY, over=True, launch=launch), 600) == FINE
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.drain_view import counting, live_round, master_token, newest
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import (
     ROUNDS_PER_LIFE,
     LeftReason,
@@ -22,7 +22,7 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit
 from rdzv.snapshot import Snapshot
 
-POLICY = Policy(2, 4)
+POLICY = RoundPolicy(2, 4)
 WORLD = Round(
     3, True, frozen=(Seat("b", "n", 1), Seat("a", "n", 1), Seat("c", "n", 1)), mod_revision=9
 )
@@ -33,12 +33,12 @@ def node(member: str, state: NodeState = "in", left: LeftReason = "") -> Node:
 
 
 def seen(
-    *nodes: Node, current: Round = WORLD, policy: Policy = POLICY, listed: str = "abcd"
+    *nodes: Node, current: Round = WORLD, policy: RoundPolicy = POLICY, listed: str = "abcd"
 ) -> LiveRound:
     snapshot = RunSnapshot(
-        50, current, {one.member: one for one in nodes}, Membership(frozenset(listed))
+        50, current, {one.member: one for one in nodes}, RoundMembers(frozenset(listed))
     )
-    standings = stand(0, snapshot, Observations(), policy)
+    standings = stand(0, snapshot, RoundObservations(), policy)
     return live_round("digits", snapshot, standings, policy, "10.0.0.2:29500")
 
 

@@ -14,7 +14,7 @@ import muster.progress
 from console.job.forget import forgetting
 from rdzv.drain.decision import decide, transaction
 from rdzv.drain.gate import Gate
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -122,7 +122,9 @@ def test_a_last_commit_names_the_job_that_made_it() -> None:
     snapshot = DrainingSnapshot(
         membership, listing_of(membership), live, saved, "uid-b", None, revision=90
     )
-    decision = decide(1000.0, snapshot, Observations(5, "commit", 990.0, 990.0, {}), Policy())
+    decision = decide(
+        1000.0, snapshot, DrainObservations(5, "commit", 990.0, 990.0, {}), DrainPolicy()
+    )
     _, operations = transaction(KEYS, snapshot, decision)
     assert written(operations) == LastCommit(10, 3, 5, job_uid="uid-of-the-job", mod_revision=1)
 

@@ -13,17 +13,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from console.local import command
-from console.local.launch.settings import Settings
+from console.local.launch.settings import LocalSettings
 
 LINE = ("--", "torchrun", "train.py")
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[LocalSettings]:
     """The settings of every job that would have been run."""
-    seen: list[Settings] = []
+    seen: list[LocalSettings] = []
 
-    async def run_session(settings: Settings, *_: Any) -> int:
+    async def run_session(settings: LocalSettings, *_: Any) -> int:
         await asyncio.sleep(0)
         seen.append(settings)
         return 0
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="muster local ru
     [("10", "30", (10, 30)), ("12s", "45s", (12, 45)), ("1m", "1.5m", (60, 90))],
 )
 def test_times_are_written_as_for_the_sidecar(
-    runs: list[Settings], tmp_path: Path, lease: str, grace: str, seconds: tuple[float, float]
+    runs: list[LocalSettings], tmp_path: Path, lease: str, grace: str, seconds: tuple[float, float]
 ) -> None:
     by_flag = local(tmp_path, "--lease-ttl", lease, "--grace", grace)
     by_variable = local(tmp_path, environ={"MUSTER_LEASE_TTL": lease, "MUSTER_GRACE_S": grace})
@@ -55,7 +55,7 @@ def test_times_are_written_as_for_the_sidecar(
 
 
 def test_both_times_that_are_wrong_are_told_with_what_was_expected(
-    runs: list[Settings], tmp_path: Path
+    runs: list[LocalSettings], tmp_path: Path
 ) -> None:
     refused = local(tmp_path, "--lease-ttl", "soon", environ={"MUSTER_GRACE_S": "0.5s"})
     assert refused.exit_code == 2

@@ -11,7 +11,7 @@ import pytest
 
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import read_launch_line
-from console.local.launch.settings import Settings, horovodrun_environment
+from console.local.launch.settings import LocalSettings, horovodrun_environment
 from console.local.processes.marked import NODE_MARK, RUN_MARK
 from console.local.report.final_report import last_words
 from console.local.report.outcome import Ending, after_horovodrun, horovod_status
@@ -150,7 +150,7 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
         "HOMELY": "y",
     }.items():
         monkeypatch.setenv(name, value)
-    settings = Settings(
+    settings = LocalSettings(
         run="r",
         namespace="n",
         job="j",

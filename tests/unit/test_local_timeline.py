@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from console.local.report.outcome import Closing
 from console.local.report.picture import WIDTH, Axis, draw_picture, nice_step
 from console.local.report.progress import Progress
-from console.local.report.rounds import Rounds
+from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Moment, Timeline
 from launcher_shim.c10d.rounds.records import ClosedWhy, Round, Seat
 from rdzv.keys import JobKeys
@@ -73,7 +73,7 @@ def test_moments_are_told_as_they_happen_and_kept(
 
 
 def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[Moment]) -> None:
-    rounds = Rounds(KEYS, "digits", 2, timeline)
+    rounds = RoundFollower(KEYS, "digits", 2, timeline)
     entry = HistoryEntry("join", "node-0", "it registered", 0.0)
     rounds.take_in([put(KEYS.history_entry(1, "node-0", entry.what), entry.to_json())])
     rounds.take_in([formed(0, "node-1", "node-0"), formed(0, "node-1", "node-0")])
@@ -94,7 +94,7 @@ def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[M
 
 
 def test_a_failure_counts_until_a_world_has_formed_again(timeline: Timeline) -> None:
-    rounds = Rounds(KEYS, "digits", 1, timeline)
+    rounds = RoundFollower(KEYS, "digits", 1, timeline)
     rounds.take_in([formed(0, "node-0", "node-1"), formed(0, "node-0", "node-1", closed="failure")])
     failure = Closing(False, frozenset({"node-0", "node-1"}))
     assert rounds.closing == failure
@@ -107,7 +107,7 @@ def test_a_failure_counts_until_a_world_has_formed_again(timeline: Timeline) -> 
 def test_what_cannot_be_read_is_shown_and_ends_nothing(
     timeline: Timeline, told: list[Moment]
 ) -> None:
-    rounds = Rounds(KEYS, "digits", 1, timeline)
+    rounds = RoundFollower(KEYS, "digits", 1, timeline)
     rounds.take_in([put(ROUND, b"\xff"), put(KEYS.history_entry(1, "x", "join"), b"[]")])
     rounds.take_in([put(KEYS.in_generation(1).run("another").round, b"not ours")])
     assert [moment.what for moment in told] == ["corrupt", "corrupt"]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import Membership, Policy
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.observations import Observations, Standing, observe, stand
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standing, observe, stand
 from launcher_shim.c10d.rounds.records import Node, Round
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
@@ -26,11 +26,17 @@ def put(key: str, value: bytes, revision: int) -> WatchEvent:
 
 def stand_in(run: MirroredRun) -> dict[str, Standing]:
     """Where each node of the world stands, for one that has just looked."""
-    word = run.snapshot(run.revision, Membership())
+    word = run.snapshot(run.revision, RoundMembers())
     seen = observe(
-        NOW_S, Observations(), word, Policy(1, 4), healthy_s=60.0, heard_s=NOW_S, cut_off=False
+        NOW_S,
+        RoundObservations(),
+        word,
+        RoundPolicy(1, 4),
+        healthy_s=60.0,
+        heard_s=NOW_S,
+        cut_off=False,
     )
-    standings = stand(NOW_S, word, seen, Policy(1, 4))
+    standings = stand(NOW_S, word, seen, RoundPolicy(1, 4))
     return {seat.member: standing for seat, standing in standings.of.items()}
 
 

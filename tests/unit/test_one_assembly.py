@@ -37,10 +37,10 @@ MADE_IN = {
     ("agent.sweeper", "Sweeper"): {ASSEMBLY, "tests/contract/test_sweeper.py"},
     ("agent.store_version", "StoreVersion"): {ASSEMBLY, "tests/contract/test_store_version.py"},
     ("agent.hosts", "HostDelivery"): {ASSEMBLY, "tests/contract/test_host_delivery.py"},
-    ("agent.launcher.watcher", "Lookout"): {ASSEMBLY, "tests/contract/test_lookout.py"},
+    ("agent.launcher.watcher", "LauncherWatcher"): {ASSEMBLY, "tests/contract/test_lookout.py"},
     ("launcher_shim.c10d.endpoint", "Endpoint"): {ASSEMBLY},
     ("agent.drain.service", "Drains"): {ASSEMBLY},
-    ("agent.drain.view", "Sight"): {
+    ("agent.drain.view", "DrainView"): {
         DRAINS,
         "tests/contract/test_foreign_keys.py",
         "tests/contract/test_known_runs.py",
@@ -48,7 +48,7 @@ MADE_IN = {
     ("agent.drain.own", "OwnDrain"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.gate_writer", "GateWriter"): {DRAINS},
     ("agent.drain.coordinator", "Coordinator"): {DRAINS},
-    ("agent.drain.writer", "Writing"): {DRAINS, "tests/contract/test_late_drain.py"},
+    ("agent.drain.writer", "DrainWriter"): {DRAINS, "tests/contract/test_late_drain.py"},
     ("agent.drain.notice_socket", "NoticeSocket"): {DRAINS, "tests/contract/test_notice_socket.py"},
     ("agent.running", "RunningParts"): {
         "agent/sidecar.py",

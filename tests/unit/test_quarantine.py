@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.decision import decide
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
@@ -166,7 +166,7 @@ def asks(name: str, number: int = 10) -> Node:
 
 
 def run(asking: str, current: Round | None = None, quarantined: str = "c") -> RunSnapshot:
-    membership = Membership(frozenset("abcd"), quarantined=frozenset(quarantined))
+    membership = RoundMembers(frozenset("abcd"), quarantined=frozenset(quarantined))
     return RunSnapshot(100, current or Round(), {n: asks(n) for n in asking}, membership)
 
 
@@ -178,8 +178,8 @@ def run(asking: str, current: Round | None = None, quarantined: str = "c") -> Ru
 def test_a_quarantined_one_is_frozen_only_where_the_others_are_too_few(
     asking: str, quarantined: str, world: str
 ) -> None:
-    seen = Observations(healthy_since_s=NOW, met_min_s=NOW - 100)
-    decision = decide(NOW, run(asking, quarantined=quarantined), seen, Policy(2, 4))
+    seen = RoundObservations(healthy_since_s=NOW, met_min_s=NOW - 100)
+    decision = decide(NOW, run(asking, quarantined=quarantined), seen, RoundPolicy(2, 4))
     assert decision.round is not None
     assert "".join(seat.member for seat in decision.round.frozen) == world
 

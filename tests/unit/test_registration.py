@@ -11,7 +11,7 @@ from rdzv.members.registration import (
     Identity,
     Refuse,
     Register,
-    Wait,
+    RetryLater,
     plan,
 )
 from rdzv.records.drain import Drain
@@ -32,7 +32,7 @@ def decide(
     waited_s: float = 0,
     *,
     trained: bool = True,
-) -> Register | Wait | Refuse:
+) -> Register | RetryLater | Refuse:
     return plan(
         snapshot,
         identity,
@@ -44,7 +44,7 @@ def decide(
     )
 
 
-def registered(decision: Register | Wait | Refuse) -> Register:
+def registered(decision: Register | RetryLater | Refuse) -> Register:
     assert isinstance(decision, Register), decision
     return decision
 
@@ -78,7 +78,7 @@ def test_an_unknown_uid_waits_beside_members_that_nobody_has_told_to_go() -> Non
     snapshot = Snapshot(20, replace(JOB, uid="present"), {"w-1": OTHER})
     unknown = replace(ME, job_uid="unknown")
     waiting = decide(snapshot, unknown, waited_s=12)
-    assert isinstance(waiting, Wait)
+    assert isinstance(waiting, RetryLater)
     assert waiting.retry_in_s == pytest.approx(48)
     assert "1 members of the job with UID present" in waiting.reason
     assert registered(decide(snapshot, unknown, waited_s=60)).job.uid == "unknown"
@@ -149,7 +149,7 @@ def test_a_fresh_sidecar_starts_anew_at_once_where_the_last_member_left_on_purpo
 
 def test_a_fresh_sidecar_waits_three_lease_times_where_nobody_said_goodbye() -> None:
     waiting = decide(Snapshot(20, JOB), empty_for_s=12)
-    assert isinstance(waiting, Wait)
+    assert isinstance(waiting, RetryLater)
     assert waiting.retry_in_s == pytest.approx(18)
     assert registered(decide(Snapshot(20, JOB), empty_for_s=30)).job.generation == 6
 
@@ -280,5 +280,5 @@ def test_records_that_cannot_be_read_are_written_anew_by_who_held_them() -> None
 
 def test_a_newcomer_does_not_guess_what_an_unreadable_job_record_said() -> None:
     decision = decide(Snapshot(20, None, unreadable_job=17))
-    assert isinstance(decision, Wait)
+    assert isinstance(decision, RetryLater)
     assert "cannot be read" in decision.reason

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher_shim.pod.ledger import Ledger
+from launcher_shim.pod.ledger import RelayLedger
 from launcher_shim.tcpstore import wire
 from launcher_shim.tcpstore.parser import RequestParser
 
 SESSION = bytes(range(16))
 
 
-def told(ledger: Ledger) -> tuple[wire.Preface, list[wire.Request]]:
+def told(ledger: RelayLedger) -> tuple[wire.Preface, list[wire.Request]]:
     """What a sidecar reads that is connected to now."""
     parser = RequestParser()
     handshake, *requests = parser.feed(ledger.begin())
@@ -27,7 +27,7 @@ def told(ledger: Ledger) -> tuple[wire.Preface, list[wire.Request]]:
 
 
 def test_a_first_sidecar_is_told_that_nothing_was_done_before() -> None:
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     assert not ledger.known
     ledger.add(wire.Get(b"/a"), connected=False)
     assert told(ledger) == (wire.Preface(SESSION, 1), [wire.Get(b"/a")])
@@ -35,7 +35,7 @@ def test_a_first_sidecar_is_told_that_nothing_was_done_before() -> None:
 
 
 def test_the_next_one_is_sent_what_is_unsettled_under_the_same_numbers() -> None:
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     told(ledger)
     for request in (wire.Wait((b"/w",)), wire.Add(b"/n", 1), wire.Set(b"/s", b"v")):
         ledger.add(request, connected=True)
@@ -48,7 +48,7 @@ def test_the_next_one_is_sent_what_is_unsettled_under_the_same_numbers() -> None
 
 
 def test_what_is_given_up_is_settled_with_its_cancellation() -> None:
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     told(ledger)
     ledger.add(wire.Wait((b"/w",)), connected=True)
     ledger.add(wire.CancelWait(), connected=True)
@@ -59,7 +59,7 @@ def test_what_is_given_up_is_settled_with_its_cancellation() -> None:
 
 
 def test_an_answer_that_is_there_before_the_cancellation_reaches_the_client_as_well() -> None:
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     told(ledger)
     ledger.add(wire.Wait((b"/w",)), connected=True)
     ledger.add(wire.CancelWait(), connected=True)
@@ -78,7 +78,7 @@ def test_every_sidecar_reads_each_request_under_its_one_number(
     events: list[wire.Request | str], random: Random
 ) -> None:
     """Whatever order things happen in; a request is marked as repeated iff it was sent before."""
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     connected, asked = False, 0
     sent: set[int] = set()
     unsettled: dict[int, wire.Request] = {}
@@ -150,7 +150,7 @@ def test_answers_arrive_whole_whatever_the_pieces(
 
 
 def test_what_its_client_did_not_wait_for_is_owed_to_it() -> None:
-    ledger = Ledger(SESSION)
+    ledger = RelayLedger(SESSION)
     told(ledger)
     ledger.add(wire.Wait((b"/w",)), connected=True)
     ledger.add(wire.Get(b"/a"), connected=True)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.decision import decide, next_round
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, Standings, observe, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.records import (
     ClosedWhy,
     LeftReason,
@@ -27,8 +27,8 @@ from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
 
 NOW = 500.0
-POLICY = Policy(min_nodes=2, max_nodes=4)
-WATCHED = Observations(healthy_since_s=NOW - 100)
+POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
+WATCHED = RoundObservations(healthy_since_s=NOW - 100)
 
 
 def node(
@@ -62,13 +62,13 @@ def run(
     current: Round | None = None,
     *,
     listed: str = "abcd",
-    membership: Membership | None = None,
+    membership: RoundMembers | None = None,
 ) -> RunSnapshot:
     return RunSnapshot(
         100,
         current or Round(),
         {n.member: n for n in nodes},
-        membership or Membership(frozenset(listed)),
+        membership or RoundMembers(frozenset(listed)),
     )
 
 
@@ -125,7 +125,7 @@ def test_i1_the_first_world_of_a_later_life_waits_for_one_that_the_store_may_hav
 
 
 def test_since_when_a_member_is_in_a_life_of_the_job_does_not_change() -> None:
-    seen = Observations(life_since_s=NOW)
+    seen = RoundObservations(life_since_s=NOW)
     for now in (NOW + 1, NOW + 2):
         seen = observe(now, seen, run(), POLICY, healthy_s=1, heard_s=now, cut_off=True)
     assert seen.life_since_s == NOW
@@ -141,7 +141,7 @@ def test_equal_descriptions_are_ranked_by_member() -> None:
 @pytest.mark.parametrize("wants", ["leaving", "unlisted"])
 def test_who_may_not_join_is_not_frozen(wants: str) -> None:
     listed = frozenset("ab" if wants == "unlisted" else "abc")
-    membership = Membership(
+    membership = RoundMembers(
         listed,
         leaving=frozenset("c" if wants == "leaving" else ""),
     )
@@ -189,7 +189,7 @@ def test_who_left_to_ask_again_is_waited_for_from_when_it_can() -> None:
 
 
 def test_who_is_quarantined_is_not_waited_for() -> None:
-    membership = Membership(frozenset("abc"), quarantined=frozenset("c"))
+    membership = RoundMembers(frozenset("abc"), quarantined=frozenset("c"))
     snapshot = run([*map(node, "ab"), node("c", "left", left="closed")], membership=membership)
     assert decide(NOW, snapshot, WATCHED, POLICY).round is not None
 
@@ -205,7 +205,7 @@ def test_fewer_than_desired_wait_for_the_last_call(number: int, waits_s: float) 
 
 def test_the_last_call_begins_anew_when_there_are_too_few_again() -> None:
     two, one = run(map(node, "ab"), listed="abc"), run(map(node, "a"), listed="abc")
-    seen = look(Observations(), two, now=10)
+    seen = look(RoundObservations(), two, now=10)
     assert look(seen, two, now=20).met_min_s == 10
     assert look(seen, one, now=20).met_min_s is None
     assert look(look(seen, one, now=20), two, now=30).met_min_s == 30
@@ -242,7 +242,7 @@ def test_a_run_closed_by_failure_opens_once_all_have_left_and_somebody_asks(
 
 def test_who_was_let_go_does_not_keep_a_failed_run_and_who_leaves_does_not_open_it() -> None:
     failed = replace(frozen("ab"), closed="failure")
-    leaves = Membership(frozenset("ab"), leaving=frozenset("b"))
+    leaves = RoundMembers(frozenset("ab"), leaving=frozenset("b"))
     inside = run([node("a", "left"), node("b", "in", number=3), node("d")], failed)
     kept = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
     assert kept.round is None
@@ -263,14 +263,14 @@ def test_a_run_closed_by_success_forms_no_round() -> None:
 
 
 def look(
-    seen: Observations,
+    seen: RoundObservations,
     snapshot: RunSnapshot,
     *,
     now: float = NOW,
     healthy_s: float = 100.0,
     heard_s: float = math.inf,
     cut_off: bool = False,
-) -> Observations:
+) -> RoundObservations:
     return observe(
         now, seen, snapshot, POLICY, healthy_s=healthy_s, heard_s=heard_s, cut_off=cut_off
     )
@@ -390,7 +390,7 @@ def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: floa
 )
 def test_over(nodes: list[Node], granted: str, over: bool) -> None:
     leaving = frozenset(granted)
-    membership = Membership(frozenset("abcd"), leaving=leaving, granted=leaving)
+    membership = RoundMembers(frozenset("abcd"), leaving=leaving, granted=leaving)
     snapshot = run(nodes, frozen("ab"), membership=membership)
     decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert decision.round == (next_round(snapshot.round) if over else None)
@@ -418,7 +418,7 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
     granted: str, stay: str, finishing: bool, over: bool
 ) -> None:
     leaving = frozenset("a")
-    membership = Membership(frozenset("bcd"), leaving=leaving, granted=frozenset(granted))
+    membership = RoundMembers(frozenset("bcd"), leaving=leaving, granted=frozenset(granted))
     others = [node("b", "left"), *inside(stay.removeprefix("a"))]
     world = "a" + "".join(other.member for other in others)
     snapshot = run(
@@ -430,7 +430,7 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
 
 def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
     both = frozenset("ab")
-    membership = Membership(frozenset("cd"), leaving=both, granted=both, ends_round=True)
+    membership = RoundMembers(frozenset("cd"), leaving=both, granted=both, ends_round=True)
     snapshot = run(inside("ab"), frozen("ab", finishing=True), membership=membership)
     assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
 
@@ -531,7 +531,7 @@ SNAPSHOTS = st.builds(
     run,
     st.lists(NODES, max_size=5),
     st.sampled_from(["", "ab", "abc"]).map(lambda who: frozen(who) if who else Round(3)),
-    membership=st.builds(Membership, SETS, SETS, SETS, SETS, st.booleans()),
+    membership=st.builds(RoundMembers, SETS, SETS, SETS, SETS, st.booleans()),
 )
 
 
@@ -539,8 +539,8 @@ SNAPSHOTS = st.builds(
 def test_decide_is_total_and_freezes_only_who_asked(
     snapshot: RunSnapshot, least: int, room: int, later_s: float, cut_off: bool
 ) -> None:
-    policy = Policy(least, least + room)
-    seen = look(Observations(), snapshot, cut_off=cut_off)
+    policy = RoundPolicy(least, least + room)
+    seen = look(RoundObservations(), snapshot, cut_off=cut_off)
     decision = decide(NOW + later_s, snapshot, seen, policy)
     assert decision.reason
     assert decision.wake_at_s > NOW + later_s
@@ -567,9 +567,11 @@ def test_decide_is_total_and_freezes_only_who_asked(
 
 @given(SNAPSHOTS, st.floats(0, 1e6))
 def test_standings_name_every_frozen_node(snapshot: RunSnapshot, later_s: float) -> None:
-    standings: Standings = stand(NOW + later_s, snapshot, look(Observations(), snapshot), POLICY)
+    standings: Standings = stand(
+        NOW + later_s, snapshot, look(RoundObservations(), snapshot), POLICY
+    )
     assert set(standings.of) == set(snapshot.round.frozen)
 
 
 def test_a_stream_that_hangs_is_no_proof_that_a_node_stayed_away() -> None:
-    assert WATCH_PROGRESS_S < HEALTHY_S < Policy(1, 1).confirm_s
+    assert WATCH_PROGRESS_S < HEALTHY_S < RoundPolicy(1, 1).confirm_s

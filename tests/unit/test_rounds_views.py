@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, observe, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
 
-POLICY = Policy(min_nodes=2, max_nodes=4)
+POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 ME = NodeDesc("10.0.0.1", 42, 0)
 WORLD = Round(
     3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1), Seat("c", "n", 1)), mod_revision=9
@@ -33,7 +33,7 @@ def shown(
     current: Round = WORLD,
     parked: bool = False,
     parks: bool = True,
-    membership: Membership | None = None,
+    membership: RoundMembers | None = None,
     filled_round: int = -1,
     waited_s: float = 0.0,
 ) -> View:
@@ -41,9 +41,11 @@ def shown(
         50,
         current,
         {n.member: n for n in (me, *others)},
-        membership or Membership(frozenset("abcdef")),
+        membership or RoundMembers(frozenset("abcdef")),
     )
-    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
+    seen = observe(
+        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
+    )
     standings = stand(2e3, snapshot, seen, POLICY)
     return view(
         snapshot,
@@ -93,49 +95,51 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
     b: Node | None, c: Node | None, granted: str, goes_on: bool
 ) -> None:
     nodes = {one.member: one for one in (replace(A, finished=True), b, c) if one is not None}
-    membership = Membership(frozenset("abc"), frozenset(granted), frozenset(granted))
+    membership = RoundMembers(frozenset("abc"), frozenset(granted), frozenset(granted))
     snapshot = RunSnapshot(50, replace(WORLD, finishing=True), nodes, membership)
-    seen = observe(1e3, Observations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False)
+    seen = observe(
+        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
+    )
     assert somebody_goes_on(snapshot, stand(2e3, snapshot, seen, POLICY)) == goes_on
 
 
 @pytest.mark.parametrize(
     ("others", "current", "membership", "again"),
     [
-        ((B, C), WORLD, Membership(frozenset("abc")), False),
-        ((B, C, D), WORLD, Membership(frozenset("abcd")), True),
-        ((B, C, D), WORLD, Membership(frozenset("abc"), frozenset("d")), False),
-        ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True), False),
-        ((B, C, D), replace(WORLD, finishing=True), Membership(frozenset("abcd")), False),
-        ((B, node("c", "left")), replace(WORLD, finishing=True), Membership(), True),
-        ((B, C), WORLD, Membership(frozenset("ab"), leaving=frozenset("c")), False),
+        ((B, C), WORLD, RoundMembers(frozenset("abc")), False),
+        ((B, C, D), WORLD, RoundMembers(frozenset("abcd")), True),
+        ((B, C, D), WORLD, RoundMembers(frozenset("abc"), frozenset("d")), False),
+        ((B, C, D), WORLD, RoundMembers(frozenset("abcd"), joins_wait=True), False),
+        ((B, C, D), replace(WORLD, finishing=True), RoundMembers(frozenset("abcd")), False),
+        ((B, node("c", "left")), replace(WORLD, finishing=True), RoundMembers(), True),
+        ((B, C), WORLD, RoundMembers(frozenset("ab"), leaving=frozenset("c")), False),
         (
             (B, C),
             WORLD,
-            Membership(frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c")),
+            RoundMembers(frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c")),
             True,
         ),
         (
             (B, C),
             replace(WORLD, finishing=True),
-            Membership(
+            RoundMembers(
                 frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c"), ends_round=True
             ),
             False,
         ),
-        ((B, C), WORLD, Membership(frozenset("abc"), ends_round=True), True),
-        ((B, C, D), WORLD, Membership(frozenset("abcd"), joins_wait=True, ends_round=True), True),
-        ((B, node("c", "left")), WORLD, Membership(frozenset("abc"), joins_wait=True), True),
+        ((B, C), WORLD, RoundMembers(frozenset("abc"), ends_round=True), True),
+        ((B, C, D), WORLD, RoundMembers(frozenset("abcd"), joins_wait=True, ends_round=True), True),
+        ((B, node("c", "left")), WORLD, RoundMembers(frozenset("abc"), joins_wait=True), True),
         (
             (B, node("c", "left")),
             WORLD,
-            Membership(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
+            RoundMembers(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
             False,
         ),
         (
             (node("b", "left"), node("c", "left")),
             WORLD,
-            Membership(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
+            RoundMembers(frozenset("ab"), leaving=frozenset("c"), saved=frozenset("c")),
             True,
         ),
     ],
@@ -157,7 +161,7 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
     ],
 )
 def test_when_the_world_is_to_form_again(
-    others: tuple[Node, ...], current: Round, membership: Membership, again: bool
+    others: tuple[Node, ...], current: Round, membership: RoundMembers, again: bool
 ) -> None:
     assert shown(A, *others, current=current, membership=membership).phantom == again
 
@@ -187,7 +191,7 @@ def test_one_that_was_done_is_not_missed() -> None:
 def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
     granted: str, saved: str, finishing: bool, leaves: bool
 ) -> None:
-    membership = Membership(
+    membership = RoundMembers(
         frozenset("bc"),
         leaving=frozenset("ac"),
         granted=frozenset(granted),
@@ -198,7 +202,7 @@ def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
 
 
 def test_a_leaver_is_shown_no_waiter() -> None:
-    leaving = Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a"))
+    leaving = RoundMembers(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a"))
     assert not shown(A, B, C, membership=leaving).phantom
     assert shown(B, A, C, membership=leaving).phantom
     stale = shown(node("a", "in", number=2), B, C, membership=leaving)
@@ -214,7 +218,7 @@ def test_one_whose_round_is_no_longer_live_comes_back(current: Round) -> None:
 
 @pytest.mark.parametrize("leaving", ["", "a"])
 def test_one_that_was_given_fillers_leaves_though_all_of_its_world_are_back(leaving: str) -> None:
-    membership = Membership(frozenset("abc") - frozenset(leaving), leaving=frozenset(leaving))
+    membership = RoundMembers(frozenset("abc") - frozenset(leaving), leaving=frozenset(leaving))
     assert shown(A, B, C, membership=membership, filled_round=3).phantom
     assert not shown(A, B, C, membership=membership, filled_round=2).phantom
 
@@ -253,14 +257,14 @@ def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expe
 @pytest.mark.parametrize(
     "membership",
     [
-        Membership(frozenset("bc"), leaving=frozenset("a")),
-        Membership(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a")),
-        Membership(frozenset("bc")),
+        RoundMembers(frozenset("bc"), leaving=frozenset("a")),
+        RoundMembers(frozenset("bc"), leaving=frozenset("a"), granted=frozenset("a")),
+        RoundMembers(frozenset("bc")),
     ],
     ids=["leaving", "granted", "not listed"],
 )
 def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still(
-    membership: Membership,
+    membership: RoundMembers,
 ) -> None:
     assert shown(node("a", "asking"), B, C, membership=membership).role == "asking"
 
@@ -268,12 +272,12 @@ def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still
 @pytest.mark.parametrize(
     "membership",
     [
-        Membership(frozenset("ab")),
-        Membership(frozenset("abd"), leaving=frozenset("d")),
+        RoundMembers(frozenset("ab")),
+        RoundMembers(frozenset("abd"), leaving=frozenset("d")),
     ],
     ids=["not listed", "leaving"],
 )
-def test_one_that_may_not_join_is_parked_in_an_open_round(membership: Membership) -> None:
+def test_one_that_may_not_join_is_parked_in_an_open_round(membership: RoundMembers) -> None:
     assert shown(D, current=OPEN, membership=membership).role == "parked"
     away = shown(node("d", "left"), current=OPEN, membership=membership)
     assert (away.role, away.full) == ("apart", True)
@@ -295,7 +299,7 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
     leaving: str,
 ) -> None:
     failed = replace(WORLD, closed="failure")
-    membership = Membership(frozenset("abcd") - frozenset(leaving), leaving=frozenset(leaving))
+    membership = RoundMembers(frozenset("abcd") - frozenset(leaving), leaving=frozenset(leaving))
     assert shown(A, B, C, current=failed, membership=membership).phantom
     asks = node("a", "asking", ask=2)
     for me, role in ((D, "parked"), (asks, "parked"), (node("b", "left"), "apart")):
@@ -313,7 +317,7 @@ def test_who_stands_in_the_exit_barrier_is_left_in_peace_whatever_fails(closed: 
 
 def handed(me: Node, *others: Node) -> Node | None:
     snapshot = RunSnapshot(50, WORLD, {n.member: n for n in (me, *others)})
-    return hand(snapshot, stand(0, snapshot, Observations(), POLICY), me)
+    return hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), me)
 
 
 def test_a_round_is_handed_once_and_only_to_who_asked() -> None:
@@ -334,18 +338,20 @@ def test_i11_one_withdraws_from_a_world_that_the_store_had_lost_before_it_was_ha
     asks, restored = node("a", "asking"), replace(WORLD, restored=True)
     for me, expected in ((asks, replace(asks, ask=2)), (A, None)):
         snapshot = RunSnapshot(50, restored, {n.member: n for n in (me, B, C)})
-        assert hand(snapshot, stand(0, snapshot, Observations(), POLICY), me) == expected
+        assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), me) == expected
 
 
 def test_one_withdraws_from_a_world_that_has_failed() -> None:
     asks, failed = node("a", "asking"), replace(WORLD, closed="failure")
     snapshot = RunSnapshot(50, failed, {n.member: n for n in (asks, B, C)})
-    assert hand(snapshot, stand(0, snapshot, Observations(), POLICY), asks) == replace(asks, ask=2)
+    assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), asks) == replace(
+        asks, ask=2
+    )
 
 
 def test_no_round_forms_again_before_it_is_complete() -> None:
-    snapshot = RunSnapshot(5, OPEN, {"d": D}, Membership(frozenset("d")))
-    assert not must_form_again(snapshot, stand(0, snapshot, Observations(), POLICY), POLICY)
+    snapshot = RunSnapshot(5, OPEN, {"d": D}, RoundMembers(frozenset("d")))
+    assert not must_form_again(snapshot, stand(0, snapshot, RoundObservations(), POLICY), POLICY)
 
 
 # --- as torch reads it ---

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import Membership
+from launcher_shim.c10d.rounds.inputs import RoundMembers
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
 from rdzv.listing import decide
@@ -35,7 +35,7 @@ def seen(
     replaced: str = "",
     fenced: str | None = None,
     number: int = 3,
-) -> Membership:
+) -> RoundMembers:
     snapshot = Snapshot(
         9,
         Job(2, 3),

@@ -12,15 +12,17 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.decision import decide, next_round
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, observe, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round, Seat
 from launcher_shim.c10d.rounds.views import view
 from rdzv.store import KeyValue
 
 NOW = 500.0
-POLICY = Policy(min_nodes=3, max_nodes=3)
-WATCHED = Observations(healthy_since_s=NOW - 100, round_number=4, round_since_s=NOW, met_min_s=NOW)
+POLICY = RoundPolicy(min_nodes=3, max_nodes=3)
+WATCHED = RoundObservations(
+    healthy_since_s=NOW - 100, round_number=4, round_since_s=NOW, met_min_s=NOW
+)
 
 
 def node(
@@ -36,7 +38,7 @@ def run(
     nodes: Iterable[Node], current: Round | None = None, *, by_age: str = "abcd"
 ) -> RunSnapshot:
     ages = {member: age for age, member in enumerate(by_age)}
-    membership = Membership(frozenset(by_age), ages=ages)
+    membership = RoundMembers(frozenset(by_age), ages=ages)
     return RunSnapshot(100, current or Round(), {n.member: n for n in nodes}, membership)
 
 
@@ -45,7 +47,9 @@ def after(members: str) -> Round:
     return next_round(Round(3, True, "", False, tuple(Seat(m, "n", 1) for m in members)))
 
 
-def seated(snapshot: RunSnapshot, seen: Observations = WATCHED, policy: Policy = POLICY) -> str:
+def seated(
+    snapshot: RunSnapshot, seen: RoundObservations = WATCHED, policy: RoundPolicy = POLICY
+) -> str:
     decision = decide(NOW, snapshot, seen, policy)
     return "".join(seat.member for seat in decision.round.frozen) if decision.round else ""
 
@@ -100,11 +104,11 @@ def test_the_first_world_waits_for_its_first_call_from_when_it_could_form() -> N
 
 
 def test_a_member_is_absent_from_when_it_was_first_seen_without_a_torchrun() -> None:
-    def look(seen: Observations, nodes: str, now: float) -> Observations:
+    def look(seen: RoundObservations, nodes: str, now: float) -> RoundObservations:
         snapshot = run(map(node, nodes), by_age="ab")
         return observe(now, seen, snapshot, POLICY, healthy_s=9, heard_s=now, cut_off=False)
 
-    seen = look(Observations(), "a", 10)
+    seen = look(RoundObservations(), "a", 10)
     assert look(seen, "a", 20).absent_s == {"b": 10}
     assert look(seen, "ab", 20).absent_s == {}
     assert look(look(seen, "ab", 20), "a", 30).absent_s == {"b": 30}

@@ -23,7 +23,7 @@ from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
     RANGE,
-    Endpoint,
+    EtcdEndpoint,
     Metadata,
     Method,
     NotSentError,
@@ -36,7 +36,7 @@ CLIENTS = 300
 TIMEOUT_S = 2.0
 
 
-class Member(Endpoint):
+class Member(EtcdEndpoint):
     """One member that answers as it is told to, over no network."""
 
     def __init__(self, target: str) -> None:
@@ -126,7 +126,7 @@ def test_a_round_tries_every_endpoint_once(count: int) -> None:
         rotation = Rotation(some, seed, Random(seed))
         for _ in range(3):
             seen: list[str] = []
-            tried: tuple[Endpoint, ...] = ()
+            tried: tuple[EtcdEndpoint, ...] = ()
             while True:
                 seen.append(rotation.current.target)
                 tried = rotation.leave(rotation.current, tried)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import Observations, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.views import must_form_again
 
-POLICY = Policy(2, 4)
+POLICY = RoundPolicy(2, 4)
 
 
 def node(name: str, state: str, ask: int = 1) -> Node:
@@ -16,9 +16,9 @@ def forms_again(*nodes: Node, frozen: tuple[Node, ...]) -> bool:
         9,
         Round(0, complete=True, frozen=tuple(one.seat for one in frozen)),
         {one.member: one for one in nodes},
-        Membership(listed=frozenset(one.member for one in nodes)),
+        RoundMembers(listed=frozenset(one.member for one in nodes)),
     )
-    return must_form_again(snapshot, stand(0, snapshot, Observations(), POLICY), POLICY)
+    return must_form_again(snapshot, stand(0, snapshot, RoundObservations(), POLICY), POLICY)
 
 
 def test_who_is_frozen_and_not_handed_the_round_yet_makes_nobody_form_again() -> None:

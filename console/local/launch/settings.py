@@ -33,7 +33,7 @@ _HOROVODRUN_NEEDS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LocalSettings:
     """One run of ``muster local``. ``access`` is None for an embedded store.
 
     ``checkpoints`` is a directory that all nodes share, as a cluster's volume would be.
@@ -77,7 +77,7 @@ class Pod:
     http_port: int
 
 
-def sidecar_environment(settings: Settings, pod: Pod, endpoints: str) -> dict[str, str]:
+def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> dict[str, str]:
     """What a pod's specification would give the sidecar."""
     base = dict(os.environ)
     if settings.access is None:
@@ -107,7 +107,7 @@ def sidecar_environment(settings: Settings, pod: Pod, endpoints: str) -> dict[st
 
 
 def launcher_environment(
-    settings: Settings, node: str, run_dir: Path, delivered: Mapping[str, str]
+    settings: LocalSettings, node: str, run_dir: Path, delivered: Mapping[str, str]
 ) -> dict[str, str]:
     """What the training container sees; ``delivered`` are the sidecar's own words to torchrun."""
     base = {
@@ -123,7 +123,7 @@ def launcher_environment(
 
 
 def horovodrun_environment(
-    settings: Settings, node: str, run_dir: Path, workers: Path
+    settings: LocalSettings, node: str, run_dir: Path, workers: Path
 ) -> dict[str, str]:
     """What horovodrun needs, and no more: it puts all it has on the command lines of its workers.
 
@@ -140,7 +140,7 @@ def horovodrun_environment(
     }
 
 
-def native_delivery(settings: Settings, port: int, *, is_host: bool) -> dict[str, str]:
+def native_delivery(settings: LocalSettings, port: int, *, is_host: bool) -> dict[str, str]:
     """The words to torchrun without Muster: torch's own c10d rendezvous, on its best settings."""
     return {
         "PET_NNODES": f"{settings.min_nodes}:{settings.max_nodes}",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from console.local.launch.settings import Pod, Settings, sidecar_command, sidecar_environment
+from console.local.launch.settings import LocalSettings, Pod, sidecar_command, sidecar_environment
 from console.local.nodes.payload import Payload
 from console.local.nodes.start_barrier import Ticket
 from console.local.processes import child
@@ -54,7 +54,7 @@ NOTICE_TIMEOUT_S = 10.0
 MAX_SIDECAR_PAUSE_S = 10.0
 
 
-class Node:
+class LocalNode:
     """One life of a node.
 
     ``restarts`` are those after failures, not those after an event. ``closing`` tells how the
@@ -65,7 +65,7 @@ class Node:
         self,
         pod: Pod,
         payload: Payload,
-        settings: Settings,
+        settings: LocalSettings,
         timeline: Timeline,
         *,
         log_dir: Path,

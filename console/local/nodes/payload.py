@@ -15,7 +15,7 @@ import muster
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
 from console.local.launch.settings import (
-    Settings,
+    LocalSettings,
     horovodrun_environment,
     launcher_environment,
     native_delivery,
@@ -70,7 +70,7 @@ class Torchrun:
     insistent = False
 
     def __init__(
-        self, settings: Settings, line: LaunchLine, closing: Callable[[], Closing | None]
+        self, settings: LocalSettings, line: LaunchLine, closing: Callable[[], Closing | None]
     ) -> None:
         self.wrapped = not settings.native
         self.restarts: int | None = settings.restarts
@@ -104,7 +104,7 @@ class Horovodrun:
     insistent = True
     wrapped = False
 
-    def __init__(self, settings: Settings, line: HorovodLine, workers: Path) -> None:
+    def __init__(self, settings: LocalSettings, line: HorovodLine, workers: Path) -> None:
         self.restarts: int | None = 0
         self._settings = settings
         self._line = line
@@ -133,7 +133,7 @@ class Horovodrun:
         return after_horovodrun(status)
 
 
-class Agent:
+class ExecHost:
     """What starts horovodrun's workers on their node, and outlives them; muster-run is around it.
 
     ``workers`` holds for each host of the list a link to its node's run directory.
@@ -143,7 +143,7 @@ class Agent:
     role: Literal["worker", "launcher"] = "worker"
     insistent = False
 
-    def __init__(self, settings: Settings, workers: Path) -> None:
+    def __init__(self, settings: LocalSettings, workers: Path) -> None:
         self.wrapped = True
         self.restarts: int | None = None
         self._settings = settings

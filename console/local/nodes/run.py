@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from console.local.launch.horovod_line import HorovodLine
-from console.local.launch.settings import LAUNCHER, Pod, Settings
+from console.local.launch.settings import LAUNCHER, LocalSettings, Pod
 from console.local.nodes.events import Event, by_world
-from console.local.nodes.node import Node
-from console.local.nodes.payload import Agent, Horovodrun, Payload, Torchrun
+from console.local.nodes.node import LocalNode
+from console.local.nodes.payload import ExecHost, Horovodrun, Payload, Torchrun
 from console.local.nodes.start_barrier import StartGate, Ticket
 from console.local.processes.ports import free_ports
 from console.local.report.outcome import Ending, horovod_status, job_status
 from console.local.report.progress import Progress, newest_rank_0, read_progress
-from console.local.report.rounds import Rounds
+from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
 from launcher_shim.rundir import layout
 
@@ -26,21 +26,21 @@ SAMPLE_INTERVAL_S = 0.2
 CLOSE_TIMEOUT_S = 20.0
 
 
-class Run:
+class LocalRun:
     """One run of ``muster local``. ``nodes`` holds the newest life of each node by name."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: LocalSettings,
         events: Sequence[Event],
         timeline: Timeline,
-        rounds: Rounds,
+        rounds: RoundFollower,
         *,
         run_root: Path,
         log_root: Path,
         randomness: random.Random,
     ) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, LocalNode] = {}
         self.progress: Mapping[str, tuple[Progress, ...]] = {}
         self.leader: Progress | None = None
         self.last_leader: str | None = None
@@ -143,7 +143,7 @@ class Run:
             c10d_port=self._native_port or c10d_port,
             http_port=http_port,
         )
-        node = Node(
+        node = LocalNode(
             pod,
             payload,
             self._settings,
@@ -161,12 +161,12 @@ class Run:
             return Torchrun(self._settings, line, lambda: self.rounds.closing)
         if name == LAUNCHER:
             return Horovodrun(self._settings, line, workers)
-        return Agent(self._settings, workers)
+        return ExecHost(self._settings, workers)
 
     def _launcher_ending(self) -> Ending | None:
         return next((ending for ending in self.endings if ending.node == LAUNCHER), None)
 
-    async def _live(self, node: Node, endpoints: str, ticket: Ticket) -> None:
+    async def _live(self, node: LocalNode, endpoints: str, ticket: Ticket) -> None:
         try:
             self.endings.append(await node.live(endpoints, ticket))
         finally:
@@ -265,7 +265,7 @@ class Run:
         else:
             await node.cont()
 
-    def _find(self, event: Event) -> tuple[Node | None, str]:
+    def _find(self, event: Event) -> tuple[LocalNode | None, str]:
         rank = event.target_rank
         if rank is None:
             return self.nodes.get(event.target or ""), "as asked for"

@@ -14,7 +14,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue, WatchEvent
 
 
-class Rounds:
+class RoundFollower:
     """Follows one run; ``take_in`` is a listener of the mirror. ``slots`` are ranks per node."""
 
     def __init__(self, keys: JobKeys, run_id: str, slots: int, timeline: Timeline) -> None:

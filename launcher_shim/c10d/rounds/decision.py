@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import GONE, Observations, stand
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, stand
 from launcher_shim.c10d.rounds.records import Node, Round
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RoundDecision:
     """``round``: what the round key should become, or None. ``reason``: one sentence.
 
     ``wake_at_s``: when time alone would change the answer.
@@ -31,12 +31,12 @@ class Decision:
 
 
 def decide(
-    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
-) -> Decision:
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+) -> RoundDecision:
     """Decide what becomes of the round."""
     current = snapshot.round
     if current.closed == "success":
-        return Decision(None, "the run is closed by success")
+        return RoundDecision(None, "the run is closed by success")
     if current.complete:
         return _over(now, snapshot, observations, policy)
     return _complete(now, snapshot, observations, policy)
@@ -49,8 +49,8 @@ def next_round(current: Round) -> Round:
 
 
 def _over(
-    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
-) -> Decision:
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+) -> RoundDecision:
     current = snapshot.round
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
@@ -72,13 +72,13 @@ def _over(
     ]
     if failed and not staying and not snapshot.anybody_asks():
         # What the run came to stays on record until a torchrun begins anew.
-        return Decision(None, f"round {current.number} is closed by failure, and nobody asks")
+        return RoundDecision(None, f"round {current.number} is closed by failure, and nobody asks")
     if not staying:
-        return Decision(
+        return RoundDecision(
             next_round(current),
             f"round {current.number} is over: all {len(current.frozen)} nodes have left it",
         )
-    return Decision(
+    return RoundDecision(
         None,
         f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
@@ -86,16 +86,16 @@ def _over(
 
 
 def _complete(
-    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
-) -> Decision:
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+) -> RoundDecision:
     current = snapshot.round
     asking = snapshot.candidates(policy.min_nodes)[: policy.max_nodes]
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.number}: {len(asking)} {ask}"
     if len(asking) < policy.min_nodes:
-        return Decision(None, f"{here}, {policy.min_nodes} are needed")
+        return RoundDecision(None, f"{here}, {policy.min_nodes} are needed")
     if (until_s := _worlds_return_until_s(current, observations, policy)) > now:
-        return Decision(
+        return RoundDecision(
             None, f"{here}, waiting for a world that a restored store may have lost", until_s
         )
 
@@ -106,21 +106,23 @@ def _complete(
     if len(asking) == policy.max_nodes:
         awaited = _holders(awaited, snapshot, asking)
         if not awaited:
-            return Decision(freeze, f"{here}, which is the maximum: complete")
+            return RoundDecision(freeze, f"{here}, which is the maximum: complete")
     elif policy.desired is not None and len(asking) < policy.desired:
         patience_s = policy.first_call_s if current.is_first else policy.last_call_s
         awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
     pending = {who: until for who, until in awaited.items() if until > now}
     if pending:
-        return Decision(
+        return RoundDecision(
             None, f"{here}, waiting for {', '.join(sorted(pending))}", min(pending.values())
         )
     if awaited:
-        return Decision(freeze, f"{here}, the last call is over: complete")
-    return Decision(freeze, f"{here}, and nobody else is coming: complete")
+        return RoundDecision(freeze, f"{here}, the last call is over: complete")
+    return RoundDecision(freeze, f"{here}, and nobody else is coming: complete")
 
 
-def _worlds_return_until_s(current: Round, observations: Observations, policy: Policy) -> float:
+def _worlds_return_until_s(
+    current: Round, observations: RoundObservations, policy: RoundPolicy
+) -> float:
     """Until when a world of this life of the job may return that the store knows nothing of.
 
     A store that was restored to an earlier life is taken into this one once more by any fresh pod,
@@ -153,8 +155,8 @@ def _holders(
 def _awaited(
     now: float,
     snapshot: RunSnapshot,
-    observations: Observations,
-    policy: Policy,
+    observations: RoundObservations,
+    policy: RoundPolicy,
     met_min_s: float,
 ) -> dict[str, float]:
     """Listed members that may still come, and until when they are waited for."""

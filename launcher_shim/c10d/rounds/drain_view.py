@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch_keys import round_prefix
@@ -15,7 +15,7 @@ from rdzv.snapshot import Snapshot
 
 
 def live_round(
-    run_id: str, snapshot: RunSnapshot, standings: Standings, policy: Policy, master: str
+    run_id: str, snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy, master: str
 ) -> LiveRound:
     """Make the round of ``snapshot``; an open one has no members."""
     current = snapshot.round

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Signs:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class HangDecision:
     """``hangs``, and for which ``reason``: one sentence, empty while it does not.
 
     ``wake_at_s``: when time alone would change the answer.
@@ -39,18 +39,18 @@ class Decision:
     wake_at_s: float = math.inf
 
 
-def decide(now: float, signs: Signs, policy: Policy) -> Decision:
+def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     """Decide whether a torchrun that has not left hangs."""
     silent_s = now - signs.seen_s
     if not signs.pending and silent_s >= policy.hung_s:
-        return Decision(True, f"it has asked for nothing for {silent_s:.0f} s")
+        return HangDecision(True, f"it has asked for nothing for {silent_s:.0f} s")
     wake_at_s = (now if signs.pending else signs.seen_s) + policy.hung_s
     if signs.told_s is None:
-        return Decision(wake_at_s=wake_at_s)
+        return HangDecision(wake_at_s=wake_at_s)
     # Its keep-alive thread asks on while its main thread waits for workers that do not end.
     told_s = now - signs.told_s
     if told_s >= policy.leave_s:
-        return Decision(
+        return HangDecision(
             True, f"it was told {told_s:.0f} s ago that its world is lost, and has not left it"
         )
-    return Decision(wake_at_s=min(wake_at_s, signs.told_s + policy.leave_s))
+    return HangDecision(wake_at_s=min(wake_at_s, signs.told_s + policy.leave_s))

@@ -10,7 +10,7 @@ from launcher_shim.c10d.rounds.records import Node, Round
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RoundPolicy:
     """The bounds of the job's size, in nodes, and the timeouts of its rounds, in seconds."""
 
     min_nodes: int
@@ -54,7 +54,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class RoundMembers:
     """The part of the membership that rounds depend on; members go by name."""
 
     listed: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class RunSnapshot:
     revision: int
     round: Round = field(default_factory=Round)
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    membership: Membership = field(default_factory=Membership)
+    membership: RoundMembers = field(default_factory=RoundMembers)
 
     def asking(self) -> list[Node]:
         """Nodes that want a round and may have one, in the order in which places are given.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from launcher_shim.c10d.rounds.inputs import Membership, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, first_round
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name
@@ -60,7 +60,7 @@ class MirroredRun:
         node = self._nodes.get(member)
         return None if node is not None and self.round.is_later_than(node) else node
 
-    def snapshot(self, revision: int, membership: Membership) -> RunSnapshot:
+    def snapshot(self, revision: int, membership: RoundMembers) -> RunSnapshot:
         """The run as it is now; ``revision``: up to which the mirror shows it for certain."""
         current, nodes = self.round, dict(self._nodes)
         if current.restored_at:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.records import Seat
 
 CLOCK_SLACK_S = 0.1
@@ -27,7 +27,7 @@ GONE: frozenset[Standing] = LOST | {"done"}
 
 
 @dataclass(frozen=True, slots=True)
-class Observations:
+class RoundObservations:
     """Times are of this sidecar's monotonic clock.
 
     ``healthy_since_s``: since when the watch has worked without a gap. ``heard_s``: all that had
@@ -56,14 +56,14 @@ class Observations:
 
 def observe(
     now: float,
-    previous: Observations,
+    previous: RoundObservations,
     snapshot: RunSnapshot,
-    policy: Policy,
+    policy: RoundPolicy,
     *,
     healthy_s: float,
     heard_s: float,
     cut_off: bool,
-) -> Observations:
+) -> RoundObservations:
     """Fold one snapshot in.
 
     ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
@@ -87,7 +87,7 @@ def observe(
     elif met_min is None:
         met_min = now
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
-    return Observations(
+    return RoundObservations(
         healthy_since_s=healthy_since_s,
         heard_s=heard_s,
         return_until_s=_return_until(
@@ -125,8 +125,8 @@ def _done(snapshot: RunSnapshot) -> frozenset[Seat]:
 
 def _return_until(
     now: float,
-    previous: Observations,
-    policy: Policy,
+    previous: RoundObservations,
+    policy: RoundPolicy,
     healthy_since_s: float,
     *,
     cut_off: bool,
@@ -169,7 +169,7 @@ class Standings:
 
 
 def stand(
-    now: float, snapshot: RunSnapshot, observations: Observations, policy: Policy
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> Standings:
     """Tell where each frozen node of the present round stands."""
     of: dict[Seat, Standing] = {}

@@ -20,9 +20,9 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.drain_view import live_round
 from launcher_shim.c10d.rounds.hanging import Signs
 from launcher_shim.c10d.rounds.hanging import decide as look_after
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
-from launcher_shim.c10d.rounds.observations import Observations, Standings, observe, stand
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.own_node import Handing, OwnNode
 from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, Round, Seat
 from launcher_shim.c10d.rounds.round_key import RoundKey
@@ -88,8 +88,8 @@ class Rendezvous:
         keys: RunKeys,
         run_id: str,
         client: JobClient,
-        policy: Callable[[], Policy],
-        membership: Callable[[int], Membership],
+        policy: Callable[[], RoundPolicy],
+        membership: Callable[[int], RoundMembers],
         clock: Callable[[], float],
         random: Random,
         life_since_s: float = -math.inf,
@@ -124,7 +124,7 @@ class Rendezvous:
         self._told: tuple[Seat, float] | None = None
         self._restored = False
         self._ended = False
-        self._observations = Observations(life_since_s=life_since_s)
+        self._observations = RoundObservations(life_since_s=life_since_s)
         self._diary = Diary(log)
         self._stirred = asyncio.Event()
         self._doubted = asyncio.Event()
@@ -390,7 +390,7 @@ class Rendezvous:
 
     # --- looking and deciding ---
 
-    def _members(self) -> Membership:
+    def _members(self) -> RoundMembers:
         return self._membership(self._run.round.number)
 
     def _moved(self) -> None:

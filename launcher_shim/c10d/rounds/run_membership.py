@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher_shim.c10d.rounds.inputs import Membership
+from launcher_shim.c10d.rounds.inputs import RoundMembers
 from rdzv.drain.decision import ends_round, granted, joins_wait, savers
 from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
@@ -19,11 +19,11 @@ def run_membership(
     number: int,
     fenced: str | None = None,
     saved: frozenset[str] = frozenset(),
-) -> Membership:
+) -> RoundMembers:
     """Look at ``snapshot`` from round ``number`` of ``run_id``; a function of these alone.
 
     ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's own name, where another pod has
-    taken it over. ``saved``: as in ``Membership``; votes tell that, which are not part of a
+    taken it over. ``saved``: as in ``RoundMembers``; votes tell that, which are not part of a
     snapshot.
     """
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
@@ -32,7 +32,7 @@ def run_membership(
     leaving = {drain.member for drain in drains}
     if fenced is not None:
         leaving.add(fenced)
-    return Membership(
+    return RoundMembers(
         listed=frozenset(member.name for member in fit),
         leaving=frozenset(leaving),
         granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
@@ -56,9 +56,9 @@ class MembershipOfRun:
         self._membership = membership
         self._run_id = run_id
         self._fenced = fenced
-        self._known: tuple[Snapshot, int, str | None, frozenset[str], Membership] | None = None
+        self._known: tuple[Snapshot, int, str | None, frozenset[str], RoundMembers] | None = None
 
-    def at(self, number: int) -> Membership:
+    def at(self, number: int) -> RoundMembers:
         """Look at it from round ``number``."""
         snapshot, fenced, known = self._membership.snapshot(), self._fenced(), self._known
         saved = self._saved(snapshot, number)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launcher_shim.c10d.rounds.inputs import Policy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
 from launcher_shim.c10d.rounds.records import Node, Round
 
@@ -44,7 +44,7 @@ class View:
 def view(
     snapshot: RunSnapshot,
     standings: Standings,
-    policy: Policy,
+    policy: RoundPolicy,
     node: Node,
     *,
     parked: bool,
@@ -124,7 +124,7 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
     )
 
 
-def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: Policy) -> bool:
+def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy) -> bool:
     """Whether the present world is to leave its round and form a new one."""
     current = snapshot.round
     if not current.complete or current.closed == "success":

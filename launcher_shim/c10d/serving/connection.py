@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from launcher_shim.c10d.serving.peer import describe_peer
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.serving.served import OpenSession, Session
 from launcher_shim.tcpstore import wire
 from launcher_shim.tcpstore.parser import RequestParser
@@ -45,7 +45,7 @@ _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ConnectionOwner:
     """What a connection needs of its server. ``left`` is called when all is over and settled.
 
     ``swollen`` is called when a request that is not complete yet has grown large.
@@ -62,14 +62,14 @@ class Host:
 class Connection(asyncio.Protocol):
     """Serves one client by its session. Made by the server, driven by the event loop."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConnectionOwner) -> None:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._parser = RequestParser()
         self._transport: asyncio.Transport
         self._write: Callable[[bytes], None]
         self._session: Session | None = None
-        self._relay: Relay | None = None
+        self._relay: RelayNumbers | None = None
         self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
         self._peer = ""
         self._handshake: asyncio.TimerHandle | None = None
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             self._handshake.cancel()
         try:
             if self._parser.preface is not None:
-                self._relay = Relay(self._parser.preface, self._send_note)
+                self._relay = RelayNumbers(self._parser.preface, self._send_note)
             self._session = self._host.open_session(self._peer, self._relay)
             self._handle = self._session.handle
         except Exception:
@@ -295,7 +295,7 @@ class Connection(asyncio.Protocol):
             self._fail_request(request, error)
         return b""
 
-    def _answer_relay(self, relay: Relay, request: wire.Request | wire.FrameError) -> bytes:
+    def _answer_relay(self, relay: RelayNumbers, request: wire.Request | wire.FrameError) -> bytes:
         """Do the same for a request that has a number."""
         if isinstance(request, wire.Validate):
             return b""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from launcher_shim.tcpstore import wire
 
 
-class Relay:
+class RelayNumbers:
     """Numbers the requests of a client behind a relay, and keeps its session's note there.
 
     ``number`` is that of the request that is being handled; ``again`` says that it may have been

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.tcpstore import wire
 
 
@@ -44,5 +44,5 @@ class Session(Protocol):
         ...
 
 
-OpenSession = Callable[[str, Relay | None], Session]
+OpenSession = Callable[[str, RelayNumbers | None], Session]
 """Makes the session of a client: of a description of the peer, and the relay if it is one."""

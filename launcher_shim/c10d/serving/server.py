@@ -13,7 +13,7 @@ import logging
 import socket
 from typing import Final
 
-from launcher_shim.c10d.serving.connection import Connection, Host
+from launcher_shim.c10d.serving.connection import Connection, ConnectionOwner
 from launcher_shim.c10d.serving.served import OpenSession
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish, withdraw
 from launcher_shim.tcpstore.loopback import bind_loopback
@@ -51,7 +51,7 @@ class C10dServer:
     ) -> None:
         self._connections_max = connections_max
         self._connections: set[Connection] = set()
-        self._host = Host(
+        self._host = ConnectionOwner(
             open_session,
             self._joined,
             self._left,

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from launcher_shim.c10d.attachment import Attachment
 from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.rounds.resume_note import Note
-from launcher_shim.c10d.serving.relayed import Relay
+from launcher_shim.c10d.serving.relayed import RelayNumbers
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
-from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.state_codec import SENTINEL
 from launcher_shim.c10d.torch_keys import is_exit_barrier, is_state_key, run_id_of, state_key
 from launcher_shim.c10d.values.ledger import Stamp
@@ -36,7 +36,9 @@ T = TypeVar("T")
 class LauncherSession:
     """Answers one client. ``author`` names its connection among all that the job ever had."""
 
-    def __init__(self, launchers: Launchers, author: str, relay: Relay | None = None) -> None:
+    def __init__(
+        self, launchers: Launchers, author: str, relay: RelayNumbers | None = None
+    ) -> None:
         self.whole: Mapping[bytes, bytes] = {}
         self._launchers = launchers
         self._author = author
@@ -156,7 +158,7 @@ class LauncherSession:
         return self._relay.session.hex() if self._relay is not None else None
 
     @property
-    def _agent(self) -> Agent | None:
+    def _agent(self) -> TorchAgent | None:
         return self._attachment.agent if self._attachment is not None else None
 
     @property
@@ -212,7 +214,7 @@ class LauncherSession:
         )
         return wire.vec(answer)
 
-    async def _wish(self, agent: Agent, request: wire.CompareSet, *, again: bool) -> bytes:
+    async def _wish(self, agent: TorchAgent, request: wire.CompareSet, *, again: bool) -> bytes:
         if again and agent.named:
             # What it wished may be done already. It is shown what is, and wishes again if not.
             answer = agent.get_state()
@@ -223,7 +225,7 @@ class LauncherSession:
         self._keep_note(agent)
         return wire.vec(answer)
 
-    def _keep_note(self, agent: Agent) -> None:
+    def _keep_note(self, agent: TorchAgent) -> None:
         if self._relay is not None:
             self._relay.keep(self._launchers.note_of(agent).encode())
 
@@ -298,7 +300,7 @@ class LauncherSession:
         await self._carry_out(lambda kv: kv.wait(keys))
         return wire.STOP_WAITING
 
-    async def _wait_for_news(self, keys: Sequence[bytes], agent: Agent) -> bytes:
+    async def _wait_for_news(self, keys: Sequence[bytes], agent: TorchAgent) -> bytes:
         """Wait for the keys, or until the round that they belong to will never be."""
         own = [key for key in keys if key != self._state_key]
         async with asyncio.TaskGroup() as tasks:

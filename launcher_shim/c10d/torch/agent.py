@@ -54,7 +54,7 @@ class Row:
         return min(DELAY_MAX_S, DELAY_MIN_S * 2.0 ** (self.length - FRUITLESS_FREE - 1))
 
 
-class Agent:
+class TorchAgent:
     """What the server calls for one client connection.
 
     A newer connection of the same member replaces the older one when it first names itself.
@@ -367,9 +367,11 @@ class Agent:
         return self._drawn[1]
 
 
-def connect(rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None) -> Agent:
+def connect(
+    rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None
+) -> TorchAgent:
     """Make the agent behind a new client connection; see ``Rendezvous.claim``."""
-    return Agent(rendezvous, rendezvous.claim(nonce, kept))
+    return TorchAgent(rendezvous, rendezvous.claim(nonce, kept))
 
 
 def spell_flavour(flavour: Flavour) -> str:

@@ -26,7 +26,7 @@ from launcher_shim.c10d.values.ledger import Stamp, left_behind
 from launcher_shim.c10d.values.limits import batches, check_size
 from launcher_shim.c10d.values.lookups import Lookups
 from launcher_shim.c10d.values.read_floor import Floor
-from launcher_shim.c10d.values.transactions import Plan, Recalled, Transactions, kvs_of
+from launcher_shim.c10d.values.transactions import CellPlan, Recalled, Transactions, kvs_of
 from launcher_shim.c10d.values.waiters import Waiters
 from launcher_shim.tcpstore import wire
 from rdzv.errors import Compacted
@@ -194,7 +194,7 @@ class Kv:
             for key, value in items:
                 self.cells.learn_value(key, value, result.revision)
 
-        plan = Plan((), tuple(operations), learn, b"%d" % batch)
+        plan = CellPlan((), tuple(operations), learn, b"%d" % batch)
 
         async def recall(note: bytes, revision: int) -> Recalled[None] | None:
             return Recalled(None) if int(note) == batch else None
@@ -227,13 +227,13 @@ class Kv:
         """Add to a counter and return the sum; raises ``NotANumber``."""
         own_key = self.keys.addend(key, stamp.author)
 
-        def plan() -> Plan[tuple[int, int | None]]:
+        def plan() -> CellPlan[tuple[int, int | None]]:
             cell = self.cells.cell(key)
             own = cell.addends.get(stamp.author, ABSENT)
             before = read_number(own.value) if own.value is not None else 0
             if cell.base.value is not None:
                 read_number(cell.base.value)
-            return Plan(
+            return CellPlan(
                 (
                     Compare(self.keys.value(key), "mod", "=", cell.base.compared),
                     Compare(own_key, "mod", "=", own.compared),
@@ -274,11 +274,11 @@ class Kv:
     async def delete(self, key: bytes, stamp: Stamp) -> bool:
         """Delete a key with all that was added to it; whether there was one."""
 
-        def plan() -> Plan[bool]:
+        def plan() -> CellPlan[bool]:
             cell = self.cells.cell(key)
             if not cell.exists():
                 none = (*self.cells.unchanged(key), self._queue_empty(key))
-                return Plan(none, (), lambda result: False)
+                return CellPlan(none, (), lambda result: False)
             deletes = (
                 Delete(self.keys.value(key)),
                 Delete(self.keys.addends(key), prefix=True),
@@ -294,7 +294,7 @@ class Kv:
                 name, oldest = cell.queue()[0]
                 element = self.keys.element(key, name)
                 there = (*there, Compare(element, "mod", "=", oldest.mod_revision))
-            return Plan(there, deletes, gone)
+            return CellPlan(there, deletes, gone)
 
         async def recall(note: bytes, revision: int) -> Recalled[bool]:
             return Recalled(True)
@@ -313,16 +313,16 @@ class Kv:
         async def recall(note: bytes, revision: int) -> Recalled[None]:
             return Recalled(None)
 
-        plan = Plan((), (Put(element, value),), learn)
+        plan = CellPlan((), (Put(element, value),), learn)
         await self._transactions.once(stamp, None, lambda: plan, recall)
 
     async def pop(self, key: bytes, stamp: Stamp) -> tuple[int, bytes]:
         """Take the oldest element: the length before, and the element if there was one."""
 
-        def plan() -> Plan[tuple[int, bytes]]:
+        def plan() -> CellPlan[tuple[int, bytes]]:
             elements = self.cells.cell(key).queue()
             if not elements:
-                return Plan((self._queue_empty(key),), (), lambda result: (0, b""))
+                return CellPlan((self._queue_empty(key),), (), lambda result: (0, b""))
             name, oldest = elements[0]
             value, length = oldest.value or b"", len(elements)
             element = self.keys.element(key, name)
@@ -331,7 +331,7 @@ class Kv:
                 self.cells.learn_absent(element, result.revision)
                 return length, value
 
-            return Plan(
+            return CellPlan(
                 (Compare(element, "mod", "=", oldest.mod_revision),),
                 (Delete(element),),
                 taken,
@@ -386,11 +386,11 @@ class Kv:
         ``done`` is the answer if it has been changed.
         """
 
-        def plan() -> Plan[T]:
+        def plan() -> CellPlan[T]:
             cell = self.cells.cell(key)
             new, answer = modify(cell.value())
             if new is None:
-                return Plan(self.cells.unchanged(key), (), lambda result: answer)
+                return CellPlan(self.cells.unchanged(key), (), lambda result: answer)
             value = new
             operations: tuple[Operation, ...] = (Put(self.keys.value(key), value),)
             if cell.is_sum():
@@ -400,7 +400,7 @@ class Kv:
                 self.cells.learn_value(key, value, result.revision)
                 return answer
 
-            return Plan(self.cells.unchanged(key), operations, learn)
+            return CellPlan(self.cells.unchanged(key), operations, learn)
 
         async def recall(note: bytes, revision: int) -> Recalled[T]:
             return Recalled(done)

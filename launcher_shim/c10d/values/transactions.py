@@ -37,7 +37,7 @@ NOTHING = b"nothing"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[T]):
+class CellPlan(Generic[T]):
     """One operation on a cell: its compares, its writes, and its answer if the compares hold.
 
     ``answer`` is called with the result of the transaction. ``note`` is kept in the ledger.
@@ -76,7 +76,7 @@ class Transactions:
         self._over = True
 
     async def once(
-        self, stamp: Stamp, key: bytes | None, plan: Callable[[], Plan[T]], recall: Recall[T]
+        self, stamp: Stamp, key: bytes | None, plan: Callable[[], CellPlan[T]], recall: Recall[T]
     ) -> T:
         """Apply a plan exactly once: retry until its outcome is known.
 
@@ -163,7 +163,13 @@ class Transactions:
     # -- how
 
     async def _send(
-        self, current: Plan[T], stamp: Stamp, key: bytes | None, *, signed: bool, contended: bool
+        self,
+        current: CellPlan[T],
+        stamp: Stamp,
+        key: bytes | None,
+        *,
+        signed: bool,
+        contended: bool,
     ) -> TxnResult:
         """Try a plan once; ``signed``: with a ledger entry, as every write must have.
 
@@ -186,7 +192,7 @@ class Transactions:
         looks = [self._ledger.look(stamp), self._registered.look()]
         return looks if key is None else looks + self._cells.reads(key)
 
-    def _answered(self, current: Plan[T], key: bytes | None, result: TxnResult) -> T:
+    def _answered(self, current: CellPlan[T], key: bytes | None, result: TxnResult) -> T:
         answer = current.answer(result)
         if current.operations:
             self._floor.tell(result.revision)

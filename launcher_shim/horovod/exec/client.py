@@ -29,7 +29,7 @@ from launcher_shim.horovod.exec.frames import (
     STDERR,
     STDOUT,
     Decoder,
-    FrameError,
+    ExecFrameError,
     encode,
     encode_start,
     read_status,
@@ -92,7 +92,7 @@ def connect(host: str, environ: Mapping[str, str]) -> socket.socket:
             return connection
 
 
-class Relay:
+class CommandRelay:
     """One running command: bytes from the agent in, output and a status out."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -103,7 +103,7 @@ class Relay:
         self._status: Optional[int] = None
 
     def run(self, start: bytes) -> int:
-        """Relay until the command has ended; raises ``OSError`` or ``FrameError`` if cut short."""
+        """Relay to its end; raises ``OSError`` or ``ExecFrameError`` if it is cut short."""
         self._connection.setblocking(False)
         self._unsent += start
         heard_s = told_s = time.monotonic()
@@ -154,7 +154,7 @@ class Relay:
                 self._output[2] += b"muster: " + body + b"\n"
                 self._status = EXIT_NOT_EXECUTABLE
             elif kind != ALIVE:
-                raise FrameError("the agent sent a frame of kind %d" % kind)
+                raise ExecFrameError("the agent sent a frame of kind %d" % kind)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         host, command = read_arguments(arguments)
         start = encode_start(host, command)
-    except (UsageError, FrameError) as error:
+    except (UsageError, ExecFrameError) as error:
         return _say(str(error))
     status = run_command(host, start)
     run_dir = os.environ.get("MUSTER_RUN_DIR")
@@ -179,8 +179,8 @@ def run_command(host: str, start: bytes) -> int:
         return _say("the agent of host %s is not reached: %s" % (host, error))
     with connection:
         try:
-            return Relay(connection).run(start)
-        except (OSError, FrameError) as error:
+            return CommandRelay(connection).run(start)
+        except (OSError, ExecFrameError) as error:
             return _say("how the worker on host %s ends is not known: %s" % (host, error))
 
 

@@ -34,7 +34,7 @@ _HEAD = Struct(">IB")
 _KINDS = frozenset((START, ALIVE, STDOUT, STDERR, EXIT, REFUSED))
 
 
-class FrameError(ValueError):
+class ExecFrameError(ValueError):
     """Bytes that are no frame, or a body that is not what its kind says: one sentence why."""
 
 
@@ -59,15 +59,15 @@ class Decoder:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Every frame that is complete now; raises ``FrameError``."""
+        """Every frame that is complete now; raises ``ExecFrameError``."""
         rest = self._rest + data
         frames = []
         while len(rest) >= _HEAD.size:
             length, kind = _HEAD.unpack_from(rest)
             if kind not in _KINDS:
-                raise FrameError("there is no frame of kind %d" % kind)
+                raise ExecFrameError("there is no frame of kind %d" % kind)
             if not 1 <= length <= BODY_MAX + 1:
-                raise FrameError("a frame of %d bytes is too long or too short" % length)
+                raise ExecFrameError("a frame of %d bytes is too long or too short" % length)
             end = _HEAD.size + length - 1
             if len(rest) < end:
                 break
@@ -78,31 +78,31 @@ class Decoder:
 
 
 def encode(kind: int, body: bytes = b"") -> bytes:
-    """One frame as bytes; raises ``FrameError`` for a body that is too long."""
+    """One frame as bytes; raises ``ExecFrameError`` for a body that is too long."""
     if len(body) > BODY_MAX:
-        raise FrameError("a body of %d bytes is longer than %d" % (len(body), BODY_MAX))
+        raise ExecFrameError("a body of %d bytes is longer than %d" % (len(body), BODY_MAX))
     return _HEAD.pack(len(body) + 1, kind) + body
 
 
 def encode_start(host: str, command: str) -> bytes:
-    """A START frame; raises ``FrameError`` for a command that is too long."""
+    """A START frame; raises ``ExecFrameError`` for a command that is too long."""
     return encode(START, json.dumps({"host": host, "command": command}).encode())
 
 
 def read_start(body: bytes) -> Start:
-    """Read the body of a START; raises ``FrameError``."""
+    """Read the body of a START; raises ``ExecFrameError``."""
     try:
         fields = json.loads(body)
         start = Start(fields["host"], fields["command"])
     except (ValueError, KeyError, TypeError) as error:
-        raise FrameError("a start without host or command") from error
+        raise ExecFrameError("a start without host or command") from error
     if not isinstance(start.host, str) or not isinstance(start.command, str):
-        raise FrameError("a start whose host or command is no text")
+        raise ExecFrameError("a start whose host or command is no text")
     return start
 
 
 def read_status(body: bytes) -> int:
-    """Read the body of an EXIT, 0 to 255; raises ``FrameError``."""
+    """Read the body of an EXIT, 0 to 255; raises ``ExecFrameError``."""
     if not body.isdigit() or not 0 <= int(body[:4]) <= 255 or len(body) > 3:
-        raise FrameError("an exit whose status is not a number from 0 to 255")
+        raise ExecFrameError("an exit whose status is not a number from 0 to 255")
     return int(body)

@@ -37,7 +37,7 @@ from launcher_shim.horovod.exec.frames import (
     STDERR,
     STDOUT,
     Decoder,
-    FrameError,
+    ExecFrameError,
     encode,
     read_start,
 )
@@ -110,7 +110,7 @@ class Worker:
         await self.exited.wait()
 
 
-class ExecAgent:
+class ExecServer:
     """Serves one host; ``host`` is its name in the host list, ``environ`` the pod's own.
 
     ``run_dir`` takes the socket, and a note for each command that runs: by them the sidecar knows
@@ -163,7 +163,7 @@ class ExecAgent:
         decoder = Decoder()
         try:
             command = self._read_start(await first_frame(reader, decoder))
-        except (FrameError, CommandError) as error:
+        except (ExecFrameError, CommandError) as error:
             await refuse(writer, str(error))
             return
         slot = command.local_rank
@@ -201,7 +201,7 @@ class ExecAgent:
     def _read_start(self, frame: tuple[int, bytes]) -> WorkerCommand:
         kind, body = frame
         if kind != START:
-            raise FrameError("the first frame is no start")
+            raise ExecFrameError("the first frame is no start")
         host, text = read_start(body)
         command = read_command(text)
         if not host == command.host == self._host:
@@ -295,7 +295,7 @@ async def _say_alive(writer: asyncio.StreamWriter) -> None:
 
 
 async def first_frame(reader: asyncio.StreamReader, decoder: Decoder) -> tuple[int, bytes]:
-    """The first frame of a connection; raises ``FrameError``, or ``OSError`` if it is gone."""
+    """The first frame of a connection; raises ``ExecFrameError``, or ``OSError`` if it is gone."""
     deadline_s = time.monotonic() + SILENCE_S
     while True:
         data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - time.monotonic())
@@ -308,7 +308,7 @@ async def first_frame(reader: asyncio.StreamReader, decoder: Decoder) -> tuple[i
 
 async def until_gone(reader: asyncio.StreamReader, decoder: Decoder) -> None:
     """Return when the launcher's side is gone, silent for too long, or talks nonsense."""
-    with suppress(OSError, FrameError, asyncio.TimeoutError):
+    with suppress(OSError, ExecFrameError, asyncio.TimeoutError):
         while True:
             data = await asyncio.wait_for(reader.read(READ_SIZE), SILENCE_S)
             if not data or any(frame.kind != ALIVE for frame in decoder.feed(data)):
@@ -367,7 +367,7 @@ async def serve(host: str, run_dir: Path) -> None:
     """Serve ``host`` until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await ExecAgent(host, os.environ, run_dir).run(stop)
+    await ExecServer(host, os.environ, run_dir).run(stop)
 
 
 def main(arguments: Sequence[str]) -> int:

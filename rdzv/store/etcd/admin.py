@@ -11,7 +11,7 @@ from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.etcd.calls import Calls, Effect
 from rdzv.store.etcd.certificates import CertificateFiles
-from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, Endpoint, Method
+from rdzv.store.etcd.endpoint import AUTH_STATUS, RANGE, EtcdEndpoint, Method
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.messages import span
 from rdzv.store.pb import etcd_pb2 as pb
@@ -68,7 +68,7 @@ async def _ask(
     done: Outcome | None = None,
 ) -> Any:
     files = CertificateFiles(access) if access.tls else None
-    endpoints = [Endpoint(target, files) for target in access.targets]
+    endpoints = [EtcdEndpoint(target, files) for target in access.targets]
     calls = Calls(endpoints, 0, access, Random())
     try:
         _, response = await calls.call(method, request, timeout_s, Effect.READ, done=done)

@@ -28,7 +28,7 @@ from rdzv.store.etcd.endpoint import (
     HAS_LEADER,
     AnswerLostError,
     BusyError,
-    Endpoint,
+    EtcdEndpoint,
     Metadata,
     Method,
     NotSentError,
@@ -53,10 +53,12 @@ class Effect(Enum):
 class AttemptError(Exception):
     """One attempt failed."""
 
-    def __init__(self, verdict: Outcome, method: Method, endpoint: Endpoint, message: str) -> None:
+    def __init__(
+        self, verdict: Outcome, method: Method, endpoint: EtcdEndpoint, message: str
+    ) -> None:
         super().__init__(f"{method.path.rpartition('/')[2]} at {endpoint.target}: {message}")
         self.outcome = verdict
-        self.tried: tuple[Endpoint, ...] | None = None
+        self.tried: tuple[EtcdEndpoint, ...] | None = None
         """What ``Rotation.leave`` returned, if the endpoint was left for this."""
 
     def verdict(self) -> StoreError:
@@ -79,12 +81,12 @@ class Calls:
     """All calls of one client. They move on together: who fails first spares the others."""
 
     def __init__(
-        self, endpoints: Sequence[Endpoint], first: int, access: Access, random: Random
+        self, endpoints: Sequence[EtcdEndpoint], first: int, access: Access, random: Random
     ) -> None:
         self.rotation = Rotation(endpoints, first, random)
         self._random = random
         self._login = Login(access, self._authenticate, random) if access.user else None
-        self._login_tried: tuple[Endpoint, ...] = ()
+        self._login_tried: tuple[EtcdEndpoint, ...] = ()
         self._closing = asyncio.Event()
 
     @property
@@ -111,7 +113,7 @@ class Calls:
         *,
         done: Outcome | None = None,
         attempt_s: float = 0.0,
-    ) -> tuple[Endpoint, Any]:
+    ) -> tuple[EtcdEndpoint, Any]:
         """Try the endpoints in turn until one answers, the deadline, or an ambiguous write.
 
         Return the endpoint that answered and its response; an answer of outcome ``done`` is a
@@ -120,7 +122,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s
         attempts = 0
-        tried: tuple[Endpoint, ...] = ()
+        tried: tuple[EtcdEndpoint, ...] = ()
         ambiguous = False
         login_renewed = False
         while True:
@@ -155,11 +157,11 @@ class Calls:
 
     def attempt(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         method: Method,
         request: Any,
         left_s: float,
-        tried: tuple[Endpoint, ...],
+        tried: tuple[EtcdEndpoint, ...],
         least_s: float = 0.0,
     ) -> Coroutine[Any, Any, Any]:
         """Make one call at one endpoint; moves the watches away as well if that is needed.
@@ -177,11 +179,11 @@ class Calls:
     async def _attempt_logged_in(
         self,
         login: Login,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         method: Method,
         request: Any,
         left_s: float,
-        tried: tuple[Endpoint, ...],
+        tried: tuple[EtcdEndpoint, ...],
         least_s: float,
     ) -> Any:
         loop = asyncio.get_running_loop()
@@ -203,12 +205,12 @@ class Calls:
 
     async def _attempt(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         method: Method,
         request: Any,
         timeout_s: float,
         metadata: Metadata,
-        tried: tuple[Endpoint, ...],
+        tried: tuple[EtcdEndpoint, ...],
     ) -> Any:
         if self._closing.is_set():
             raise AttemptError(Outcome.NOT_APPLIED, method, endpoint, "this client is closed")
@@ -243,7 +245,7 @@ class Calls:
         raise failed
 
     async def _logged_in(
-        self, login: Login, endpoint: Endpoint, method: Method, left_s: float
+        self, login: Login, endpoint: EtcdEndpoint, method: Method, left_s: float
     ) -> None:
         """Have a token, or fail as a request that was not sent."""
         try:
@@ -310,9 +312,9 @@ class Calls:
 def _failure(
     error: NotSentError | AnswerLostError | grpc.aio.AioRpcError,
     method: Method,
-    endpoint: Endpoint,
+    endpoint: EtcdEndpoint,
 ) -> AttemptError:
-    """Judge what ``Endpoint.call`` raised."""
+    """Judge what ``EtcdEndpoint.call`` raised."""
     if isinstance(error, NotSentError):
         return AttemptError(Outcome.NOT_APPLIED, method, endpoint, str(error))
     if isinstance(error, AnswerLostError):

@@ -27,7 +27,7 @@ from rdzv.store.etcd.endpoint import (
     REVOKE,
     STATUS,
     TXN,
-    Endpoint,
+    EtcdEndpoint,
 )
 from rdzv.store.etcd.errors import Outcome
 from rdzv.store.etcd.messages import key_value, span, txn_request, txn_result
@@ -118,7 +118,7 @@ class EtcdStore:
         interval = Interval.of(prefix, prefix=True)
         cursor = WatchCursor(start_revision - 1, start_revision - 1)
         life: _Life | None = None
-        tried: tuple[Endpoint, ...] = ()
+        tried: tuple[EtcdEndpoint, ...] = ()
         failures = 0
         refusals = 0
         while not self._calls.closed:
@@ -216,16 +216,16 @@ class EtcdStore:
         """Give every connection back; watches end, later calls raise ``StoreUnavailable``."""
         await self._calls.close()
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
-        return [Endpoint(target, files) for target in access.targets]
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
+        return [EtcdEndpoint(target, files) for target in access.targets]
 
     async def _same_life(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         interval: Interval,
         told: int,
         life: _Life | None,
-        tried: tuple[Endpoint, ...],
+        tried: tuple[EtcdEndpoint, ...],
     ) -> _Life:
         """Make sure that ``endpoint`` has the history that the watch has seen so far.
 
@@ -255,7 +255,7 @@ class EtcdStore:
         return _Life(header.cluster_id, header.raft_term, header.revision, certain)
 
     async def _progress_is_certain(
-        self, endpoint: Endpoint, attempt_s: float, tried: tuple[Endpoint, ...]
+        self, endpoint: EtcdEndpoint, attempt_s: float, tried: tuple[EtcdEndpoint, ...]
     ) -> bool:
         """Whether ``endpoint`` tells a watch of progress only after the events.
 

@@ -113,7 +113,7 @@ class AnswerLostError(Exception):
     """The request was sent, and nobody waits for its answer any more."""
 
 
-class Endpoint:
+class EtcdEndpoint:
     """One member. Everything that waits on it ends when the member is given up (``kick``).
 
     With ``files`` it is spoken to over TLS, its name is verified, and it gets a new connection
@@ -298,7 +298,7 @@ _CONNECTING = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTIN
 class Rotation:
     """The endpoints of one cluster, and which of them to use now."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], first: int, random: Random) -> None:
+    def __init__(self, endpoints: Sequence[EtcdEndpoint], first: int, random: Random) -> None:
         self._endpoints = endpoints
         self._random = random
         self.current = endpoints[first % len(endpoints)]
@@ -307,10 +307,12 @@ class Rotation:
     def __len__(self) -> int:
         return len(self._endpoints)
 
-    def __iter__(self) -> Iterator[Endpoint]:
+    def __iter__(self) -> Iterator[EtcdEndpoint]:
         return iter(self._endpoints)
 
-    def leave(self, endpoint: Endpoint, tried: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
+    def leave(
+        self, endpoint: EtcdEndpoint, tried: tuple[EtcdEndpoint, ...]
+    ) -> tuple[EtcdEndpoint, ...]:
         """Move on from ``endpoint``, unless somebody else has done so already.
 
         The next one is drawn, so that the clients of a member that ends spread over the others. It

@@ -23,7 +23,7 @@ from rdzv.store.etcd.endpoint import (
     USER_ADD,
     USER_CHANGE_PASSWORD,
     USER_GRANT_ROLE,
-    Endpoint,
+    EtcdEndpoint,
     Method,
 )
 from rdzv.store.etcd.errors import Outcome
@@ -59,7 +59,7 @@ class Rights:
 
     def __init__(self, access: Access) -> None:
         files = CertificateFiles(access) if access.tls else None
-        endpoints = [Endpoint(target, files) for target in access.targets]
+        endpoints = [EtcdEndpoint(target, files) for target in access.targets]
         self._calls = Calls(endpoints, 0, access, Random())
 
     async def make(self, role: JobRole, password: str | None) -> None:

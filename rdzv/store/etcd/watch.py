@@ -12,7 +12,7 @@ import grpc.aio
 
 from rdzv.errors import Compacted, StoreRefused
 from rdzv.store.etcd.deadlines import ATTEMPT_S
-from rdzv.store.etcd.endpoint import Endpoint, Metadata
+from rdzv.store.etcd.endpoint import EtcdEndpoint, Metadata
 from rdzv.store.etcd.errors import explained
 from rdzv.store.etcd.messages import watch_events
 from rdzv.store.interface import WATCH_PROGRESS_S, WatchBatch, WatchEvent
@@ -60,7 +60,7 @@ class WatchStream:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: EtcdEndpoint,
         interval: Interval,
         cursor: WatchCursor,
         store_revision: int,

@@ -28,7 +28,7 @@ from rdzv.store.etcd.endpoint import (
     REVOKE,
     AnswerLostError,
     BusyError,
-    Endpoint,
+    EtcdEndpoint,
     Metadata,
     Method,
 )
@@ -68,13 +68,13 @@ class Etcd3Store(EtcdStore):
         for threads in (self._threads, self._lease_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
         threads = (self._threads, self._lease_threads)
         return [Etcd3Endpoint(target, files, access, *threads) for target in access.targets]
 
 
-class Etcd3Endpoint(Endpoint):
-    """An ``Endpoint`` whose calls the package makes, each in a thread of its kind."""
+class Etcd3Endpoint(EtcdEndpoint):
+    """An ``EtcdEndpoint`` whose calls the package makes, each in a thread of its kind."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Etcd3Endpoint(Endpoint):
     async def call(
         self, method: Method, request: Any, timeout_s: float, metadata: Metadata = HAS_LEADER
     ) -> Any:
-        """Make one attempt, in a thread; raises as ``Endpoint.call`` does."""
+        """Make one attempt, in a thread; raises as ``EtcdEndpoint.call`` does."""
         deadline_s = monotonic() + timeout_s
         connection: Any
         connection, timeout_s = await self._opened(timeout_s)

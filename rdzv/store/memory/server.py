@@ -18,7 +18,7 @@ from rdzv.errors import ConfigError
 from rdzv.store.access import target_of
 from rdzv.store.etcd.endpoint import keep_grpc_running
 from rdzv.store.memory.engine import MemoryEngine
-from rdzv.store.memory.server_calls import Calls
+from rdzv.store.memory.server_calls import ServedCalls
 from rdzv.store.memory.server_watch import serve_watch
 from rdzv.store.pb import etcd_pb2 as pb
 
@@ -81,7 +81,7 @@ class EmbeddedServer:
 
 
 def _handlers(engine: MemoryEngine) -> tuple[grpc.GenericRpcHandler, ...]:
-    calls = Calls(engine)
+    calls = ServedCalls(engine)
 
     async def watch(requests: Any, context: grpc.aio.ServicerContext) -> None:
         await serve_watch(engine, calls.header, requests, context)

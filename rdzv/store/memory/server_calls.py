@@ -63,7 +63,7 @@ def _status(error: StoreError) -> tuple[StatusCode, str]:
 
 def _answering(handler: Handler) -> Handler:
     @wraps(handler)
-    async def answer(self: Calls, request: Any, context: ServicerContext) -> Any:
+    async def answer(self: ServedCalls, request: Any, context: ServicerContext) -> Any:
         try:
             return await handler(self, request, context)
         except StoreError as error:
@@ -84,7 +84,7 @@ def put_message(kv: KeyValue) -> pb.KeyValue:
     )
 
 
-class Calls:
+class ServedCalls:
     """Every call but the watch."""
 
     def __init__(self, engine: MemoryEngine) -> None:

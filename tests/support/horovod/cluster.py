@@ -24,12 +24,12 @@ from pathlib import Path
 from console.local.launch.horovod_line import read_horovod_line
 from console.local.launch.settings import (
     LAUNCHER,
+    LocalSettings,
     Pod,
-    Settings,
     sidecar_command,
     sidecar_environment,
 )
-from console.local.nodes.payload import Agent, Horovodrun, Payload
+from console.local.nodes.payload import ExecHost, Horovodrun, Payload
 from console.local.processes.marked import children, end_all, marked, send, send_to_all
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
@@ -132,7 +132,7 @@ class HorovodCluster:
             *("--slots-per-host", str(slots), *command),
         ]
         self._line = read_horovod_line(words, 1)
-        self.settings = Settings(
+        self.settings = LocalSettings(
             run=self.run,
             namespace="drills",
             job=name or f"job-{self.run[:8]}",
@@ -185,7 +185,7 @@ class HorovodCluster:
         if name == LAUNCHER:
             payload = Horovodrun(self.settings, self._line, workers)
         else:
-            payload = Agent(self.settings, workers)
+            payload = ExecHost(self.settings, workers)
         c10d_port, http_port = free_ports(2)
         run_dir = self.directory / "run" / str(life)
         run_dir.mkdir()

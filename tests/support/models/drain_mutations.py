@@ -12,9 +12,9 @@ from muster import boundary
 from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate
-from rdzv.drain.decision import Decision
+from rdzv.drain.decision import DrainDecision
 from rdzv.drain.gate import Here, Move, RankProgress
-from rdzv.drain.inputs import DrainingSnapshot, Observations, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Vote
 from rdzv.snapshot import Snapshot
@@ -42,7 +42,7 @@ class HeldNotTakenBack(World):
 
     @staticmethod
     def boundary_decide(
-        rank: boundary.Rank, read: boundary.Gate | None
+        rank: boundary.Rank, read: boundary.RankGate | None
     ) -> tuple[str, boundary.Rank]:
         verdict, after = boundary.decide(rank, read)
         if verdict == boundary.PUBLISH and not after.held:
@@ -60,7 +60,7 @@ class RoundNotCompared(World):
     """A change of the commit does not ask whether the round is still the same."""
 
     @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: Decision) -> Transaction:
+    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
         compares, operations = draining.transaction(keys, seen, decision)
         return [c for c in compares if c.key != ROUND_KEY], operations
 
@@ -76,8 +76,8 @@ class OnlyWhoCanBeReached(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         decision = draining.decide(now, seen, times, policy)
         commit, live = seen.commit, seen.round
         if decision.commit is None or live is None or decision.commit.phase != "void":
@@ -93,8 +93,8 @@ class OnlyVotersSave(OnlyWhoCanBeReached):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         live = seen.round
         if live is not None and seen.commit.phase == "commit":
             here = replace(live, members=tuple(m for m in live.members if m in seen.votes))
@@ -107,13 +107,13 @@ class DoneGoesBackAfterAGrant(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         decision = draining.decide(now, seen, times, policy)
         over = now - times.since_s >= policy.done_s
         same = seen.round is not None and seen.commit.round == seen.round.number
         if seen.commit.phase == "done" and same and over and decision.commit is None:
-            return Decision(replace(seen.commit, phase="idle"))
+            return DrainDecision(replace(seen.commit, phase="idle"))
         return decision
 
 
@@ -122,7 +122,7 @@ class LaterRoundOpensTheGate(World):
 
     @staticmethod
     def boundary_decide(
-        rank: boundary.Rank, read: boundary.Gate | None
+        rank: boundary.Rank, read: boundary.RankGate | None
     ) -> tuple[str, boundary.Rank]:
         return boundary.decide(rank._replace(matched=False), read)
 
@@ -132,11 +132,11 @@ class CommitNeverVoid(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         decision = draining.decide(now, seen, times, policy)
         if seen.commit.phase == "commit" and decision.commit and decision.commit.phase == "void":
-            return Decision()
+            return DrainDecision()
         return decision
 
 
@@ -151,7 +151,7 @@ class CancelOnAnotherKey(World):
         return made[0], [operation for operation in made[1] if isinstance(operation, Delete)]
 
     @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: Decision) -> Transaction:
+    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
         compares, operations = draining.transaction(keys, seen, decision)
         own = [c for c in compares if c.prefix or not c.key.startswith(GENERATION.drains)]
         return own, operations
@@ -161,7 +161,7 @@ class MinFromAStaleSnapshot(World):
     """A grant does not ask whether another drain has come since."""
 
     @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: Decision) -> Transaction:
+    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
         compares, operations = draining.transaction(keys, seen, decision)
         return [compare for compare in compares if not compare.prefix], operations
 
@@ -171,7 +171,7 @@ class EarlierGateObeyed(World):
 
     @staticmethod
     def boundary_decide(
-        rank: boundary.Rank, read: boundary.Gate | None
+        rank: boundary.Rank, read: boundary.RankGate | None
     ) -> tuple[str, boundary.Rank]:
         return boundary.decide(rank, read and read._replace(master=rank.master))
 
@@ -203,8 +203,8 @@ class DoneBeforeAllHaveSaved(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         saved = {m: vote for m, vote in seen.votes.items() if vote.acked is not None}
         if seen.commit.phase == "commit" and seen.round is not None and saved:
             live = replace(seen.round, members=tuple(saved))
@@ -217,8 +217,8 @@ class AcknowledgementsNotCompared(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         saved = [vote.acked for vote in seen.votes.values() if vote.acked is not None]
         live = seen.round
         if seen.commit.phase == "commit" and live and len(saved) == len(live.members):
@@ -265,8 +265,8 @@ class DeadlineOfASaverEndsTheSave(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         decision = draining.decide(now, seen, times, policy)
         if seen.commit.phase != "commit":
             return decision
@@ -282,7 +282,7 @@ class GivenUpUnheard(World):
     """Who ends a drain at its deadline does not ask whether the leaver has saved since."""
 
     @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: Decision) -> Transaction:
+    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
         compares, operations = draining.transaction(keys, seen, decision)
         return [c for c in compares if not c.key.startswith(GENERATION.votes)], operations
 
@@ -292,8 +292,8 @@ class SaveWithoutALimit(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         return draining.decide(now, seen, times, replace(policy, save_s=math.inf))
 
 
@@ -335,8 +335,8 @@ class RefusalSticks(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         if seen.commit.refused:
             everybody = replace(seen.commit, leaving=tuple(seen.membership.drains))
             membership = replace(seen.membership, commit=everybody)
@@ -359,8 +359,8 @@ class AwayForEver(World):
 
     @staticmethod
     def draining_decide(
-        now: float, seen: DrainingSnapshot, times: Observations, policy: Policy
-    ) -> Decision:
+        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
+    ) -> DrainDecision:
         votes = {member: replace(vote, away=False) for member, vote in seen.votes.items()}
         return draining.decide(now, replace(seen, votes=votes), times, policy)
 

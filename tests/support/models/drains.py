@@ -23,7 +23,7 @@ from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate
 from rdzv.drain.gate import Gate, Here, Move, RankProgress
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, Observations, Policy
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
@@ -37,7 +37,7 @@ LONG = 1e5
 TOOK_S = 5.0
 HOLD_S = 10.0
 RUN = "r"
-HOLDS_BELOW_MIN = Policy(hold_s=HOLD_S)
+HOLDS_BELOW_MIN = DrainPolicy(hold_s=HOLD_S)
 KEYS = JobKeys("team", "digits")
 GENERATION = KEYS.in_generation(1)
 ROUND_KEY = GENERATION.run(RUN).round
@@ -84,7 +84,7 @@ class Rules:
     deadlines: bool = True
     outsider: int | None = None
     block: int = 0
-    policy: Policy = HOLDS_BELOW_MIN
+    policy: DrainPolicy = HOLDS_BELOW_MIN
 
     @property
     def pods(self) -> range:
@@ -150,7 +150,7 @@ class Trainer(NamedTuple):
     told: boundary.Rank | None
     saved: tuple[int, int] | None = None
     away: bool = False
-    read_early: boundary.Gate | None = None
+    read_early: boundary.RankGate | None = None
 
 
 class Env(NamedTuple):
@@ -386,7 +386,7 @@ class World:
         scene = self.scene(mirror, pod)
         since = NOW - LONG if elapsed else NOW
         far = {0: NOW + LONG, 1: NOW + TOOK_S, 2: since - 1}
-        seen = Observations(
+        seen = DrainObservations(
             scene.commit.epoch,
             scene.commit.phase,
             since,
@@ -532,7 +532,7 @@ class World:
         """Do what a rank does by itself; None where it waits for its gate or for the others."""
         trainer: Trainer = self.names.part[number]
         shown = self.names.part[side].shown
-        read = shown and boundary.Gate(shown.epoch, shown.master, shown.phase, shown.step)
+        read = shown and boundary.RankGate(shown.epoch, shown.master, shown.phase, shown.step)
         if trainer.at == "start":
             if shown is None or shown.master != trainer.rank.master:
                 return None
@@ -589,7 +589,7 @@ class World:
         rank = boundary.arrive(trainer.rank, trainer.rank.step + stride)
         if self.gate_before_publishing:
             shown = self.names.part[side].shown
-            early = boundary.Gate(shown.epoch, shown.master, shown.phase, shown.step)
+            early = boundary.RankGate(shown.epoch, shown.master, shown.phase, shown.step)
             return self.names.of(trainer._replace(at="publish", rank=rank, read_early=early))
         return self.names.of(trainer._replace(at="read", rank=rank, told=rank))
 

@@ -20,8 +20,8 @@ from random import Random
 from typing import Literal, NamedTuple, TypeVar
 
 from launcher_shim.c10d.rounds.decision import decide
-from launcher_shim.c10d.rounds.inputs import Membership, Policy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import LOST, Observations, Standings, stand
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.views import View, hand, view
 
@@ -67,7 +67,7 @@ class Rules:
     """
 
     nodes: int
-    policy: Policy
+    policy: RoundPolicy
     faults: tuple[Fault, ...] = (
         "kill",
         "fail",
@@ -210,10 +210,10 @@ class Sight(NamedTuple):
     world: tuple[Seat, ...]
 
 
-def _membership(rules: Rules, mirror: Mirror) -> Membership:
+def _membership(rules: Rules, mirror: Mirror) -> RoundMembers:
     drains, number = mirror.drains, mirror.round.number
     leaving = _those(rules, drains.leaving)
-    return Membership(
+    return RoundMembers(
         listed=_those(rules, mirror.registered) - leaving,
         leaving=leaving,
         granted=_those(rules, drains.granted),
@@ -259,7 +259,7 @@ def look(
         membership,
     )
     since = (NOW, CONFIRMED, HELD)
-    seen = Observations(
+    seen = RoundObservations(
         healthy_since_s=NEVER,
         heard_s=NOW,
         missing_s={

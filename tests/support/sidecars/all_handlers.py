@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from launcher_shim.c10d.rounds.inputs import Policy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import Job
 
-QUICK = Policy(
+QUICK = RoundPolicy(
     min_nodes=2,
     max_nodes=4,
     last_call_s=0.5,

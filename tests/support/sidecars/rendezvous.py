@@ -26,10 +26,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.inputs import Membership, Policy
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import run_membership
-from launcher_shim.c10d.torch.agent import Agent, connect
+from launcher_shim.c10d.torch.agent import TorchAgent, connect
 from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
@@ -56,7 +56,7 @@ class Sidecar:
         self,
         engine: MemoryEngine,
         name: str,
-        policy: Policy,
+        policy: RoundPolicy,
         ttl_s: float,
         held: Held | None,
         terms: Terms,
@@ -101,7 +101,7 @@ class Sidecar:
             ended=self.quarantining.ended,
         )
 
-    def _membership(self, number: int) -> Membership:
+    def _membership(self, number: int) -> RoundMembers:
         membership = run_membership(self.job.snapshot(), self.job.listing(), RUN_ID, number)
         return replace(
             membership,
@@ -129,7 +129,7 @@ class Sidecar:
 class Wire:
     """What torch's backend takes for a store: it calls the agent on the sidecar's loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, agent: Agent) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, agent: TorchAgent) -> None:
         self._loop = loop
         self.agent = agent
         self.calls: list[Call] = []
@@ -353,7 +353,7 @@ class Job:
     """Sidecars and torchruns of one job on one engine."""
 
     engine: MemoryEngine
-    policy: Policy
+    policy: RoundPolicy
     ttl_s: float
     tasks: asyncio.TaskGroup
     terms: Terms = TERMS
@@ -456,7 +456,7 @@ class Job:
         async with asyncio.timeout(10):
             await MemoryStore(self.engine).txn([], [told])
 
-    def form_by(self, policy: Policy) -> None:
+    def form_by(self, policy: RoundPolicy) -> None:
         """Let every sidecar, also one still to come, form its rounds by another policy."""
         self.policy = policy
         for sidecar in self.sidecars.values():
@@ -473,7 +473,7 @@ class Job:
 
 
 @asynccontextmanager
-async def job(policy: Policy, ttl_s: float = 60.0, terms: Terms = TERMS) -> AsyncIterator[Job]:
+async def job(policy: RoundPolicy, ttl_s: float = 60.0, terms: Terms = TERMS) -> AsyncIterator[Job]:
     """A job without nodes; whatever it started is gone afterwards.
 
     ``ttl_s`` is to be short where a lease has to end, and only there.

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
 
-from launcher_shim.c10d.rounds.inputs import Membership, Policy
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.torch.agent import Agent
+from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     Flavour,
@@ -42,7 +42,7 @@ LATER = datetime(2030, 1, 1, tzinfo=UTC)
 TTL_S = 60
 
 
-POLICY = Policy(2, 4, last_call_s=0.2, first_call_s=0.2, confirm_s=0.3, hold_s=0.1)
+POLICY = RoundPolicy(2, 4, last_call_s=0.2, first_call_s=0.2, confirm_s=0.3, hold_s=0.1)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Pod:
     store: MemoryStore
     client: JobClient
     lease: int
-    policy: Policy = POLICY
+    policy: RoundPolicy = POLICY
     jumped_s: float = 0.0
     registered: asyncio.Event = field(default_factory=asyncio.Event)
     looks: int = 0
@@ -81,9 +81,9 @@ class Pod:
             ended=lambda nonce, how: self.endings.append(how),
         )
 
-    def _membership(self, number: int) -> Membership:
+    def _membership(self, number: int) -> RoundMembers:
         self.looks += 1
-        return Membership(frozenset("abcd"))
+        return RoundMembers(frozenset("abcd"))
 
     @property
     def node(self) -> Node | None:
@@ -94,7 +94,7 @@ class Pod:
 class Client:
     """A client that does with views what torch does, one request at a time."""
 
-    def __init__(self, agent: Agent, pid: int = 7) -> None:
+    def __init__(self, agent: TorchAgent, pid: int = 7) -> None:
         self.agent = agent
         self.me = NodeDesc("10.0.0.1", pid, 0)
         self.blob = SENTINEL

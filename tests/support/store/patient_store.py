@@ -14,7 +14,7 @@ from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import Patience
-from rdzv.store.etcd.endpoint import Endpoint
+from rdzv.store.etcd.endpoint import EtcdEndpoint
 from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.interface import StoreStatus
 
@@ -88,7 +88,7 @@ class PatientEtcdStore(EtcdStore):
     async def status(self, *, timeout_s: float = CALL_S) -> StoreStatus:
         return await super().status(timeout_s=timeout_s)
 
-    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[Endpoint]:
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
         endpoints = super()._endpoints(access, files)
         for endpoint in endpoints:
             endpoint.patience = LongPatience()
