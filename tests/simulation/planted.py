@@ -32,6 +32,7 @@ from rdzv.members.guard import Registered
 from rdzv.members.registrar import RENEWALS_PER_TTL, Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
+from rdzv.records.quarantine import QuarantineDecision
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Put
 from tests.simulation.network import Link
@@ -131,6 +132,11 @@ def false_progress_resumed() -> list[Patch]:
 def crash_loops_let_in() -> list[Patch]:
     """Nobody is quarantined."""
     return [patch.object(Snapshot, "quarantine_of", lambda self, member: None)]
+
+
+def quarantined_for_ever() -> list[Patch]:
+    """Whoever is quarantined is never let in again."""
+    return [patch("launcher_shim.c10d.quarantining.after_time", lambda *_: QuarantineDecision())]
 
 
 def drained_member_listed() -> list[Patch]:
@@ -394,6 +400,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         false_progress_resumed,
         foreign_keys_taken_in,
         crash_loops_let_in,
+        quarantined_for_ever,
         drained_member_listed,
         leavers_excused,
         lost_hosts_dropped_at_once,

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from rdzv.listing import decide
+from rdzv.records.quarantine import TERMS
+from rdzv.snapshot import Snapshot
 from tests.simulation.invariants import Invariants
 from tests.simulation.pods import Pod, SimulatedJob
 
@@ -14,15 +18,29 @@ UNDISTURBED_S = 20.0
 """For so long a world must have trained beside launchers that crash: they are let in at times."""
 
 
-def unsettled(job: SimulatedJob, invariants: Invariants, *, trains: bool) -> str | None:
+def terms_s(snapshot: Snapshot) -> Mapping[str, float]:
+    """For how long a torchrun has to live in each member that is kept out for how often it died."""
+    listing = decide(snapshot)
+    kept_out = listing.quarantined & listing.excluded.keys()
+    return {name: TERMS.hold_s(snapshot.quarantines[name].deaths) for name in kept_out}
+
+
+def unsettled(
+    job: SimulatedJob,
+    invariants: Invariants,
+    *,
+    trains: bool,
+    kept_out: Collection[str] = (),
+) -> str | None:
     """Say what is not as it should be once all faults are over, or None.
 
-    ``trains``: there are torchruns and ranks.
+    ``trains``: there are torchruns and ranks. ``kept_out``: who need not train yet, if others are
+    enough.
     """
     if job.last_step is not None:
         return _end(job, invariants)
     why = _members(job, invariants) or _drains(job, invariants)
-    return why or (_rounds(job, invariants) if trains else None)
+    return why or (_rounds(job, invariants, kept_out) if trains else None)
 
 
 def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
@@ -66,9 +84,13 @@ def _drains(job: SimulatedJob, invariants: Invariants) -> str | None:
     return None
 
 
-def _rounds(job: SimulatedJob, invariants: Invariants) -> str | None:
+def _rounds(
+    job: SimulatedJob, invariants: Invariants, kept_out: Collection[str] = ()
+) -> str | None:
     """I11: as many train as there are places, of those who ask; a pod that does not costs none."""
     steady = {pod.name for pod in job.present() if pod.launcher in ("steady", "late")}
+    if len(steady.difference(kept_out)) >= job.shape.least:
+        steady.difference_update(kept_out)
     if len(steady) < job.shape.least:
         return None
     current = invariants.rounds.round

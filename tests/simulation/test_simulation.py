@@ -61,6 +61,7 @@ FOUND_IN = {
     "min-not-compared": ("drains", 40),
     "name-not-compared": ("evicted-members", 20),
     "places-by-age": ("never-started", 8),
+    "quarantined-for-ever": ("other-runs", 4),
     "released-before-done": ("drains", 30),
     "restored-name-fences": ("restores", 15),
     "round-completed-twice": ("rounds", 100),
@@ -137,6 +138,12 @@ def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_ru
 ) -> None:
     # A world forms in another run just then, and the two share one commit record.
     outcome = simulate(seed, plot="other-runs")
+    assert outcome.failure is None, outcome.report()
+
+
+def test_i11_whoever_is_quarantined_for_longer_than_usual_is_let_in_so_much_later() -> None:
+    # Its torchrun has died five times, and has to live for 240 s.
+    outcome = simulate(22761, plot="other-runs")
     assert outcome.failure is None, outcome.report()
 
 
