@@ -14,34 +14,35 @@ from random import Random
 import pytest
 
 from rdzv.drain.inputs import DrainPolicy
-from tests.support.models.drains import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, World
+from tests.support.models.drains import FAULTS, HOLD_S, OUT_OF_TIME, Fault, Rules, State, World
+from tests.support.models.explorer import after, explore, states_without_an_end, walk
 
 COMMIT_BELOW_MIN = DrainPolicy(below_min="commit", hold_s=HOLD_S)
 
 
-def test_i3_i7_one_drain_of_two_pods_in_any_order() -> None:
-    explored = World(Rules(boundaries=1)).explore(400_000)
+def exhausted(world: World, first: State | None = None) -> None:
+    explored = explore(world, 400_000, first)
     assert explored.exhausted
     assert explored.ends > 0
+
+
+def test_i3_i7_one_drain_of_two_pods_in_any_order() -> None:
+    exhausted(World(Rules(boundaries=1)))
 
 
 def test_i3_several_ranks_in_a_pod_in_any_order() -> None:
-    explored = World(Rules(members=1, ranks=2, boundaries=3, hurry=1)).explore(400_000)
-    assert explored.exhausted
-    assert explored.ends > 0
+    exhausted(World(Rules(members=1, ranks=2, boundaries=3, hurry=1)))
 
 
 def test_i3_a_join_in_any_order() -> None:
     rules = Rules(members=1, joiners=1, boundaries=1, notices=())
-    assert World(rules).explore(400_000).exhausted
+    assert explore(World(rules), 400_000).exhausted
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_i3_i7_one_fault_at_any_moment(fault: Fault) -> None:
     rules = Rules(members=1, ranks=2, boundaries=1, faults=(fault,), fault_count=1)
-    explored = World(rules).explore(400_000)
-    assert explored.exhausted
-    assert explored.ends > 0
+    exhausted(World(rules))
 
 
 @pytest.mark.parametrize(
@@ -52,17 +53,13 @@ def test_i7_what_the_others_still_save_when_a_leaver_that_has_saved_is_out_of_ti
     least: int, fault: Fault
 ) -> None:
     world = World(Rules(boundaries=1, least=least, hurry=2, faults=(fault,), fault_count=1))
-    explored = world.explore(400_000, world.after(*OUT_OF_TIME))
-    assert explored.exhausted
-    assert explored.ends > 0
+    exhausted(world, after(world, *OUT_OF_TIME))
 
 
 @pytest.mark.parametrize("block", [1, 2])
 def test_i3_i7_loops_that_are_left_and_entered_again_in_any_order(block: int) -> None:
     rules = Rules(members=1, ranks=2, boundaries=3, block=block, hurry=1)
-    explored = World(rules).explore(400_000)
-    assert explored.exhausted
-    assert explored.ends > 0
+    exhausted(World(rules))
 
 
 MANY = [
@@ -93,17 +90,17 @@ MANY = [
 @pytest.mark.parametrize("rules", MANY, ids=range(len(MANY)))
 def test_i2_i3_i7_i10_many_things_at_once_in_random_orders(rules: Rules) -> None:
     world = World(rules)
-    assert all(world.walk(Random(seed)) > 10 for seed in range(60))
+    assert all(walk(world, Random(seed)) > 10 for seed in range(60))
 
 
 def test_i3_boundaries_that_differ_lose_no_more_than_the_save() -> None:
     world = World(Rules(strides=(1, 2), boundaries=6, lockstep=False))
-    assert all(world.walk(Random(seed)) > 10 for seed in range(200))
+    assert all(walk(world, Random(seed)) > 10 for seed in range(200))
 
 
 def test_nobody_waits_for_ever_an_end_is_in_reach_from_everywhere() -> None:
     rules = Rules(members=1, boundaries=1, fault_count=1, cancels=1)
-    assert World(rules).states_without_an_end(200_000) == []
+    assert states_without_an_end(World(rules), 200_000) == []
 
 
 # --- the long part ---
@@ -113,7 +110,7 @@ def test_nobody_waits_for_ever_an_end_is_in_reach_from_everywhere() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("stride", [1, 2, 4])
 def test_i3_i7_one_drain_exhausted(stride: int) -> None:
-    assert World(Rules(boundaries=2, stride=stride)).explore(10_000_000).exhausted
+    assert explore(World(Rules(boundaries=2, stride=stride)), 10_000_000).exhausted
 
 
 @pytest.mark.long
@@ -121,7 +118,7 @@ def test_i3_i7_one_drain_exhausted(stride: int) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_i3_i7_one_drain_and_one_fault_of_each_kind(fault: Fault) -> None:
     rules = Rules(boundaries=1, faults=(fault,), fault_count=1)
-    assert World(rules).explore(3_000_000).states > 100_000
+    assert explore(World(rules), 3_000_000).states > 100_000
 
 
 @pytest.mark.long
@@ -139,7 +136,7 @@ def test_i3_i7_one_drain_and_one_fault_of_each_kind(fault: Fault) -> None:
     ids=["two drains", "two drains below min", "join", "replacement", "cancel", "start"],
 )
 def test_i2_i3_i7_i10_more_as_far_as_it_goes(rules: Rules) -> None:
-    assert World(rules).explore(3_000_000).states > 100_000
+    assert explore(World(rules), 3_000_000).states > 100_000
 
 
 @pytest.mark.long
@@ -147,10 +144,10 @@ def test_i2_i3_i7_i10_more_as_far_as_it_goes(rules: Rules) -> None:
 @pytest.mark.parametrize("rules", MANY, ids=range(len(MANY)))
 def test_i2_i3_i7_i10_thousands_of_random_orders(rules: Rules) -> None:
     world = World(rules)
-    assert all(world.walk(Random(seed)) > 10 for seed in range(1000, 5000))
+    assert all(walk(world, Random(seed)) > 10 for seed in range(1000, 5000))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nobody_waits_for_ever_with_two_pods() -> None:
-    assert World(Rules(boundaries=2)).states_without_an_end(400_000) == []
+    assert states_without_an_end(World(Rules(boundaries=2)), 400_000) == []

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drain protocol with one rule left out at a time; each must be found by the exploration."""
+"""The drain protocol with one rule left out at a time; each must be found by the exploration.
+
+A mutation is what the model has instead of one of its functions or switches; ``PLANTED`` says under
+which rules it is looked for, from where on, and by which words it is found.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from muster import boundary
@@ -13,367 +17,419 @@ from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate
 from rdzv.drain.decision import DrainDecision
-from rdzv.drain.gate import Here, Move, RankProgress
-from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
+from rdzv.drain.gate import Here, Move
+from rdzv.drain.inputs import DrainingSnapshot as Seen
+from rdzv.drain.inputs import DrainObservations as Times
+from rdzv.drain.inputs import DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Vote
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
-from tests.support.models.drains import GENERATION, ROUND_KEY, World
+from tests.support.models.drains import (
+    GENERATION,
+    OTHERS_STILL_SAVE,
+    OUT_OF_TIME,
+    ROUND_KEY,
+    Fault,
+    Rules,
+)
 
 Transaction = tuple[list[Compare], list[Operation]]
+Verdict = tuple[str, boundary.Rank]
+
+# --- what a sidecar and its ranks do ---
 
 
-class OpensAfterSending(World):
+def opens_after_sending(here: Here, **store: Any) -> Move:
     """A sidecar that is cut off lets its rank go, although its vote was sent."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        held = here.shown is not None and here.shown.phase == "hold"
-        if here.shown is not None and held and here.cut_for_s >= store["hold_s"]:
-            return Move(gate=replace(here.shown, phase="void"))
-        if here.shown is not None and here.shown.phase == "void" and here.cut_for_s:
-            return Move()
-        return gate.local(here, **store)
+    held = here.shown is not None and here.shown.phase == "hold"
+    if here.shown is not None and held and here.cut_for_s >= store["hold_s"]:
+        return Move(gate=replace(here.shown, phase="void"))
+    if here.shown is not None and here.shown.phase == "void" and here.cut_for_s:
+        return Move()
+    return gate.local(here, **store)
 
 
-class HeldNotTakenBack(World):
-    """A rank goes on while its progress still says that it is held."""
-
-    @staticmethod
-    def boundary_decide(
-        rank: boundary.Rank, read: boundary.RankGate | None
-    ) -> tuple[str, boundary.Rank]:
-        verdict, after = boundary.decide(rank, read)
-        if verdict == boundary.PUBLISH and not after.held:
-            return boundary.GO, rank
-        return verdict, after
-
-
-class HeldClearedOnly(World):
-    """A rank publishes that it is no longer held, and goes without reading the gate again."""
-
-    gate_read_again = False
-
-
-class RoundNotCompared(World):
-    """A change of the commit does not ask whether the round is still the same."""
-
-    @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
-        compares, operations = draining.transaction(keys, seen, decision)
-        return [c for c in compares if c.key != ROUND_KEY], operations
-
-
-class GateClearedAtStart(World):
-    """A sidecar that starts opens the gate that it finds."""
-
-    gate_cleared_at_start = True
-
-
-class OnlyWhoCanBeReached(World):
-    """Those who do not answer in time are not waited for."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        decision = draining.decide(now, seen, times, policy)
-        commit, live = seen.commit, seen.round
-        if decision.commit is None or live is None or decision.commit.phase != "void":
-            return decision
-        if commit.phase == "hold" and now - times.since_s >= policy.hold_s and seen.votes:
-            here = replace(live, members=tuple(m for m in live.members if m in seen.votes))
-            return draining.decide(now, replace(seen, round=here), times, policy)
-        return decision
-
-
-class OnlyVotersSave(OnlyWhoCanBeReached):
-    """And a save is done once all of those have acknowledged it."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        live = seen.round
-        if live is not None and seen.commit.phase == "commit":
-            here = replace(live, members=tuple(m for m in live.members if m in seen.votes))
-            return draining.decide(now, replace(seen, round=here), times, policy)
-        return OnlyWhoCanBeReached.draining_decide(now, seen, times, policy)
-
-
-class DoneGoesBackAfterAGrant(World):
-    """Training goes on after a while, although somebody was let go."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        decision = draining.decide(now, seen, times, policy)
-        over = now - times.since_s >= policy.done_s
-        same = seen.round is not None and seen.commit.round == seen.round.number
-        if seen.commit.phase == "done" and same and over and decision.commit is None:
-            return DrainDecision(replace(seen.commit, phase="idle"))
-        return decision
-
-
-class LaterRoundOpensTheGate(World):
-    """A rank that is parked goes on when its gate speaks of a later round."""
-
-    @staticmethod
-    def boundary_decide(
-        rank: boundary.Rank, read: boundary.RankGate | None
-    ) -> tuple[str, boundary.Rank]:
-        return boundary.decide(rank._replace(matched=False), read)
-
-
-class CommitNeverVoid(World):
-    """A save that fails, or that nobody needs any more, is waited for all the same."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        decision = draining.decide(now, seen, times, policy)
-        if seen.commit.phase == "commit" and decision.commit and decision.commit.phase == "void":
-            return DrainDecision()
-        return decision
-
-
-class CancelOnAnotherKey(World):
-    """A cancel does not touch the commit, nor does a grant look at the drain."""
-
-    @staticmethod
-    def cancel(keys: JobKeys, membership: Snapshot, pod_uid: str) -> Transaction | str:
-        made = draining.cancel(keys, membership, pod_uid)
-        if isinstance(made, str):
-            return made
-        return made[0], [operation for operation in made[1] if isinstance(operation, Delete)]
-
-    @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
-        compares, operations = draining.transaction(keys, seen, decision)
-        own = [c for c in compares if c.prefix or not c.key.startswith(GENERATION.drains)]
-        return own, operations
-
-
-class MinFromAStaleSnapshot(World):
-    """A grant does not ask whether another drain has come since."""
-
-    @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
-        compares, operations = draining.transaction(keys, seen, decision)
-        return [compare for compare in compares if not compare.prefix], operations
-
-
-class EarlierGateObeyed(World):
-    """A rank obeys whatever gate it finds."""
-
-    @staticmethod
-    def boundary_decide(
-        rank: boundary.Rank, read: boundary.RankGate | None
-    ) -> tuple[str, boundary.Rank]:
-        return boundary.decide(rank, read and read._replace(master=rank.master))
-
-
-class GateBeforePublishing(World):
-    """A rank reads the gate, publishes its boundary, and then does what it has read."""
-
-    gate_before_publishing = True
-
-
-class ProgressBeforeGate(World):
-    """A sidecar votes by what it has read before it wrote the gate."""
-
-    progress_before_gate = True
-
-
-class VoteIsTheHighestBoundary(World):
+def votes_for_the_highest_boundary(here: Here, **store: Any) -> Move:
     """A vote names the boundary where the rank was, not one more."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        return gate.local(
-            replace(here, ranks=tuple(replace(rank, held=True) for rank in here.ranks)), **store
-        )
+    ranks = tuple(replace(rank, held=True) for rank in here.ranks)
+    return gate.local(replace(here, ranks=ranks), **store)
 
 
-class DoneBeforeAllHaveSaved(World):
-    """The first acknowledgement is taken for all."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        saved = {m: vote for m, vote in seen.votes.items() if vote.acked is not None}
-        if seen.commit.phase == "commit" and seen.round is not None and saved:
-            live = replace(seen.round, members=tuple(saved))
-            return draining.decide(now, replace(seen, round=live), times, policy)
-        return draining.decide(now, seen, times, policy)
-
-
-class AcknowledgementsNotCompared(World):
-    """Ranks may have saved different steps."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        saved = [vote.acked for vote in seen.votes.values() if vote.acked is not None]
-        live = seen.round
-        if seen.commit.phase == "commit" and live and len(saved) == len(live.members):
-            votes = {m: replace(vote, acked=saved[0]) for m, vote in seen.votes.items()}
-            return draining.decide(now, replace(seen, votes=votes), times, policy)
-        return draining.decide(now, seen, times, policy)
-
-
-class NeverNo(World):
+def never_no(here: Here, **store: Any) -> Move:
     """Who takes no part does not vote."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        move = gate.local(here, **store)
-        return Move() if move.vote is not None and move.vote.vote is None else move
+    move = gate.local(here, **store)
+    return Move() if move.vote is not None and move.vote.vote is None else move
 
 
-class LeaversNotExcused(World):
-    """Who drains, and was not let go yet, is waited for by those who leave a round that is lost."""
-
-    leavers_are_excused = False
-
-
-class AdmissionDoesNotEndTheRound(World):
-    """Who was to be let in has vanished, and so nobody leaves the round."""
-
-    @staticmethod
-    def ends_round(membership: Snapshot, run: str, number: int) -> bool:
-        return False
-
-
-class LossOfASaverEndsTheSave(World):
-    """Whoever is gone ends the round, also a leaver that has saved while others still do."""
-
-    @staticmethod
-    def savers(
-        membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
-    ) -> Mapping[str, str]:
-        return {}
-
-
-class DeadlineOfASaverEndsTheSave(World):
-    """A leaver that is out of time goes without a commit, although it has saved."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        decision = draining.decide(now, seen, times, policy)
-        if seen.commit.phase != "commit":
-            return decision
-        late = {
-            uid: replace(drain, outcome="expired")
-            for uid, drain in seen.membership.drains.items()
-            if not drain.outcome and now >= times.due_s[uid]
-        }
-        return replace(decision, drains={**late, **decision.drains})
-
-
-class GivenUpUnheard(World):
-    """Who ends a drain at its deadline does not ask whether the leaver has saved since."""
-
-    @staticmethod
-    def transaction(keys: JobKeys, seen: DrainingSnapshot, decision: DrainDecision) -> Transaction:
-        compares, operations = draining.transaction(keys, seen, decision)
-        return [c for c in compares if not c.key.startswith(GENERATION.votes)], operations
-
-
-class SaveWithoutALimit(World):
-    """The others may save for as long as they like, once no deadline ends that any more."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        return draining.decide(now, seen, times, replace(policy, save_s=math.inf))
-
-
-class EnteringForgets(World):
-    """Who enters another loop tells no boundary, as if it had passed none."""
-
-    entering_forgets = True
-
-
-class AwayTakesNoPart(World):
+def away_takes_no_part(here: Here, **store: Any) -> Move:
     """A rank that has left its loop is taken for one that never takes part."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        return gate.local(replace(here, ranks=_without_away(here)), **store)
+    ranks = tuple(replace(rank, away=False) for rank in here.ranks)
+    return gate.local(replace(here, ranks=ranks), **store)
 
 
-class AwayHasFailed(World):
+def away_has_failed(here: Here, **store: Any) -> Move:
     """A rank that has left its loop is taken for one that will not save any more."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        if store["vote"] is None:
-            return gate.local(here, **store)
-        return AwayTakesNoPart.gate_local(here, **store)
+    if store["vote"] is None:
+        return gate.local(here, **store)
+    return away_takes_no_part(here, **store)
 
 
-class AwayHasPassedNothing(World):
+def away_has_passed_nothing(here: Here, **store: Any) -> Move:
     """A rank that has left its loop votes for its last boundary, not one more."""
-
-    @staticmethod
-    def gate_local(here: Here, **store: Any) -> Move:
-        ranks = (replace(rank, held=rank.held or rank.away) for rank in here.ranks)
-        return gate.local(replace(here, ranks=tuple(ranks)), **store)
+    ranks = tuple(replace(rank, held=rank.held or rank.away) for rank in here.ranks)
+    return gate.local(replace(here, ranks=ranks), **store)
 
 
-class RefusalSticks(World):
+def held_not_taken_back(rank: boundary.Rank, read: boundary.RankGate | None) -> Verdict:
+    """A rank goes on while its progress still says that it is held."""
+    verdict, after = boundary.decide(rank, read)
+    if verdict == boundary.PUBLISH and not after.held:
+        return boundary.GO, rank
+    return verdict, after
+
+
+def later_round_opens_the_gate(rank: boundary.Rank, read: boundary.RankGate | None) -> Verdict:
+    """A rank that is parked goes on when its gate speaks of a later round."""
+    return boundary.decide(rank._replace(matched=False), read)
+
+
+def earlier_gate_obeyed(rank: boundary.Rank, read: boundary.RankGate | None) -> Verdict:
+    """A rank obeys whatever gate it finds."""
+    return boundary.decide(rank, read and read._replace(master=rank.master))
+
+
+# --- what is decided on the store ---
+
+
+def only_who_can_be_reached(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """Those who do not answer in time are not waited for."""
+    decision = draining.decide(now, seen, times, policy)
+    commit, live = seen.commit, seen.round
+    if decision.commit is None or live is None or decision.commit.phase != "void":
+        return decision
+    if commit.phase == "hold" and now - times.since_s >= policy.hold_s and seen.votes:
+        return draining.decide(now, replace(seen, round=_voters(seen, live)), times, policy)
+    return decision
+
+
+def only_voters_save(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
+    """And a save is done once all of those have acknowledged it."""
+    if seen.round is not None and seen.commit.phase == "commit":
+        return draining.decide(now, replace(seen, round=_voters(seen, seen.round)), times, policy)
+    return only_who_can_be_reached(now, seen, times, policy)
+
+
+def _voters(seen: Seen, live: LiveRound) -> LiveRound:
+    return replace(live, members=tuple(m for m in live.members if m in seen.votes))
+
+
+def done_goes_back_after_a_grant(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """Training goes on after a while, although somebody was let go."""
+    decision = draining.decide(now, seen, times, policy)
+    over = now - times.since_s >= policy.done_s
+    same = seen.round is not None and seen.commit.round == seen.round.number
+    if seen.commit.phase == "done" and same and over and decision.commit is None:
+        return DrainDecision(replace(seen.commit, phase="idle"))
+    return decision
+
+
+def commit_never_void(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
+    """A save that fails, or that nobody needs any more, is waited for all the same."""
+    decision = draining.decide(now, seen, times, policy)
+    if seen.commit.phase == "commit" and decision.commit and decision.commit.phase == "void":
+        return DrainDecision()
+    return decision
+
+
+def done_before_all_have_saved(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """The first acknowledgement is taken for all."""
+    saved = {m: vote for m, vote in seen.votes.items() if vote.acked is not None}
+    if seen.commit.phase == "commit" and seen.round is not None and saved:
+        seen = replace(seen, round=replace(seen.round, members=tuple(saved)))
+    return draining.decide(now, seen, times, policy)
+
+
+def acknowledgements_not_compared(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """Ranks may have saved different steps."""
+    saved = [vote.acked for vote in seen.votes.values() if vote.acked is not None]
+    if seen.commit.phase == "commit" and seen.round and len(saved) == len(seen.round.members):
+        votes = {m: replace(vote, acked=saved[0]) for m, vote in seen.votes.items()}
+        seen = replace(seen, votes=votes)
+    return draining.decide(now, seen, times, policy)
+
+
+def deadline_of_a_saver_ends_the_save(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """A leaver that is out of time goes without a commit, although it has saved."""
+    decision = draining.decide(now, seen, times, policy)
+    if seen.commit.phase != "commit":
+        return decision
+    late = {
+        uid: replace(drain, outcome="expired")
+        for uid, drain in seen.membership.drains.items()
+        if not drain.outcome and now >= times.due_s[uid]
+    }
+    return replace(decision, drains={**late, **decision.drains})
+
+
+def save_without_a_limit(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """The others may save for as long as they like, once no deadline ends that any more."""
+    return draining.decide(now, seen, times, replace(policy, save_s=math.inf))
+
+
+def refusal_sticks(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
     """Once a rank took no part, whoever leaves later in this round goes without a save, too."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        if seen.commit.refused:
-            everybody = replace(seen.commit, leaving=tuple(seen.membership.drains))
-            membership = replace(seen.membership, commit=everybody)
-            seen = replace(seen, membership=membership)
-        return draining.decide(now, seen, times, policy)
+    if seen.commit.refused:
+        everybody = replace(seen.commit, leaving=tuple(seen.membership.drains))
+        seen = replace(seen, membership=replace(seen.membership, commit=everybody))
+    return draining.decide(now, seen, times, policy)
 
 
-class RefusalOpensTheDoor(World):
-    """Once a rank took no part, whoever comes later in this round is let in without a save."""
-
-    @staticmethod
-    def joins_wait(membership: Snapshot, listed: listing.Listing, run: str, number: int) -> bool:
-        commit = membership.commit
-        refused = commit is not None and commit.refused and commit.round == number
-        return not refused and draining.joins_wait(membership, listed, run, number)
-
-
-class AwayForEver(World):
+def away_for_ever(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
     """Newcomers wait for a save by ranks that do not come back to their loops."""
-
-    @staticmethod
-    def draining_decide(
-        now: float, seen: DrainingSnapshot, times: DrainObservations, policy: DrainPolicy
-    ) -> DrainDecision:
-        votes = {member: replace(vote, away=False) for member, vote in seen.votes.items()}
-        return draining.decide(now, replace(seen, votes=votes), times, policy)
+    votes = {member: replace(vote, away=False) for member, vote in seen.votes.items()}
+    return draining.decide(now, replace(seen, votes=votes), times, policy)
 
 
-def _without_away(here: Here) -> tuple[RankProgress, ...]:
-    return tuple(replace(rank, away=False) for rank in here.ranks)
+def refusal_opens_the_door(
+    membership: Snapshot, listed: listing.Listing, run: str, number: int
+) -> bool:
+    """Once a rank took no part, whoever comes later in this round is let in without a save."""
+    commit = membership.commit
+    refused = commit is not None and commit.refused and commit.round == number
+    return not refused and draining.joins_wait(membership, listed, run, number)
 
 
-class ListingIgnoresDrains(World):
+def nothing_ends_the_round(membership: Snapshot, run: str, number: int) -> bool:
+    """Who was to be let in has vanished, and so nobody leaves the round."""
+    return False
+
+
+def nobody_has_saved(
+    membership: Snapshot, votes: Mapping[str, Vote], run: str, number: int
+) -> Mapping[str, str]:
+    """Whoever is gone ends the round, also a leaver that has saved while others still do."""
+    return {}
+
+
+def listing_ignores_drains(
+    snapshot: Snapshot, places: listing.Places = listing.NO_ROUND
+) -> listing.Listing:
     """Who drains is listed like everybody."""
+    return listing.decide(replace(snapshot, drains={}), places)
 
-    @staticmethod
-    def listing_decide(
-        snapshot: Snapshot, places: listing.Places = listing.NO_ROUND
-    ) -> listing.Listing:
-        return listing.decide(replace(snapshot, drains={}), places)
+
+# --- what is compared ---
+
+
+def _written(keys: JobKeys, seen: Seen, decision: DrainDecision, *, prefix: str) -> Transaction:
+    compares, operations = draining.transaction(keys, seen, decision)
+    return [c for c in compares if c.prefix or not c.key.startswith(prefix)], operations
+
+
+def round_not_compared(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
+    """A change of the commit does not ask whether the round is still the same."""
+    return _written(keys, seen, decision, prefix=ROUND_KEY)
+
+
+def own_drain_not_compared(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
+    """A grant does not look at the drain."""
+    return _written(keys, seen, decision, prefix=GENERATION.drains)
+
+
+def given_up_unheard(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
+    """Who ends a drain at its deadline does not ask whether the leaver has saved since."""
+    return _written(keys, seen, decision, prefix=GENERATION.votes)
+
+
+def min_from_a_stale_snapshot(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
+    """A grant does not ask whether another drain has come since."""
+    compares, operations = draining.transaction(keys, seen, decision)
+    return [compare for compare in compares if not compare.prefix], operations
+
+
+def cancel_without_the_commit(
+    keys: JobKeys, membership: Snapshot, pod_uid: str
+) -> Transaction | str:
+    """A cancel does not touch the commit."""
+    made = draining.cancel(keys, membership, pod_uid)
+    if isinstance(made, str):
+        return made
+    return made[0], [operation for operation in made[1] if isinstance(operation, Delete)]
+
+
+# --- where each is looked for ---
+
+BOTH_HELD_AND_VOID = (
+    "rank 0 at 0 goes",
+    "rank 1 at 0 goes",
+    "rank 0 arrives",
+    "rank 1 arrives",
+    "notice for 0",
+    "0 hears",
+    "0 writes hold",
+    "0 hears",
+    "0 shows hold",
+    "1 hears",
+    "1 shows hold",
+    "rank 0 at 1 reads: publish",
+    "rank 0 at 1 publishes",
+    "rank 1 at 1 reads: publish",
+    "rank 1 at 1 publishes",
+    "(early) (time) 0 writes void",
+    "0 hears",
+    "0 shows void",
+)
+"""Both ranks are held at boundary 1, the hold has come to nothing, and pod 0 knows."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A mutation, the ``rules`` under which it breaks something, and what is said then.
+
+    ``labels``: steps after which the search begins.
+    """
+
+    mutation: dict[str, Any]
+    rules: Rules
+    found: str
+    labels: tuple[str, ...] = ()
+
+
+def _only(*faults: Fault, **changes: Any) -> Rules:
+    return Rules(faults=faults, fault_count=1, **changes)
+
+
+def _decides(function: Any, rules: Rules, found: str, *labels: str) -> Planted:
+    return Planted({"draining_decide": function}, rules, found, labels)
+
+
+def _local(function: Any, rules: Rules, found: str) -> Planted:
+    return Planted({"gate_local": function}, rules, found)
+
+
+def _rank(function: Any, rules: Rules, found: str, *labels: str) -> Planted:
+    return Planted({"boundary_decide": function}, rules, found, labels)
+
+
+def _writes(function: Any, rules: Rules, found: str, *labels: str, **also: Any) -> Planted:
+    return Planted({"transaction": function, **also}, rules, found, labels)
+
+
+HELD = Rules(hurry=2)
+LATE = Rules(boundaries=1, hurry=2)
+LOOPS = Rules(boundaries=4, block=2, hurry=1)
+CUT_SHORT = "cut short by who has saved"
+BELOW = "released below min"
+AFTER_GRANT = "is trained by 0 after its grant"
+
+PLANTED = {
+    "a sidecar lets its rank go after sending its vote": _local(
+        opens_after_sending, Rules(faults=("cut",), fault_count=2), "runs past step"
+    ),
+    "a held flag is not taken back": _rank(
+        held_not_taken_back, HELD, "past step", *BOTH_HELD_AND_VOID
+    ),
+    "a held flag is cleared without reading the gate again": Planted(
+        {"gate_read_again": False}, HELD, "past step", BOTH_HELD_AND_VOID
+    ),
+    "a change of the commit does not compare the round": _writes(
+        round_not_compared, _only("rank", hurry=1), "I"
+    ),
+    "a sidecar clears the gate when it starts": Planted(
+        {"gate_cleared_at_start": True}, _only("crash"), "runs past step"
+    ),
+    "i3 all means all that can be reached": _decides(
+        only_who_can_be_reached, _only("cut", hurry=2), "I3"
+    ),
+    "i3 all that save means all that have voted": _decides(
+        only_voters_save, _only("cut", hurry=2), "I3"
+    ),
+    "done goes back to idle after a grant": _decides(
+        done_goes_back_after_a_grant, Rules(hurry=1), AFTER_GRANT
+    ),
+    "a new round opens the gate of a parked leaver": _rank(
+        later_round_opens_the_gate, Rules(), "after its grant"
+    ),
+    "a commit has no way to void": _decides(
+        commit_never_void, _only("fail", cancels=1), "waits for ever"
+    ),
+    "a cancel is on another key": _writes(
+        own_drain_not_compared,
+        Rules(cancels=1, boundaries=2),
+        "a cancelled drain of 0 is released",
+        cancel=cancel_without_the_commit,
+    ),
+    "i10 min is judged from a stale snapshot": _writes(
+        min_from_a_stale_snapshot, Rules(notices=(0, 1), boundaries=2), BELOW
+    ),
+    "a gate of another round is obeyed": _rank(earlier_gate_obeyed, Rules(), "after its grant"),
+    "i3 the gate is read before publishing": Planted(
+        {"gate_before_publishing": True}, Rules(), "I3"
+    ),
+    "i3 progress is read before the gate is written": Planted(
+        {"progress_before_gate": True}, Rules(), "I3"
+    ),
+    "i3 a vote names the highest boundary instead of one more": _local(
+        votes_for_the_highest_boundary, Rules(), "I3"
+    ),
+    "i7 done before all have acknowledged": _decides(done_before_all_have_saved, Rules(), "I7"),
+    "i7 acknowledgements are not compared": _decides(
+        acknowledgements_not_compared, Rules(strides=(1, 2), boundaries=6, lockstep=False), "I7"
+    ),
+    "others wait for a leaver when their round is lost": Planted(
+        {"leavers_are_excused": False}, _only("rank", deadlines=False), "waits for ever"
+    ),
+    "i7 the loss of a leaver that has saved ends the save of the others": Planted(
+        {"savers": nobody_has_saved}, LATE, CUT_SHORT, OUT_OF_TIME
+    ),
+    "i7 the deadline of a leaver that has saved ends the save of the others": _decides(
+        deadline_of_a_saver_ends_the_save, LATE, CUT_SHORT, *OUT_OF_TIME
+    ),
+    "i7 a leaver is given up by who has not heard that it saved": _writes(
+        given_up_unheard, LATE, CUT_SHORT, *OTHERS_STILL_SAVE[:-1]
+    ),
+    "a save without a limit never returns": _decides(
+        save_without_a_limit, _only("stuck", boundaries=1, hurry=2), "waits for ever", *OUT_OF_TIME
+    ),
+    "i3 entering a loop is taken for the first boundary": Planted(
+        {"entering_forgets": True}, replace(LOOPS, lockstep=False), "I3"
+    ),
+    "a rank between two loops is taken for one that takes no part": _local(
+        away_takes_no_part, LOOPS, "says that they do not"
+    ),
+    "a rank between two loops is taken for a save that failed": _local(
+        away_has_failed, LOOPS, "gives that up"
+    ),
+    "i3 a rank between two loops votes for its last boundary": _local(
+        away_has_passed_nothing, LOOPS, "I3"
+    ),
+    "a refusal sticks to the round": _decides(
+        refusal_sticks,
+        Rules(notices=(0, 1), outsider=1, cancels=1, hurry=1),
+        "1 goes without a save that nobody was asked for",
+    ),
+    "a refusal lets later newcomers in": Planted(
+        {"joins_wait": refusal_opens_the_door},
+        Rules(joiners=1, outsider=1, cancels=1),
+        "newcomers are let in",
+    ),
+    "newcomers wait for ranks that never come back to a loop": _decides(
+        away_for_ever, _only("stay", joiners=1, boundaries=4, block=1, notices=()), "no end"
+    ),
+    "i2 a listing ignores drains": Planted(
+        {"listing_decide": listing_ignores_drains}, Rules(notices=(0, 1)), "I2"
+    ),
+}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from random import Random
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,7 @@ from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
+from tests.support.models.explorer import Broken, put
 
 NOW = 1e6
 LONG = 1e5
@@ -46,10 +48,6 @@ Fault = Literal["crash", "cut", "rank", "fail", "lose", "vanish", "stuck", "stay
 """``stuck``: a save never returns. Nobody ends that where no deadline asks for it. ``stay``: a rank
 never enters its next loop."""
 FAULTS: tuple[Fault, ...] = ("crash", "cut", "rank", "fail", "lose", "vanish")
-
-
-class Broken(AssertionError):
-    """Something that must hold does not."""
 
 
 @dataclass(frozen=True)
@@ -229,18 +227,10 @@ class Names:
         return found
 
 
-@dataclass
-class Explored:
-    """How much was seen. ``exhausted``: there was nothing else to see."""
-
-    states: int = 0
-    ends: int = 0
-    exhausted: bool = False
-
-
 class World:
     """Every step of one set of rules. The attributes below are what a mutation replaces."""
 
+    rare = 0.08
     boundary_decide = staticmethod(boundary.decide)
     gate_local = staticmethod(gate.local)
     draining_decide = staticmethod(draining.decide)
@@ -249,15 +239,19 @@ class World:
     ends_round = staticmethod(draining.ends_round)
     savers = staticmethod(draining.savers)
     joins_wait = staticmethod(draining.joins_wait)
-    entering_forgets = False
     listing_decide = staticmethod(listing.decide)
+    entering_forgets = False
     gate_before_publishing = False
     gate_read_again = True
     leavers_are_excused = True
     progress_before_gate = False
     gate_cleared_at_start = False
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, **mutation: Any) -> None:
+        for attribute, value in mutation.items():
+            assert hasattr(self, attribute), attribute
+            setattr(self, attribute, value)
+        self.pace: list[float] = []
         self.rules = rules
         self.pods = list(rules.pods)
         self.names = Names()
@@ -449,7 +443,7 @@ class World:
             else:
                 pod = [GENERATION.drain(uid(p)) for p in self.pods].index(operation.key)
                 drain = Drain.from_kv(kv) if value else None
-                store = store._replace(drains=_put(store.drains, pod, drain))
+                store = store._replace(drains=put(store.drains, pod, drain))
         return store
 
     # --- what a sidecar does for its ranks ---
@@ -523,7 +517,7 @@ class World:
         request = side.request
         recorded = store.votes[pod]
         if recorded == request.recorded and request.commit in (None, store.commit):
-            store = store._replace(votes=_put(store.votes, pod, request.vote))
+            store = store._replace(votes=put(store.votes, pod, request.vote))
         return self.names.of(store), self.names.of(side._replace(request=None))
 
     # --- what a rank does ---
@@ -681,7 +675,7 @@ class World:
                     f"{pod} asks again",
                     _swap(
                         state,
-                        (0, self.names.of(store._replace(nodes=_put(store.nodes, pod, "asking")))),
+                        (0, self.names.of(store._replace(nodes=put(store.nodes, pod, "asking")))),
                     ),
                 )
         yield from self.round_steps(state, store)
@@ -727,12 +721,12 @@ class World:
                 continue
             numbers = [state[where] for where in self.ranks_of[pod]]
             if all(self.names.part[number].at == "end" for number in numbers):
-                nodes = _put(store.nodes, pod, "done")
+                nodes = put(store.nodes, pod, "done")
                 after = store._replace(nodes=nodes, finishing=True)
                 yield f"{pod} has finished", _swap(state, (0, of(after)))
             elif must_end and drain is None:
                 self.cached(self.not_cut_short, state[0])
-                after = store._replace(nodes=_put(store.nodes, pod, "asking"))
+                after = store._replace(nodes=put(store.nodes, pod, "asking"))
                 yield f"{pod} leaves the round", self.without_ranks(state, pod, after)
         if must_end and all(self.is_out(store, pod) for pod in store.members):
             nodes = tuple(
@@ -795,7 +789,7 @@ class World:
         if released and not (drain and drain.outcome):
             raise Broken("I7: SIGTERM is released before the leave is on record")
         side = self.names.of(Side(False, 0, -1, None, 0, None))
-        after = store._replace(nodes=_put(store.nodes, pod, "gone"))
+        after = store._replace(nodes=put(store.nodes, pod, "gone"))
         return _swap(self.without_ranks(state, pod, after), (self.side_at + pod, side))
 
     # --- small changes of a sidecar ---
@@ -829,11 +823,11 @@ class World:
             if store.nodes[pod] in ("none", "gone") or store.closed:
                 continue
             drain = Drain(uid(pod), name(pod), "spot", "hand", mod_revision=1)
-            after = of(store._replace(drains=_put(store.drains, pod, drain)))
+            after = of(store._replace(drains=put(store.drains, pod, drain)))
             told = env._replace(to_notice=tuple(p for p in env.to_notice if p != pod))
             yield f"notice for {pod}", _swap(state, (0, after), (1, of(told)))
         for pod in env.to_join:
-            after = of(store._replace(nodes=_put(store.nodes, pod, "asking")))
+            after = of(store._replace(nodes=put(store.nodes, pod, "asking")))
             joined = env._replace(to_join=tuple(p for p in env.to_join if p != pod))
             yield f"{pod} joins", _swap(state, (0, after), (1, of(joined)))
         for pod in self.pods if env.to_cancel else ():
@@ -846,7 +840,7 @@ class World:
             told = env._replace(
                 to_cancel=env.to_cancel - 1,
                 cancelled=env.cancelled | {pod},
-                due=_put(env.due, pod, 0),
+                due=put(env.due, pod, 0),
             )
             yield f"cancel of {pod}", _swap(state, (0, after), (1, of(told)))
 
@@ -875,11 +869,11 @@ class World:
                     _swap(state, less, (where, cached(self.lost, number))),
                 )
             if "rank" in faults and store.nodes[pod] == "in" and store.complete:
-                nodes = _put(store.nodes, pod, "left")
+                nodes = put(store.nodes, pod, "left")
                 after = store._replace(nodes=nodes)
                 yield f"ranks of {pod} die", _swap(self.without_ranks(state, pod, after), less)
             if "vanish" in faults and store.nodes[pod] == "asking" and store.complete:
-                gone = store._replace(nodes=_put(store.nodes, pod, "gone"))
+                gone = store._replace(nodes=put(store.nodes, pod, "gone"))
                 yield f"{pod} vanishes", _swap(self.without_ranks(state, pod, gone), less)
             if "fail" in faults:
                 for rank in self.ranks_of[pod]:
@@ -917,7 +911,7 @@ class World:
             if not self.rules.deadlines:
                 continue
             if drain is not None and not drain.outcome and env.due[pod] < 2:
-                due = self.names.of(env._replace(due=_put(env.due, pod, env.due[pod] + 1)))
+                due = self.names.of(env._replace(due=put(env.due, pod, env.due[pod] + 1)))
                 yield f"the deadline of {pod} comes nearer", _swap(state, (1, due))
 
     def hurried_steps(self, state: State) -> Iterator[Step]:
@@ -928,19 +922,6 @@ class World:
                 changed: Env = self.names.part[after[1]]
                 less = self.names.of(changed._replace(hurry=env.hurry - 1))
                 yield f"(early) {label}", _swap(after, (1, less))
-
-    def steps(self, state: State) -> list[Step]:
-        """All steps; empty at an end, which is checked."""
-        found = list(self.progress_steps(state))
-        if not found:
-            found = list(self.timer_steps(state))
-            if not found:
-                self.check_end(state)
-        else:
-            found += self.hurried_steps(state)
-        found += self.event_steps(state)
-        found += self.fault_steps(state)
-        return found
 
     # --- what must hold ---
 
@@ -1089,113 +1070,34 @@ class World:
                 continue  # until a replacement comes: that is the policy
             raise Broken(f"pod {pod} waits for ever: {node}, {drain}, {store.commit}")
 
-    # --- exploring ---
+    # --- how it is explored ---
 
-    def explore(self, states_max: int, first: State | None = None) -> Explored:
-        """Take every step from every state, each state once; raises ``Broken`` with the way."""
-        explored = Explored()
-        first = first or self.start()
-        seen = {hash(first)}
-        way: list[tuple[str, Iterator[Step]]] = []
-        try:
-            way.append(("start", iter(self.steps(first))))
-            while way:
-                found = next(way[-1][1], None)
-                if found is None:
-                    way.pop()
-                    continue
-                label, state = found
-                key = hash(state)
-                if key in seen:
-                    continue
-                if len(seen) >= states_max:
-                    explored.states = len(seen)
-                    return explored
-                seen.add(key)
-                way.append((label, iter(())))
-                steps = self.steps(state)
-                explored.ends += not steps
-                way[-1] = (label, iter(steps))
-        except Broken as broken:
-            names = [label for label, _ in way]
-            raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
-        explored.states = len(seen)
-        explored.exhausted = True
-        return explored
+    def offered(self, state: State, random: Random | None) -> tuple[list[Step], Iterator[Step]]:
+        """See ``explorer.Model``: timers run out once nothing else can happen, or early."""
+        if random is not None and random.random() < 0.05:
+            self.pace = [random.choice((0.02, 1.0)) for _ in state]
+        found = list(self.progress_steps(state))
+        early = bool(found) and (random is None or random.random() < 0.2)
+        hurried = self.hurried_steps(state) if early else iter(())
+        others = chain(self.event_steps(state), self.fault_steps(state), hurried)
+        return found or list(self.timer_steps(state)), others
 
-    def states_without_an_end(self, states_max: int) -> list[str]:
-        """States, by how they were reached, from which no order of steps leads to an end."""
-        first = self.start()
-        known, reached, before = {first: 0}, ["start"], [[]]  # type: ignore[var-annotated]
-        todo, ends = [first], []
-        for at, state in enumerate(todo):
-            steps = self.steps(state)
-            if not steps:
-                ends.append(at)
-            for label, after in steps:
-                if after not in known:
-                    if len(known) >= states_max:
-                        raise Broken(f"more than {states_max} states")
-                    known[after] = len(todo)
-                    todo.append(after)
-                    reached.append(label)
-                    before.append([])
-                before[known[after]].append(at)
-        fine = set(ends)
-        while ends:
-            for at in before[ends.pop()]:
-                if at not in fine:
-                    fine.add(at)
-                    ends.append(at)
-        return [reached[at] for at in range(len(todo)) if at not in fine]
+    def begin_walk(self) -> None:
+        self.pace = []
 
-    def after(self, *labels: str) -> State:
-        """Take the steps so named, in this order."""
-        state = self.start()
-        for label in labels:
-            offered = dict(self.steps(state))
-            assert label in offered, f"{label} is none of {sorted(offered)}"
-            state = offered[label]
-        return state
+    def key(self, state: State) -> int:
+        return hash(state)
 
-    def walk(self, random: Random, first: State | None = None, steps_max: int = 3000) -> int:
-        """Take one random step after the other until nothing is left to do; return how many.
-
-        Whoever takes steps is quick or slow for a while, so that one may fall far behind.
-        """
-        state, names = first or self.start(), ["start"]
-        pace = [1.0] * len(state)
-        try:
-            while len(names) <= steps_max:
-                if random.random() < 0.05:
-                    pace = [random.choice((0.02, 1.0)) for _ in state]
-                steps = list(self.progress_steps(state))
-                going_on = bool(steps)
-                steps = steps or list(self.timer_steps(state))
-                others = list(self.event_steps(state)) + list(self.fault_steps(state))
-                if going_on and random.random() < 0.2:
-                    others += self.hurried_steps(state)
-                if not steps and not others:
-                    self.check_end(state)
-                    return len(names)
-                if others and (not steps or random.random() < 0.08):
-                    label, state = random.choice(others)
-                else:
-                    weights = [pace[_actor(state, after)] for _, after in steps]
-                    ((label, state),) = random.choices(steps, weights)
-                names.append(label)
-        except Broken as broken:
-            raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
-        raise Broken(f"no end after {steps_max} steps: {'; '.join(names[-40:])}")
+    def pick(self, random: Random, state: State, steps: list[Step]) -> Step:
+        """Whoever takes steps is quick or slow for a while, so that one may fall far behind."""
+        pace = self.pace or [1.0] * len(state)
+        ((label, after),) = random.choices(steps, [pace[_actor(state, s)] for _, s in steps])
+        return label, after
 
 
 def _actor(state: State, after: State) -> int:
     """Which part of the state a step changes last: a rank's or a sidecar's, or else the store."""
     return max(at for at, (was, now) in enumerate(zip(state, after, strict=True)) if was != now)
-
-
-def _put(items: tuple[Any, ...], at: int, item: Any) -> tuple[Any, ...]:
-    return (*items[:at], item, *items[at + 1 :])
 
 
 def _swap(state: State, *changes: tuple[int, int]) -> State:

@@ -17,15 +17,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, get_args
 
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.views import View, hand, view
-
-T = TypeVar("T")
+from tests.support.models.explorer import Broken, put
 
 NOW = 1000.0
 NEVER = -1e9
@@ -35,24 +34,10 @@ HELD = NOW - 100
 Mode = Literal["off", "joining", "meeting", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
-    "kill",
-    "fail",
-    "cut",
-    "lapse",
-    "crash",
-    "lose_answer",
-    "land_late",
-    "close",
-    "give_up",
-    "hurry",
-    "drain",
-    "cancel",
-    "replace",
-]
-
-
-class Broken(AssertionError):
-    """Something that must hold does not."""
+    "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "give_up",
+    "hurry", "drain", "cancel", "replace",
+]  # fmt: skip
+FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
 @dataclass(frozen=True)
@@ -68,21 +53,7 @@ class Rules:
 
     nodes: int
     policy: RoundPolicy
-    faults: tuple[Fault, ...] = (
-        "kill",
-        "fail",
-        "cut",
-        "lapse",
-        "crash",
-        "lose_answer",
-        "land_late",
-        "close",
-        "give_up",
-        "hurry",
-        "drain",
-        "cancel",
-        "replace",
-    )
+    faults: tuple[Fault, ...] = FAULTS
     commits: bool = True
     drains_compare: bool = True
     leavers_excused: bool = False
@@ -423,77 +394,36 @@ def _ranks(values: set[int]) -> dict[int, int]:
     return {value: rank for rank, value in enumerate(sorted(values))}
 
 
-# --- exploring ---
+# --- how it is explored ---
 
 
-@dataclass
-class Explored:
-    """How much was seen. ``exhausted``: there was nothing else to see."""
+@dataclass(frozen=True)
+class Rounds:
+    """The model of rounds under ``rules``; ``faults``: how many things go wrong."""
 
-    states: int = 0
-    ends: int = 0
-    exhausted: bool = False
+    rules: Rules
+    faults: int = 0
+    rare: float = 0.1
 
+    def start(self) -> State:
+        return start(self.rules, self.faults)
 
-def explore(rules: Rules, faults: int, states_max: int) -> Explored:
-    """Take every step from every state, each state once; raises ``Broken`` with the way there."""
-    explored = Explored()
-    first = start(rules, faults)
-    seen = {essence(rules, first)}
-    way: list[tuple[str, Iterator[Step]]] = [("start", _steps_or_end(rules, first, explored))]
-    try:
-        while way:
-            found = next(way[-1][1], None)
-            if found is None:
-                way.pop()
-                continue
-            name, state = found
-            key = essence(rules, state)
-            if key in seen:
-                continue
-            if len(seen) >= states_max:
-                return explored
-            seen.add(key)
-            explored.states += 1
-            way.append((name, _steps_or_end(rules, state, explored)))
-    except Broken as broken:
-        names = [name for name, _ in way]
-        raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
-    explored.exhausted = True
-    return explored
+    def begin_walk(self) -> None:
+        pass
 
+    def offered(self, state: State, random: Random | None) -> tuple[list[Step], Iterator[Step]]:
+        wrong = _go_wrong(self.rules, state) if state.faults else iter(())
+        less = ((name, after._replace(faults=state.faults - 1)) for name, after in wrong)
+        return list(_progress(self.rules, state)), less
 
-def walk(rules: Rules, faults: int, random: Random, steps_max: int = 2000) -> int:
-    """Take one random step after the other until nothing is left to do; return how many."""
-    state, names = start(rules, faults), ["start"]
-    try:
-        while len(names) <= steps_max:
-            going_on = list(_progress(rules, state))
-            if not going_on:
-                check_end(rules, state)
-            wrong = list(_go_wrong(rules, state)) if state.faults else []
-            if wrong and (not going_on or random.random() < 0.1):
-                name, state = random.choice(wrong)
-                state = state._replace(faults=state.faults - 1)
-            elif going_on:
-                name, state = random.choice(going_on)
-            else:
-                return len(names)
-            names.append(name)
-    except Broken as broken:
-        raise Broken(f"{broken}, after {len(names)} steps: {'; '.join(names)}") from None
-    raise Broken(f"no end after {steps_max} steps: {'; '.join(names[-40:])}")
+    def check_end(self, state: State) -> None:
+        check_end(self.rules, state)
 
+    def key(self, state: State) -> tuple[object, ...]:
+        return essence(self.rules, state)
 
-def _steps_or_end(rules: Rules, state: State, explored: Explored) -> Iterator[Step]:
-    going_on = list(_progress(rules, state))
-    if not going_on:
-        check_end(rules, state)
-        explored.ends += 1
-    yield from going_on
-    if state.faults:
-        for name, after in _go_wrong(rules, state):
-            yield name, after._replace(faults=state.faults - 1)
+    def pick(self, random: Random, state: State, steps: list[Step]) -> Step:
+        return random.choice(steps)
 
 
 def check_end(rules: Rules, state: State) -> None:
@@ -578,7 +508,7 @@ def _let_go_and_in(rules: Rules, state: State) -> Iterator[Step]:
             inside = me in frozen and _here(rules, state, me)
             if whole or not inside or not rules.commits:
                 saved = number if whole and inside and rules.commits else drains.saved
-                granted = _put(drains.granted, me, True)
+                granted = put(drains.granted, me, True)
                 yield f"{me} may go", _drained(state, granted=granted, saved=saved)
         elif drains.granted[me] and side.up:
             gone = _close_connection(rules, state, me)
@@ -627,7 +557,7 @@ def _connected(rules: Rules, state: State, me: int) -> Iterator[Step]:
     if side.mirror != state.mirror:
         yield f"{me} sees the newest", _sync(state, me)
     for other, level in _missed(rules, side):
-        levels = _put(side.missing, other, level)
+        levels = put(side.missing, other, level)
         yield f"{me} has missed {other} for long", _with(state, me, missing=levels)
     if _due(side):
         yield f"{me} writes its node", _write(rules, state, me)
@@ -781,9 +711,9 @@ def _apply(rules: Rules, state: State, me: int, write: Late) -> State | None:
     revision = state.revision + 1
     created = state.created
     if rules.by_create_revision and state.nodes[me] is None:
-        created = _put(created, me, revision)
+        created = put(created, me, revision)
     node = replace(write.node, mod_revision=revision)
-    return state._replace(revision=revision, nodes=_put(state.nodes, me, node), created=created)
+    return state._replace(revision=revision, nodes=put(state.nodes, me, node), created=created)
 
 
 def _learn(state: State, me: int) -> State:
@@ -880,10 +810,10 @@ def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
                 yield f"a new pod takes the name of {me}", _replaced(state, me)
             continue
         if leaving and not state.drains.granted[me] and may("cancel"):
-            stays = _put(state.drains.leaving, me, False)
+            stays = put(state.drains.leaving, me, False)
             yield f"the drain of {me} is cancelled", _drained(state, leaving=stays)
         if not leaving and may("drain"):
-            leaves = _drained(state, leaving=_put(state.drains.leaving, me, True))
+            leaves = _drained(state, leaving=put(state.drains.leaving, me, True))
             yield f"{me} is told to go", leaves._replace(drained_at=leaves.revision)
         if side.mode != "off" and may("kill"):
             yield f"the torchrun of {me} is killed", _close_connection(rules, state, me)
@@ -946,16 +876,16 @@ def _close_connection(rules: Rules, state: State, me: int) -> State:
 def _lapse(state: State, me: int) -> State:
     return state._replace(
         revision=state.revision + 1,
-        nodes=_put(state.nodes, me, None),
-        created=_put(state.created, me, 0),
-        registered=_put(state.registered, me, 0),
+        nodes=put(state.nodes, me, None),
+        created=put(state.created, me, 0),
+        registered=put(state.registered, me, 0),
     )
 
 
 def _register(state: State, me: int) -> State:
     incarnation = state.sides[me].incarnation + 1
     after = state._replace(
-        revision=state.revision + 1, registered=_put(state.registered, me, incarnation)
+        revision=state.revision + 1, registered=put(state.registered, me, incarnation)
     )
     return _with(after, me, incarnation=incarnation)
 
@@ -968,7 +898,7 @@ def _replaced(state: State, me: int) -> State:
     drains = state.drains
     after = _register(after, me)._replace(
         drains=drains._replace(
-            leaving=_put(drains.leaving, me, False), granted=_put(drains.granted, me, False)
+            leaving=put(drains.leaving, me, False), granted=put(drains.granted, me, False)
         )
     )
     return _sync(after, me)
@@ -997,8 +927,4 @@ def _mod(node: Node | None) -> int:
 
 def _with(state: State, me: int, **changes: object) -> State:
     side = state.sides[me]._replace(**changes)  # type: ignore[arg-type]
-    return state._replace(sides=_put(state.sides, me, side))
-
-
-def _put(items: tuple[T, ...], at: int, item: T) -> tuple[T, ...]:
-    return (*items[:at], item, *items[at + 1 :])
+    return state._replace(sides=put(state.sides, me, side))
