@@ -15,7 +15,7 @@ import socket
 from typing import List, Optional, Set, Tuple, cast
 
 import launcher_shim.tcpstore.wire as wire
-from launcher_shim.pod.ledger import RelayLedger
+from launcher_shim.pod.relay_ledger import RelayLedger
 from launcher_shim.tcpstore.loopback import bind_loopback
 from launcher_shim.tcpstore.parser import RequestParser
 

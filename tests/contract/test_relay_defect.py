@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.ledger import RelayLedger
 from launcher_shim.pod.relay import Relay
+from launcher_shim.pod.relay_ledger import RelayLedger
 from tests.support.ports import free_ports
 from tests.support.sidecars.raw_client import connected
 
