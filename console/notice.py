@@ -12,6 +12,7 @@ import click
 from console.help import Command
 from launcher_shim.rundir import layout
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 ANSWER_TIMEOUT_S = 5.0
 
@@ -46,7 +47,7 @@ def notice(run_dir: str, reason: str) -> int:
     except OSError as error:
         raise ConfigError(
             f"no sidecar answers at {path} ({error.strerror or error}):"
-            " check --run-dir (MUSTER_RUN_DIR) and that it runs"
+            f" check {named('--run-dir')} and that it runs"
         ) from error
     try:
         phase = json.loads(answer)

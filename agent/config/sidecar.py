@@ -11,6 +11,7 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.table import Setting, field
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 from rdzv.store.access import Access
 
 DELIVERED_VARIABLES = frozenset({"MUSTER_RUN_DIR", "MUSTER_MEMBER"})
@@ -331,12 +332,12 @@ class Config(JobConfig):
         match values:
             case {"min_nodes": least, "max_nodes": most} if least > most:
                 yield (
-                    f"--min (MUSTER_MIN) is {least}, more than --max (MUSTER_MAX), which is"
+                    f"{named('--min')} is {least}, more than {named('--max')}, which is"
                     f" {most}: raise max or lower min"
                 )
         match values:
             case {"c10d_port": c10d, "http_port": http} if c10d == http:
                 yield (
-                    f"--c10d-port (MUSTER_C10D_PORT) and --http-port (MUSTER_HTTP_PORT) are both"
+                    f"{named('--c10d-port')} and {named('--http-port')} are both"
                     f" {http}: give each its own"
                 )

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from rdzv.errors import ConfigError
-
-PREFIX = "MUSTER_"
+from rdzv.flags import PREFIX, named, variable_of
 
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
 """Variables that Kubernetes adds for each Service; one of ours whose Service is called muster."""
@@ -42,7 +41,7 @@ class Setting:
     @property
     def variable(self) -> str:
         """The environment variable that means the same as the flag."""
-        return PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+        return variable_of(self.flag)
 
     def default_text(self, environ: Mapping[str, str]) -> str | None:
         """The default in this environment, or None where it must be given."""
@@ -87,13 +86,13 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
             # Manifests often set a variable to "" where they mean that it is not set.
             text = environ.get(setting.variable) or setting.default_text(environ)
         if text is None:
-            faults.append(f"{_both(setting)} is missing: {setting.why}")
+            faults.append(f"{named(setting.flag)} is missing: {setting.why}")
             continue
         try:
             values[name] = setting.parse(text)
         except ValueError as error:
             shown = setting.quote(text)
-            faults.append(f"{_both(setting)}: {shown} from {source} is wrong: {error}")
+            faults.append(f"{named(setting.flag)}: {shown} from {source} is wrong: {error}")
     faults += kind.faults(values)
     if faults:
         raise ConfigError("\n".join(faults))
@@ -114,7 +113,3 @@ def unknown_variables(
         hint = f": did you mean {PREFIX}{near[0]}?" if near else ""
         sentences.append(f"{name} is set, but nothing reads it{hint}")
     return sentences
-
-
-def _both(setting: Setting) -> str:
-    return f"{setting.flag} ({setting.variable})"

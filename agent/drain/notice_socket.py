@@ -18,6 +18,7 @@ from pathlib import Path
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
 from rdzv.errors import ConfigError, RecordError
+from rdzv.flags import named
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class NoticeSocket:
         try:
             nascent = nascent_name(str(path))
         except PathTooLong as error:
-            raise ConfigError(f"--run-dir (MUSTER_RUN_DIR): {error}") from error
+            raise ConfigError(f"{named('--run-dir')}: {error}") from error
         await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
         server = await asyncio.start_unix_server(self._answer, nascent, limit=LINE_LENGTH)
         try:

@@ -27,6 +27,7 @@ from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
+from rdzv.flags import named
 from rdzv.members.registration import Held
 from rdzv.records.codec import dump_record, load_record, take
 
@@ -181,7 +182,7 @@ class RunDir:
             yield
         except OSError as error:
             raise ConfigError(
-                f"--run-dir (MUSTER_RUN_DIR): {self.path} cannot be used ({error.strerror}):"
+                f"{named('--run-dir')}: {self.path} cannot be used ({error.strerror}):"
                 " mount a directory that this user may write to"
             ) from error
 

@@ -26,6 +26,7 @@ from agent.config.sidecar import Config
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import CONTENT_TYPE, Metrics
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 UNHEALTHY_LAG_S = 30.0
 """Late by more than any lease bears: something inside hangs, and a restart can cure it."""
@@ -176,9 +177,9 @@ def _cannot_listen(config: Config, error: OSError) -> ConfigError:
     where = f"{config.address} port {config.http_port}"
     if error.errno == errno.EADDRINUSE:
         return ConfigError(
-            f"--http-port (MUSTER_HTTP_PORT): {where} is taken by another process: give another one"
+            f"{named('--http-port')}: {where} is taken by another process: give another one"
         )
     return ConfigError(
-        f"--address (MUSTER_ADDRESS): {where} cannot be listened on ({error.strerror}):"
+        f"{named('--address')}: {where} cannot be listened on ({error.strerror}):"
         " give an address of this pod"
     )

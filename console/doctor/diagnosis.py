@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rdzv.flags import named
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 from rdzv.store.etcd.versions import FLOOR, judge
@@ -147,7 +148,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
             " knows"
             if one.refused
             else "see that this member of the store runs and can be reached from here, or take it"
-            " out of --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+            f" out of {named('--etcd-endpoints')}"
         )
         yield Finding("endpoint", "fault", f"{one.endpoint} {what}: {one.error}", remedy)
         return
@@ -230,7 +231,7 @@ def _cluster(
             "fault",
             f"the endpoints belong to {len(clusters)} different stores: "
             + ", ".join(f"{status.endpoint} to {status.cluster_id:x}" for status in statuses),
-            "name members of one store alone in --etcd-endpoints (MUSTER_ETCD_ENDPOINTS)",
+            f"name members of one store alone in {named('--etcd-endpoints')}",
         )
     if members is None or not statuses:
         return

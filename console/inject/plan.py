@@ -23,6 +23,7 @@ from console.inject.sidecar import SidecarContainer
 from console.inject.workloads import Kind, Template, Workload
 from console.inject.yaml_tree import value_of
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -122,7 +123,7 @@ def _container_index(
         return names.index(kind.main_container)
     said = "" if wanted is None else f"{wanted} is not in {path}; "
     raise ConfigError(
-        f"--container (MUSTER_CONTAINER): {said}name the one that trains among {', '.join(names)}"
+        f"{named('--container')}: {said}name the one that trains among {', '.join(names)}"
     )
 
 
@@ -138,12 +139,12 @@ def _wrapping(
             return True, (sidecar.MUSTER_RUN, "--")
     elif wanted:
         raise ConfigError(
-            f"--wrap (MUSTER_WRAP): container {container.get('name')} has no command, and what its"
+            f"{named('--wrap')}: container {container.get('name')} has no command, and what its"
             " image runs is not known: give its command, or --no-wrap"
         )
     if (teller := (workload.known or Kind(())).tells_torch) is not None:
         raise ConfigError(
-            f"--no-wrap (MUSTER_WRAP): {teller} gives container {container.get('name')} PET_*"
+            f"{named('--no-wrap')}: {teller} gives container {container.get('name')} PET_*"
             " variables that win over all others, and only muster-run overrules them: give the"
             " container its command, and leave --no-wrap out"
         )

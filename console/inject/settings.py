@@ -14,6 +14,7 @@ from typing import Any
 from agent.config import parsers as texts
 from agent.config.table import Setting, field, settings_of
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 DOMAIN = "muster.dev/"
 LABEL = DOMAIN + "job"
@@ -173,7 +174,7 @@ class TemplateSettings:
         match values:
             case {"min_nodes": int(least), "max_nodes": int(most)} if least > most:
                 yield (
-                    f"--min (MUSTER_MIN) is {least}, more than --max (MUSTER_MAX), which is {most}:"
+                    f"{named('--min')} is {least}, more than {named('--max')}, which is {most}:"
                     " raise max or lower min"
                 )
         match values:
@@ -184,7 +185,7 @@ class TemplateSettings:
 def _store_faults(
     endpoints: Sequence[str], secret: str | None, keys: Sequence[str]
 ) -> Iterator[str]:
-    given = "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
+    given = named("--etcd-endpoints")
     encrypted = {endpoint.startswith("https://") for endpoint in endpoints}
     if len(encrypted) > 1:
         yield f"{given}: some are https:// and some are not: write all alike"

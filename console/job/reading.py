@@ -13,6 +13,7 @@ from agent.config.sidecar import JobConfig
 from console.job.outage import cause, endpoint_is_local
 from console.job.view import JobView, view_of
 from rdzv.errors import JobNotFound, StoreUnavailable
+from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
@@ -38,8 +39,8 @@ async def look(config: JobConfig) -> JobView:
         await store.close()
     if not read.kvs:
         raise JobNotFound(
-            f"the store has no job {config.job} in namespace {config.namespace}: check --job"
-            " (MUSTER_JOB) and --namespace (MUSTER_NAMESPACE), or wait for it with --watch"
+            f"the store has no job {config.job} in namespace {config.namespace}: check"
+            f" {named('--job')} and {named('--namespace')}, or wait for it with --watch"
         )
     return view_of(keys, snapshot_of(keys, read), read.kvs)
 
@@ -92,5 +93,5 @@ def _unreachable(config: JobConfig, trouble: str) -> StoreUnavailable:
     start = f"muster store --listen {config.etcd_endpoints[0]} starts one; or " if local else ""
     return StoreUnavailable(
         f"cannot reach the store at {where} within {REACH_TIMEOUT_S:g} s ({cause(trouble)}):"
-        f" {start}set --etcd-endpoints (MUSTER_ETCD_ENDPOINTS); muster doctor{job} says more"
+        f" {start}set {named('--etcd-endpoints')}; muster doctor{job} says more"
     )

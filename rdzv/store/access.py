@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 Driver = Literal["etcd", "etcd3"]
 
@@ -27,12 +28,12 @@ PASSWORD_BYTES = 72
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<target>(?:\[[0-9a-fA-F:.%]+\]|[^\s:/@\[\]]+):\d{1,5})/?"
 )
-_ENDPOINTS = "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)"
-_CACERT = "--etcd-cacert (MUSTER_ETCD_CACERT)"
-_CERT = "--etcd-cert (MUSTER_ETCD_CERT)"
-_KEY = "--etcd-key (MUSTER_ETCD_KEY)"
-_USER = "--etcd-user (MUSTER_ETCD_USER)"
-_PASSWORD_FILE = "--etcd-password-file (MUSTER_ETCD_PASSWORD_FILE)"
+_ENDPOINTS = named("--etcd-endpoints")
+_CACERT = named("--etcd-cacert")
+_CERT = named("--etcd-cert")
+_KEY = named("--etcd-key")
+_USER = named("--etcd-user")
+_PASSWORD_FILE = named("--etcd-password-file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from random import Random
 from typing import cast
 
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.interface import Store
@@ -35,7 +36,7 @@ def open_store(access: Access, *, first: int = 0, random: Random | None = None) 
             driver = import_module("rdzv.store.etcd3.driver")
         except ModuleNotFoundError as error:
             raise ConfigError(
-                f"--store-driver (MUSTER_STORE_DRIVER) is etcd3, and the package {error.name} is"
+                f"{named('--store-driver')} is etcd3, and the package {error.name} is"
                 " not installed: run pip install '.[etcd3]' where Muster's source is, or leave the"
                 " driver at etcd"
             ) from error

@@ -18,6 +18,7 @@ from launcher_shim.c10d.serving.served import OpenSession
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish, withdraw
 from launcher_shim.tcpstore.loopback import bind_loopback
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class C10dServer:
         try:
             nascent = nascent_name(path)  # event loops unlink the name they bound, at close
         except PathTooLong as error:
-            raise ConfigError(f"--run-dir (MUSTER_RUN_DIR): {error}") from error
+            raise ConfigError(f"{named('--run-dir')}: {error}") from error
         loop = asyncio.get_running_loop()
         self._listeners.append(
             await loop.create_unix_server(self._connect, nascent, backlog=_ACCEPT_BACKLOG)

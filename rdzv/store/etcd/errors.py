@@ -11,6 +11,8 @@ from enum import Enum, auto
 
 from grpc import StatusCode
 
+from rdzv.flags import named
+
 
 class Outcome(Enum):
     """What became of a request that got an error for an answer."""
@@ -94,8 +96,8 @@ _EXPLANATIONS = (
     ("Handshake read failed", _NO_TLS),
     (
         "etcdserver: user name is empty",
-        "the store requires authentication: give --etcd-user (MUSTER_ETCD_USER) with"
-        " --etcd-password-file, or a client certificate in --etcd-cert (MUSTER_ETCD_CERT)",
+        f"the store requires authentication: give {named('--etcd-user')} with"
+        f" --etcd-password-file, or a client certificate in {named('--etcd-cert')}",
     ),
     (
         "etcdserver: permission denied",
