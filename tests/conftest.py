@@ -111,8 +111,10 @@ def _no_blocking_call() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in tuple(os.environ):
-        if name.startswith(("MUSTER_", "PET_")) and not name.startswith("MUSTER_TEST_"):
-            monkeypatch.delenv(name)
+@pytest.fixture(autouse=True, scope="session")
+def _clean_environment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in tuple(os.environ):
+            if name.startswith(("MUSTER_", "PET_")) and not name.startswith("MUSTER_TEST_"):
+                monkeypatch.delenv(name)
+        yield

@@ -1,54 +1,238 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods are told to go, under a real torchrun: nothing is lost, nothing is trained twice."""
+"""Pods of a real torchrun job are told to go: nothing is lost, nothing is trained twice."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 
-from tests.support.training import drain_job as drills
 from tests.support.training.drain_job import (
-    draining_job,
-    nothing_lost,
-)
-from tests.support.training.drains import (
+    DRAINED_STATUS,
     STEPS_BETWEEN,
+    Notice,
     a_row_of_drains,
+    by_hand,
+    committed,
     drain_and_replace,
+    drain_of,
+    draining_job,
+    gone,
+    hold,
+    nothing_lost,
+    outcomes,
+    released,
+    saves_held,
+    sigterm,
+    terminate,
+    trains,
 )
 from tests.support.training.job import Job
+from tests.support.training.pods import Node
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 
+SLOW = {"DRAIN_LOOP_STEP_S": "0.7", "DRAIN_LOOP_SAVE_S": "2.5"}
+"""So that each phase lasts long enough to be met; that of the saves is held until it has been."""
+AWAY_S = 20.0
+FAILS_ONCE = {"DRAIN_LOOP_FAIL_SAVE": "0:1", "DRAIN_LOOP_ACCUMULATE": "2"}
 
-def test_drains_in_a_row_lose_no_step_and_repeat_none(run_job: RunJob, embedded: list[str]) -> None:
-    with draining_job(run_job, embedded, slots=2, least=2, most=4) as job:
-        job.add(3)
-        a_row_of_drains(job, 2)
+long = pytest.mark.long
+
+
+def until_phase(job: Job, node: Node, phase: str) -> None:
+    """Wait until the drain of ``node`` is in ``phase``: noted, or a phase of the commit."""
+
+    def reached() -> bool:
+        if drain_of(job, node) is None:
+            return False
+        commit = job.witness.sight.membership.commit
+        return phase == "noted" or (commit is not None and commit.phase == phase)
+
+    job.until(reached, 120, f"the drain of {node.name} is in phase {phase}")
+    job.tell(f"phase {phase}")
+
+
+def ends_drained(job: Job, leaver: Node) -> None:
+    """Wait until the leaver has gone and the others train on."""
+    assert gone(job, leaver) == DRAINED_STATUS
+    job.goes_on(job.world_of(job.nodes.values()), 5)
+
+
+# -- one after another, and at once
 
 
 def test_two_drains_at_once_share_one_commit_and_one_round(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with draining_job(run_job, embedded, least=2, most=4) as job:
-        job.add(4)
-        world = job.world_of(job.nodes.values())
-        job.goes_on(world, STEPS_BETWEEN)
+    with draining_job(run_job, embedded, least=1, most=3) as job:
+        world = trains(job, 3)
         before = job.round.number
         pair = [job.nodes[name] for name in sorted(job.nodes)[:2]]
-        drain_and_replace(job, world, pair, drills.sigterm, replace=0)
+        drain_and_replace(job, world, pair, terminate, replace=0)
         assert job.round.number == before + 1
         nothing_lost(job)
 
 
-@pytest.mark.long
+@long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_thirty_drains_in_a_row(run_job: RunJob, embedded: list[str], slots: int) -> None:
     with draining_job(run_job, embedded, slots=slots, least=2, most=4) as job:
-        job.add(3)
         a_row_of_drains(job, 30)
+
+
+@pytest.mark.parametrize(
+    ("notice", "shell", "wrapped"),
+    [
+        pytest.param(sigterm, "{}", True, id="a shell"),
+        pytest.param(sigterm, "{}; echo it has ended with $?", True, id="a shell that stays"),
+        pytest.param(hold, "", False, id="an entry point of its own, with muster-hold"),
+    ],
+)
+@long
+def test_a_sigterm_that_would_be_swallowed_saves_and_arrives(
+    run_job: RunJob, embedded: list[str], notice: Notice, shell: str, wrapped: bool
+) -> None:
+    with draining_job(run_job, embedded, least=1, most=2, wrapped=wrapped) as job:
+        nodes = job.add(2, launch=False)
+        for node in nodes:
+            job.start_launcher(node, shell=shell)
+        job.goes_on(job.world_of(nodes))
+        notice(job, nodes[0])
+        committed(job, nodes[0], ranks=2)
+        status = gone(job, nodes[0])
+        assert status == DRAINED_STATUS or not wrapped
+        job.goes_on(job.world_of([nodes[1]]), 5)
+        nothing_lost(job)
+
+
+# -- while it goes on
+
+
+@pytest.mark.parametrize("phase", ["noted", "hold", "commit", "done"])
+@pytest.mark.parametrize("victim", ["the leaver's sidecar", "another sidecar", "the store"])
+@long
+def test_what_fails_in_the_middle(
+    run_job: RunJob, embedded: list[str], victim: str, phase: str
+) -> None:
+    """A sidecar is killed, or the store is away for a while that is shorter than the lease."""
+    settings: dict[str, Any] = {"least": 2, "most": 3, "script_environ": SLOW, "proxied": True}
+    with draining_job(run_job, embedded, **settings) as job:
+        trains(job, 3)
+        first, leaver, third = job.nodes.values()
+        hit = leaver if victim == "the leaver's sidecar" else first
+        if phase == "hold":
+            job.freeze_sidecar(third)  # no vote of its pod: the hold lasts
+        with saves_held(job) if phase == "commit" else nullcontext():
+            terminate(job, leaver)
+            until_phase(job, leaver, phase)
+            if victim == "the store":
+                job.cut_store(job.nodes.values())
+            else:
+                job.kill_sidecar(hit)
+        if victim == "the store":
+            time.sleep(AWAY_S)
+            job.mend_store()
+        else:
+            job.start_sidecar(hit)
+        job.resume(third)
+        assert released(job, leaver).outcome == "committed"
+        ends_drained(job, leaver)
+        nothing_lost(job)
+
+
+@long
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_save_that_fails_once(run_job: RunJob, embedded: list[str], caught: bool) -> None:
+    """It is tried again where the script goes on, and takes its round along where it does not."""
+    environ = {**FAILS_ONCE, "DRAIN_LOOP_CATCH": str(int(caught))}
+    with draining_job(run_job, embedded, script_environ=environ) as job:
+        trains(job, 3)
+        leaver = job.nodes[min(job.nodes)]
+        terminate(job, leaver)
+        assert released(job, leaver).outcome == ("committed" if caught else "uncommitted")
+        failed = [c for _, c in job.witness.commits if c.phase == "void"]
+        assert "could not save" in failed[0].reason
+        assert "No space left" in failed[0].reason
+        ends_drained(job, leaver)
+        if caught:
+            nothing_lost(job)
+
+
+@pytest.mark.parametrize("grace_s", [5.0, 15.0, 30.0])
+@long
+def test_a_save_that_outlasts_the_grace_is_given_up(
+    run_job: RunJob, embedded: list[str], grace_s: float
+) -> None:
+    """That it is in time, is proven in ``tests/contract/test_drains_deadlines.py``."""
+    with draining_job(
+        run_job,
+        embedded,
+        least=1,
+        most=2,
+        sidecar_environ={"MUSTER_GRACE_S": f"{grace_s:g}"},
+    ) as job:
+        trains(job, 2)
+        leaver = job.nodes[min(job.nodes)]
+        with saves_held(job):
+            sigterm(job, leaver)
+            assert released(job, leaver).outcome == "expired"
+            words = "SIGTERM goes to the command"
+            job.until(lambda: words in leaver.launcher_log(), 120, "SIGTERM passes")
+        drain = released(job, leaver)
+        assert drain.seconds_left is not None
+        assert drain.seconds_left <= grace_s
+        # What was made since the last commit is lost, and training goes on.
+        ends_drained(job, leaver)
+        assert outcomes(job) == ["expired"]
+        job.never_two_worlds()
+
+
+@long
+def test_a_drain_that_is_cancelled_while_all_save_disturbs_nobody(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with draining_job(run_job, embedded, least=1, most=2) as job:
+        world = trains(job, 2)
+        node = job.nodes[min(job.nodes)]
+        with saves_held(job):
+            waiting = by_hand(job, node, "--wait")
+            until_phase(job, node, "commit")
+            cancelling = by_hand(job, node, "--cancel")
+            told, _ = cancelling.communicate(timeout=60)
+        assert cancelling.returncode == 0, told
+        said, _ = waiting.communicate(timeout=60)
+        assert waiting.returncode == 4, said
+        job.undisturbed(world)
+        nothing_lost(job)
+
+
+@long
+@pytest.mark.parametrize("below_min", ["hold", "commit"])
+def test_below_min_all_save_at_once_and_the_policy_says_when_one_goes(
+    run_job: RunJob, embedded: list[str], below_min: str
+) -> None:
+    """Held, it goes once a replacement has come, which here comes when all have saved."""
+    environ = {"MUSTER_BELOW_MIN": below_min}
+    with draining_job(run_job, embedded, least=2, most=3, sidecar_environ=environ) as job:
+        trains(job, 2)
+        leaver = job.nodes[min(job.nodes)]
+        sigterm(job, leaver)
+        if below_min == "hold":
+            until_phase(job, leaver, "done")
+            drain = drain_of(job, leaver)
+            assert drain is not None
+            assert not drain.outcome
+            job.add()
+        committed(job, leaver, ranks=2)
+        assert gone(job, leaver) == DRAINED_STATUS
+        if below_min == "commit":
+            job.add()
+        job.goes_on(job.world_of(job.nodes.values()), STEPS_BETWEEN)
+        nothing_lost(job)

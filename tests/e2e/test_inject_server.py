@@ -15,6 +15,7 @@ from console.inject.injection import Request, inject
 from console.inject.removal import removed
 from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
 from tests.support.injection.corpus import CORPUS
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kubelab]
 pytestmark += [pytest.mark.timeout(1800)]  # the first test may have to make the cluster
@@ -117,7 +118,7 @@ def test_what_is_live_can_be_injected_again_and_put_back(kubelab: Kubelab, names
     before = example("deployment").replace("replicas: 3", "replicas: 0").partition("---")[0]
     plain = tried(kubelab, namespace, before)[0]["spec"]
     kubelab.apply(namespace, injected(before))
-    kubelab.until(
+    wait_until(
         lambda: is_settled(kubelab.get(namespace, *DIGITS)), 120, "the deployment is settled"
     )
     spec, again, back, larger = live_and_tried(

@@ -29,10 +29,17 @@ def adopt_orphans() -> None:
 
 
 def marked(run: str, node: str | None = None) -> set[int]:
-    """The live processes of a run, or of one node of it; zombies have no environment left."""
-    marks = {f"{RUN_MARK}={run}".encode()}
-    if node is not None:
-        marks.add(f"{NODE_MARK}={node}".encode())
+    """The live processes of a run, or of one node of it."""
+    of_node = () if node is None else (f"{NODE_MARK}={node}",)
+    return holding(f"{RUN_MARK}={run}", *of_node)
+
+
+def holding(*settings: str) -> set[int]:
+    """The live processes whose environment holds all of these ``NAME=value``.
+
+    Zombies have no environment left.
+    """
+    wanted = {setting.encode() for setting in settings}
     found = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -41,7 +48,7 @@ def marked(run: str, node: str | None = None) -> set[int]:
             environment = (entry / "environ").read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it ended meanwhile, or belongs to somebody else
-        if marks <= set(environment.split(b"\0")):
+        if wanted <= set(environment.split(b"\0")):
             found.add(int(entry.name))
     return found
 

@@ -7,8 +7,7 @@ import json
 import secrets
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
@@ -21,7 +20,7 @@ from tests.support.cluster.workload import (
     etcd,
     headless_service,
 )
-from tests.support.training.step_log import StepLog, World
+from tests.support.training.step_log import StepLog, Training, World
 
 PATIENCE_S = 90.0
 """With a job without Muster: it waits for torch's own time-outs, and for the kubelet's back-off."""
@@ -34,10 +33,11 @@ def is_going(pod: Object) -> bool:
     return "deletionTimestamp" in pod["metadata"]
 
 
-class KubeJob:
+class KubeJob(Training):
     """A namespace, an etcd if Muster needs one, and a workload that trains ``drain_loop.py``."""
 
     def __init__(self, lab: Kubelab, directory: Path, workload: Workload, *, muster: bool) -> None:
+        super().__init__()
         self.lab = lab
         self.workload = workload
         self.muster = muster
@@ -48,7 +48,6 @@ class KubeJob:
         self.steps = StepLog(self.directory / "steps")
         self.patience_s = FORM_TIMEOUT_S if muster else PATIENCE_S
         """For a world to form again."""
-        self.told: list[tuple[float, str]] = []
 
     def __enter__(self) -> KubeJob:
         self.lab.make_namespace(self.namespace)
@@ -142,23 +141,6 @@ class KubeJob:
             return
         self.kubectl("scale", f"{self.workload.kind.lower()}/{NAME}", f"--replicas={replicas}")
 
-    # -- the training
-
-    def tell(self, what: str) -> None:
-        """Put a line into the timeline."""
-        self.told.append((time.monotonic(), what))
-
-    def until(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Wait for a condition."""
-        self.lab.until(condition, timeout_s, what)
-
-    def world(self) -> World | None:
-        """The newest world, if it has made a step within the last second."""
-        worlds = self.steps.worlds()
-        if worlds and time.monotonic() - worlds[-1].ended_s < 1.0:
-            return worlds[-1]
-        return None
-
     def world_of(
         self,
         pods: int,
@@ -169,51 +151,27 @@ class KubeJob:
     ) -> World:
         """Wait until a whole world of so many pods steps, other than ``not_``."""
         gone = set(without)
-
-        world: World | None = None
-
-        def formed() -> bool:
-            nonlocal world
-            world = self.world()
-            return (
-                world is not None
-                and (not_ is None or world.number != not_.number)
-                and len(world.nodes) == pods
-                and world.size == len(world.workers) == pods * self.workload.slots
+        return self.until_world(
+            lambda world: (
+                len(world.nodes) == pods
+                and world.size == pods * self.workload.slots
                 and not world.nodes & gone
-            )
-
-        self.until(formed, timeout_s, f"{pods} pods step in one world")
-        assert world is not None
-        self.tell(f"a world of {world.size} steps: {', '.join(sorted(world.nodes))}")
-        return world
-
-    def goes_on(self, world: World, steps: int = 20, timeout_s: float = 60.0) -> None:
-        """Wait until ``world`` has made so many more steps."""
-        goal = len(world.steps_s) + steps
-        self.until(
-            lambda: self.steps.worlds() and len(world.steps_s) >= goal,
+            ),
             timeout_s,
-            f"the world makes {steps} more steps",
+            f"{pods} pods step in one world",
+            not_,
         )
 
     # -- for whoever has to find out why a test failed
 
-    def timeline(self, lines: int = 30) -> str:
+    def timeline(self) -> str:
         """What happened, in order, and the last lines of every container."""
-        moments = [*self.told]
-        for world in self.steps.worlds():
-            nodes = ", ".join(sorted(world.nodes))
-            moments.append((world.began_s, f"first step of a world of {world.size}: {nodes}"))
-            moments.append((world.ended_s, f"last step of it, its {len(world.steps_s)}th"))
-        moments.sort()
-        first_s = moments[0][0] if moments else 0.0
-        told = [f"{at_s - first_s:7.1f} s  {what}" for at_s, what in moments]
+        told = [super().timeline()]
         for arguments in (
             ["get", "pods", "-o", "wide"],
             ["get", "events", "--sort-by=.lastTimestamp"],
             *(
-                ["logs", f"pod/{pod['metadata']['name']}", "--all-containers", f"--tail={lines}"]
+                ["logs", f"pod/{pod['metadata']['name']}", "--all-containers", "--tail=30"]
                 for pod in self.lab.pods(self.namespace, LABEL)
             ),
         ):

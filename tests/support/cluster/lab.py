@@ -6,14 +6,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import console
 from tests.support.cluster.container_engine import CACHE
+from tests.support.waiting import wait_until
 
 ROOT = Path(console.__file__).parent.parent
 PROGRAM = ROOT / "scripts" / "kubelab"
@@ -112,7 +112,7 @@ class Kubelab:
         """Make a namespace and wait until pods can be made in it."""
         self.kubectl("create", "namespace", name)
         try:
-            self.until(
+            wait_until(
                 lambda: self.kubectl(
                     "-n", name, "get", "serviceaccount", "--field-selector=metadata.name=default"
                 ),
@@ -136,14 +136,6 @@ class Kubelab:
                 *("--cascade=foreground", "--wait=false"),
                 timeout_s=REMOVAL_TIMEOUT_S,
             )
-
-    @staticmethod
-    def until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Wait for a condition."""
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-            time.sleep(0.1)
 
 
 def host_paths(*paths: tuple[Path, bool]) -> tuple[list[Object], list[Object]]:

@@ -16,7 +16,8 @@ from rdzv.store.access import Access, target_of
 from tests.support.faults.link import Link
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.training.background import Background
-from tests.support.training.job import Job, Node
+from tests.support.training.job import Job
+from tests.support.training.pods import Node
 from tests.support.training.step_log import World
 
 NODES = 3
@@ -33,9 +34,7 @@ class LinkedJob(Job):
     def start_twin(self, node: Node) -> None:
         """Start another pod of the name of ``node``; the one that held it is fenced."""
         self.tell(f"another pod of the name {node.name} starts")
-        self.twin = twin = Node(self, node.name, f"{node.address}00")
-        twin.run_dir = self.directory / f"{node.name}-twin"
-        twin.run_dir.mkdir()
+        self.twin = twin = self.node(node.name, 100)
         self.start_sidecar(twin)
         self.until(twin.ready, 60, "the other pod is ready")
         self.start_launcher(twin)

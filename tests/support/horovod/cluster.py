@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Horovod job for drills: real sidecars, agents and horovodrun, and what can befall them.
-
-Nodes are wired as ``muster local`` wires them, from its own settings, so that a drill may do to
-them what no event of it does.
-"""
+"""A Horovod job for drills: real sidecars, agents and horovodrun, and what can befall them."""
 
 from __future__ import annotations
 
@@ -13,45 +9,40 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from console.local.launch.horovod_line import read_horovod_line
-from console.local.launch.settings import (
-    LAUNCHER,
-    LocalSettings,
-    Pod,
-    sidecar_command,
-    sidecar_environment,
-)
+from console.local.launch.settings import LAUNCHER, LocalSettings
 from console.local.nodes.payload import ExecHost, Horovodrun, Payload
-from console.local.processes.marked import children, end_all, marked, send, send_to_all
+from console.local.processes.marked import NODE_MARK, RUN_MARK, children, send
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
-from tests.support.ports import free_ports
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
 
-ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
 GLOO_TIMEOUT_S = 120
 """For a worker to wait for one that imports torch, on cores that are shared."""
 FORM_TIMEOUT_S = 2.0 * GLOO_TIMEOUT_S
 """For a world to form, also after a wait for one that is gone."""
-READY_TIMEOUT_S = 120.0
-"""For a sidecar to start, on cores that are shared, and to wait for what is left of old leases."""
-END_TIMEOUT_S = 120.0
-"""For a process to end that was told to."""
 
-_SWEEPER = """
-import sys, time
-from console.local.processes.marked import children, end_all, marked
-sys.stdin.read()
-end_all(lambda: marked(sys.argv[1]), set(), time.monotonic() + 10)
+_WITHOUT_REVISIONS = """#!/bin/sh
+cd "${0%/*}" && ./with_revisions.sh | sed '/^rev-/d'
 """
+
+
+def horovod_folder() -> str:
+    """The folder of horovodrun and of a python that has it; builds it if it is not there."""
+    named = os.environ.get("MUSTER_TEST_HOROVOD")
+    if named:
+        return named
+    program = ROOT / "scripts" / "toolchain" / "horovod"
+    made = subprocess.run([program, sys.executable], stdout=subprocess.PIPE, text=True, check=True)
+    return made.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +50,6 @@ class Step:
     """One step that one worker has applied. ``at_s`` is monotonic."""
 
     at_s: float
-    node: str
     host: str
     pid: int
     rank: int
@@ -68,43 +58,15 @@ class Step:
     weight: int
 
 
-@dataclass
-class Node:
-    """One simulated pod: a sidecar, and an agent or horovodrun."""
+class HorovodCluster(Pods):
+    """``with HorovodCluster(...) as job``; nothing of it outlives the block.
 
-    pod: Pod
-    payload: Payload
-    log_dir: Path
-    sidecar: subprocess.Popen[bytes] | None = None
-    main: subprocess.Popen[bytes] | None = None
-
-    @property
-    def name(self) -> str:
-        return self.pod.name
-
-    @property
-    def host(self) -> str:
-        """Its name to Horovod."""
-        return token_of(self.pod.name, self.pod.uid)
-
-    def ready(self) -> bool:
-        """Whether its sidecar says so."""
-        try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.pod.http_port}/readyz", timeout=2
-            ) as answer:
-                return int(answer.status) == 200
-        except (urllib.error.HTTPError, OSError):
-            return False
-
-
-class HorovodCluster:
-    """``with HorovodCluster(...) as job``; nothing of it outlives the block."""
+    Without ``revisions`` the host list reaches horovodrun without its ``rev-`` line.
+    """
 
     def __init__(
         self,
         directory: Path,
-        folder: str,
         endpoints: Sequence[str],
         *,
         nodes: int,
@@ -113,29 +75,19 @@ class HorovodCluster:
         slots: int = 1,
         gloo_timeout_s: int = GLOO_TIMEOUT_S,
         lease_s: float = 4.0,
-        name: str = "",
-        command: Sequence[str] = ("python", str(SCRIPT)),
+        grace_s: float = 30.0,
+        revisions: bool = True,
     ) -> None:
-        self.run = uuid.uuid4().hex
-        self.directory = directory
-        self.nodes: dict[str, Node] = {}
-        self._leaving: dict[str, Node] = {}
-        self.told: list[tuple[float, str]] = []
-        self.losses = 0
-        self._folder = folder
-        self._endpoints = ",".join(endpoints)
-        self._steps, self._gates = directory / "steps", directory / "gates"
-        for made in (self._steps, self._gates, directory / "run", directory / "logs"):
-            made.mkdir(parents=True)
+        run = uuid.uuid4().hex
         words = [
             *("horovodrun", "--gloo-timeout-seconds", str(gloo_timeout_s)),
-            *("--slots-per-host", str(slots), *command),
+            *("--slots-per-host", str(slots), "python", str(SCRIPT)),
         ]
         self._line = read_horovod_line(words, 1)
-        self.settings = LocalSettings(
-            run=self.run,
+        settings = LocalSettings(
+            run=run,
             namespace="drills",
-            job=name or f"job-{self.run[:8]}",
+            job=f"job-{run[:8]}",
             line=self._line,
             nodes=nodes,
             min_nodes=least,
@@ -145,30 +97,31 @@ class HorovodCluster:
             checkpoints=directory / "checkpoints",
             access=Access(tuple(endpoints)),
             native=False,
+            grace_s=grace_s,
         )
+        self._steps, self._gates = directory / "steps", directory / "gates"
+        for made in (self._steps, self._gates):
+            made.mkdir(parents=True)
+        super().__init__(directory, settings, endpoints, (RUN_MARK, NODE_MARK))
+        self.losses = 0
+        self._revisions = revisions
+        self._leaving: dict[str, Node] = {}
         self._lives = itertools.count()
-        self._sweeper = subprocess.Popen(
-            [sys.executable, "-c", _SWEEPER, self.run],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
 
-    def __enter__(self) -> HorovodCluster:
+    def __enter__(self) -> Self:
+        try:
+            self.add(*(f"node-{index}" for index in range(self.settings.nodes)), launch=True)
+        except BaseException:
+            self.end()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self.directory / "timeline.txt").write_text(self.timeline())
-        end_all(lambda: marked(self.run), set(), time.monotonic() + END_TIMEOUT_S)
-        for node in (*self.nodes.values(), *self._leaving.values()):
+        self.end()
+        for node in self._leaving.values():
             self._reap(node)
-        self._sweeper.communicate(timeout=END_TIMEOUT_S)
 
     # -- what befalls it
-
-    def start(self) -> None:
-        """Start the launcher's sidecar and the first nodes, and when they are ready horovodrun."""
-        self.add(*(f"node-{index}" for index in range(self.settings.nodes)), launch=True)
 
     def add(self, *names: str, launch: bool = False) -> None:
         """Start nodes, empty ones, also under the name of one that is gone."""
@@ -177,72 +130,45 @@ class HorovodCluster:
             self.begin(name)
         self.finish(*all_names[::-1])
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str) -> Node:
         """Start a node's sidecar."""
         life = next(self._lives)
-        workers = self.directory / "run" / "workers"
-        payload: Payload
-        if name == LAUNCHER:
-            payload = Horovodrun(self.settings, self._line, workers)
-        else:
-            payload = ExecHost(self.settings, workers)
-        c10d_port, http_port = free_ports(2)
-        run_dir = self.directory / "run" / str(life)
-        run_dir.mkdir()
-        pod = Pod(name, f"{self.run}-{life}", payload.role, run_dir, c10d_port, http_port)
-        log_dir = self.directory / "logs" / f"{name}.{life}"
-        log_dir.mkdir()
-        self.nodes[name] = node = Node(pod, payload, log_dir)
-        self.tell(f"{name}: starts as {node.host}")
+        run_dir, uid = self.directory / "run" / str(life), f"{self.settings.run}-{life}"
+        self.nodes[name] = node = Node(name, run_dir, uid, self._payload(name).role)
         self.start_sidecar(node)
+        return node
+
+    def _payload(self, name: str) -> Payload:
+        workers = self.directory / "run" / "workers"
+        if name == LAUNCHER:
+            return Horovodrun(self.settings, self._line, workers)
+        return ExecHost(self.settings, workers)
 
     def finish(self, *names: str) -> None:
         """Start agents, or horovodrun, once the sidecars of all are ready."""
         nodes = [self.nodes[name] for name in names]
         self.until_ready(*nodes)
         for node in nodes:
-            self.start_main(node)
+            self._start_launcher(node)
 
-    def until_ready(self, *nodes: Node) -> None:
-        """Wait until the sidecars of nodes say that they are ready."""
-        for node in nodes:
-            self.until(node.ready, READY_TIMEOUT_S, f"the sidecar of {node.name} is ready")
-
-    def start_sidecar(self, node: Node) -> None:
-        """Start the sidecar, or start it again."""
-        environ = sidecar_environment(self.settings, node.pod, self._endpoints)
-        node.sidecar = self._spawn(node, sidecar_command(), environ, "sidecar.log")
-
-    def start_main(self, node: Node) -> None:
-        """Start the agent or horovodrun, as ``muster local`` does."""
-        before = dict(os.environ)
-        os.environ["PATH"] = f"{self._folder}{os.pathsep}{before['PATH']}"
-        try:
-            pod = node.pod
-            process = node.payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    def _start_launcher(self, node: Node) -> None:
+        pod = node.pod
+        process = self._payload(node.name).prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
+        if node.name == LAUNCHER and not self._revisions:
+            script = node.run_dir / "discover_hosts.sh"
+            script.rename(node.run_dir / "with_revisions.sh")
+            script.write_text(_WITHOUT_REVISIONS)
+            script.chmod(0o755)
+        path = process.environment["PATH"].replace(
+            os.environ["PATH"], f"{horovod_folder()}:{os.environ['PATH']}"
+        )
         environ = {
             **process.environment,
+            "PATH": path,
             "STEPS_DIR": str(self._steps),
             "GATES_DIR": str(self._gates),
         }
-        node.main = self._spawn(node, process.command, environ, f"{node.payload.name}.log")
-
-    def _spawn(
-        self, node: Node, command: Sequence[str], environ: Mapping[str, str], log: str
-    ) -> subprocess.Popen[bytes]:
-        with (node.log_dir / log).open("ab") as output:
-            return subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        node.launcher = self.spawn(node, process.command, environ, "launcher")
 
     def leave(self, *names: str) -> None:
         """Let nodes go gently: their sidecars leave, their workers follow, then they end."""
@@ -252,84 +178,43 @@ class HorovodCluster:
     def begin_to_leave(self, *names: str) -> None:
         """Let the sidecars of nodes leave, all at the same time."""
         sidecars = [self.nodes[name].sidecar for name in names]
-        for name, sidecar in zip(names, sidecars, strict=True):
-            self.tell(f"{name}: leaves")
+        for sidecar in sidecars:
             assert sidecar is not None
             sidecar.terminate()
         for sidecar in sidecars:
             assert sidecar is not None
             sidecar.wait(END_TIMEOUT_S)
-        self._leaving |= {name: self.nodes.pop(name) for name in names}
+        for name in names:
+            self.tell(f"{name}: leaves")
+            self._leaving[name] = self.nodes.pop(name)
 
     def end_leaving(self, *names: str) -> None:
         """Wait until the workers of nodes that leave have left, and end the nodes."""
         for name in names:
             node = self._leaving[name]
-            self._wait_for_no_worker(node)
-            self._end_agent(node)
+            self.until_no_worker(node)
+            assert node.launcher is not None
+            send(children(node.launcher.pid), signal.SIGTERM)
+            assert node.launcher.wait(END_TIMEOUT_S) == 143
             del self._leaving[name]
-
-    def _wait_for_no_worker(self, node: Node) -> None:
-        self.until(lambda: not self.workers(node), END_TIMEOUT_S, f"{node.name} has no worker left")
-        self.tell(f"{node.name}: its workers have left")
-
-    def _end_agent(self, node: Node) -> None:
-        assert node.main is not None
-        send(self._agent(node), signal.SIGTERM)
-        assert node.main.wait(END_TIMEOUT_S) == 143
-
-    def stop_sidecar(self, name: str, number: signal.Signals) -> None:
-        """End the sidecar of a node alone."""
-        self.tell(f"{name}: its sidecar gets {number.name}")
-        sidecar = self.nodes[name].sidecar
-        assert sidecar is not None
-        sidecar.send_signal(number)
-        sidecar.wait(END_TIMEOUT_S)
 
     def kill(self, *names: str) -> None:
         """SIGKILL whole nodes, all at the same time."""
         self.losses += 1
-        dead = [self.nodes.pop(name) for name in names]
-        for name in names:
-            self.tell(f"{name}: killed")
-        found = set().union(*(marked(self.run, name) for name in names))
-        send(found, signal.SIGKILL)
-        for node in dead:
-            self._bury(node)
-
-    def _bury(self, node: Node) -> None:
-        deadline_s = time.monotonic() + END_TIMEOUT_S
-        left = end_all(lambda: marked(self.run, node.name), set(), deadline_s)
-        assert not left
-        self._reap(node)
-
-    @staticmethod
-    def _reap(node: Node) -> None:
-        for process in (node.sidecar, node.main):
-            if process is not None:
-                process.wait(END_TIMEOUT_S)
-
-    def freeze(self, name: str) -> None:
-        """SIGSTOP everything of a node."""
-        self.losses += 1
-        self.tell(f"{name}: frozen")
-        send_to_all(lambda: marked(self.run, name), signal.SIGSTOP)
-
-    def resume(self, name: str) -> None:
-        """SIGCONT everything of a node."""
-        self.tell(f"{name}: resumed")
-        send_to_all(lambda: marked(self.run, name), signal.SIGCONT)
+        self.kill_nodes(*(self.nodes[name] for name in names))
 
     def shut_gate(self, node: str) -> None:
         """Keep workers that will be started on ``node`` from joining."""
-        (self._gates / self.nodes[node].host).touch()
+        (self._gates / token(self.nodes[node])).touch()
 
-    def open_gate(self, node: str) -> None:
-        (self._gates / self.nodes[node].host).unlink()
+    def open_gate(self, node: Node) -> None:
+        """Let them join."""
+        (self._gates / token(node)).unlink()
 
-    def until_at_the_gate(self, node: str) -> None:
-        waits = self._gates / f"{self.nodes[node].host}.waits"
-        self.until(waits.exists, FORM_TIMEOUT_S, f"a worker on {node} waits at the gate")
+    def until_gate(self, node: str, sign: str) -> None:
+        """Wait until a worker on ``node`` ``waits`` at the gate, or has ``joined``."""
+        path = self._gates / f"{token(self.nodes[node])}.{sign}"
+        self.until(path.exists, FORM_TIMEOUT_S, f"a worker on {node}: {sign}")
 
     # -- what is seen of it
 
@@ -340,18 +225,17 @@ class HorovodCluster:
 
     def workers(self, node: Node) -> set[int]:
         """The node's processes but its sidecar, its muster-run and its agent."""
-        own = {process.pid for process in (node.sidecar, node.main) if process is not None}
-        return marked(self.run, node.name) - own - self._agent(node)
+        own = {process.pid for process in (node.sidecar, node.launcher) if process is not None}
+        agent = children(node.launcher.pid) if node.launcher is not None else set()
+        return self.processes(node.name) - own - agent
 
-    @staticmethod
-    def _agent(node: Node) -> set[int]:
-        return children(node.main.pid) if node.main is not None else set()
+    def until_no_worker(self, node: Node) -> None:
+        """Wait until the workers of a node have left."""
+        self.until(lambda: not self.workers(node), END_TIMEOUT_S, f"{node.name} has no worker left")
 
     def hosts(self) -> list[str]:
         """The nodes that the launcher's host list gives slots, in its order."""
-        text = (self.launcher.pod.run_dir / "hosts").read_text()
-        assert text.splitlines()[-1].startswith("rev-"), text
-        return [line.partition(".")[0] for line in text.splitlines()[:-1]]
+        return self.launcher.hosts()
 
     def steps(self) -> list[Step]:
         """Every step that was applied, in the order of time."""
@@ -362,10 +246,7 @@ class HorovodCluster:
                 if line.endswith("\n"):
                     at_s, *numbers = line.split()
                     rank, size, number, weight = map(int, numbers)
-                    node = host.partition(".")[0]
-                    steps.append(
-                        Step(float(at_s), node, host, int(pid), rank, size, number, weight)
-                    )
+                    steps.append(Step(float(at_s), host, int(pid), rank, size, number, weight))
         return sorted(steps, key=lambda step: step.at_s)
 
     def world(self) -> dict[str, list[int]]:
@@ -399,16 +280,16 @@ class HorovodCluster:
         """The name of the node that hosts rank 0 now."""
         return self.training()[0]
 
-    def until_world(self, *names: str, timeout_s: float = FORM_TIMEOUT_S) -> None:
+    def until_world(self, *names: str) -> None:
         """Wait until exactly these nodes, in their present lives, make steps together."""
-        wanted = {self.nodes[name].host for name in names}
+        wanted = {token(self.nodes[name]) for name in names}
         slots = self._line.slots
 
         def formed() -> bool:
             world = self.world()
             return set(world) == wanted and all(len(ranks) == slots for ranks in world.values())
 
-        self.until(formed, timeout_s, f"{', '.join(names)} train together")
+        self.until(formed, FORM_TIMEOUT_S, f"{', '.join(names)} train together")
         self.tell(f"{', '.join(names)} train together at step {self.newest}")
 
     @property
@@ -416,15 +297,19 @@ class HorovodCluster:
         """The newest step that anybody has applied."""
         return max((step.number for step in self.steps()), default=0)
 
-    def goes_on(self, steps: int = 20, timeout_s: float = 60.0) -> None:
+    def goes_on(self, steps: int = 20) -> None:
         """Wait until so many more steps are made."""
         goal = self.newest + steps
-        self.until(lambda: self.newest >= goal, timeout_s, f"{steps} more steps are made")
+        self.until(lambda: self.newest >= goal, END_TIMEOUT_S, f"{steps} more steps are made")
 
-    def longest_pause_s(self, since_s: float) -> float:
-        """The longest time without a step since then."""
-        moments = [since_s, *(s.at_s for s in self.steps() if s.at_s > since_s), time.monotonic()]
-        return max(b - a for a, b in itertools.pairwise(moments))
+    def no_step_for(self, duration_s: float) -> bool:
+        """Whether nobody applies a step for so long, from now on."""
+        before, end_s = self.newest, time.monotonic() + duration_s
+        while time.monotonic() < end_s:
+            time.sleep(0.1)
+            if self.newest > before:
+                return False
+        return True
 
     def assert_nothing_lost_or_doubled(self) -> None:
         """Every step was applied once by every rank of its world; a loss may cost one step.
@@ -445,31 +330,52 @@ class HorovodCluster:
         self.tell(f"steps at odds: {sorted(odd)} after {self.losses} losses")
         assert len(odd) <= self.losses, f"steps at odds: {sorted(odd)}; losses: {self.losses}"
 
-    def tell(self, what: str) -> None:
-        """Put a line into the timeline."""
-        self.told.append((time.monotonic(), what))
-
-    def until(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
-        """Wait for a condition."""
-        deadline_s = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline_s or condition(), (
-                f"not within {timeout_s:g} s: {what}\n{self.timeline()}"
-            )
-            time.sleep(0.05)
-
-    def timeline(self) -> str:
-        """What happened, in order, the worlds, and the last lines of every log."""
-        moments = [*self.told]
-        before: tuple[int, int] | None = None
+    def moments(self) -> Iterator[tuple[float, str]]:
+        yield from super().moments()
+        size = 0
         for step in self.steps():
-            if before is None or before[1] != step.size:
-                moments.append((step.at_s, f"step {step.number} in a world of {step.size}"))
-            before = (step.number, step.size)
-        moments.sort()
-        first_s = moments[0][0] if moments else 0.0
-        lines = [f"{at_s - first_s:7.1f} s  {what}" for at_s, what in moments]
-        for log in sorted((self.directory / "logs").glob("*/*.log")):
-            tail = log.read_text(errors="replace").splitlines()[-30:]
-            lines += ["", f"-- {log.parent.name}/{log.name}", *tail]
-        return "\n".join(lines)
+            if step.size != size:
+                size = step.size
+                yield step.at_s, f"step {step.number} in a world of {size}"
+
+
+def token(node: Node) -> str:
+    """A node's name to Horovod."""
+    return token_of(node.name, node.pod.uid)
+
+
+class Roster:
+    """The nodes of a job that should train now, by what becomes of them."""
+
+    def __init__(self, job: HorovodCluster, *names: str) -> None:
+        self.job = job
+        self.names = set(names)
+        self.changes = 0
+        job.until_world(*names)
+
+    def rank_0(self) -> str:
+        return self.job.host_of_rank_0()
+
+    def other(self) -> str:
+        return min(self.names - {self.rank_0()})
+
+    def settle(self, changes: int = 1) -> None:
+        """Wait until those who should train do."""
+        self.changes += changes
+        self.job.until_world(*self.names)
+        self.job.goes_on(10)
+
+    def add(self, *names: str) -> None:
+        self.job.add(*names)
+        self.names |= set(names)
+        self.settle(len(names))
+
+    def leave(self, *names: str) -> None:
+        self.names -= set(names)
+        self.job.leave(*names)
+        self.settle(len(names))
+
+    def kill(self, *names: str) -> None:
+        self.names -= set(names)
+        self.job.kill(*names)
+        self.settle(len(names))

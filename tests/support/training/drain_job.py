@@ -8,34 +8,31 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rdzv.records.drain import Drain
-from tests.support.training.job import LEAVE_TIMEOUT_S, ROOT, Job, Node, marked
+from tests.support.training.job import Job
+from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node
 from tests.support.training.step_log import World
-from tests.support.training.taken_ports import taken_ports
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "drain_loop.py"
+SCRIPT = ROOT / "tests" / "support" / "scripts" / "drain_loop.py"
 DRAINED_STATUS = 143
 GRACE_S = "90"
-"""Where nothing is to expire, also on a machine that stands still for a while."""
-SOON_S = 30.0
-"""Of such a grace, for a drain that nothing keeps; the rest is for the machine alone."""
-END_TIMEOUT_S = 120.0
-"""For a drain to be over, and for its container to end."""
+"""Where nothing is to expire."""
+STEPS_BETWEEN = 10
 
 RunJob = Callable[..., AbstractContextManager[Job]]
+Notice = Callable[[Job, Node], object]
 
 
 @dataclass(frozen=True)
 class Account:
-    """What became of every step: how often it was made, and by whom saved."""
+    """What became of every step that a job has made."""
 
     lost: list[int]
     twice: list[int]
@@ -54,12 +51,11 @@ def draining_job(
     """A job that trains ``drain_loop.py``, under ``muster-run`` where not told otherwise."""
     with run_job(
         list(endpoints),
-        **{"wrapped": True, "lease_s": 10.0, "script": SCRIPT} | settings,
+        **{"wrapped": True, "lease_s": 30.0, "script": SCRIPT} | settings,
         script_environ=dict(script_environ or {}),
         sidecar_environ={"MUSTER_GRACE_S": GRACE_S} | (sidecar_environ or {}),
     ) as job:
         # Read when a torchrun is started.
-        job.script_environ["CHECKPOINT_DIR"] = str(job.directory / "checkpoints")
         job.script_environ["DRAIN_LOOP_GATE"] = str(job.directory / "gate")
         yield job
 
@@ -75,9 +71,12 @@ def saves_held(job: Job) -> Iterator[None]:
         gate.unlink()
 
 
-def account(job: Job) -> Account:
-    """Account for every step that any world has made."""
-    return account_of(job.steps.directory)
+def trains(job: Job, nodes: int) -> World:
+    """Start nodes, and wait until all of them have made steps."""
+    job.add(nodes)
+    world = job.world_of(job.nodes.values())
+    job.goes_on(world, STEPS_BETWEEN)
+    return world
 
 
 def account_of(steps: Path) -> Account:
@@ -95,16 +94,6 @@ def account_of(steps: Path) -> Account:
     )
 
 
-def saved_steps(job: Job) -> dict[int, set[int]]:
-    """The ranks that have saved each step."""
-    saved: dict[int, set[int]] = defaultdict(set)
-    for path in (job.directory / "saves").iterdir():
-        for line in path.read_text().splitlines():
-            _, step, rank, *_ = line.split()
-            saved[int(step)].add(int(rank))
-    return dict(saved)
-
-
 def drain_of(job: Job, node: Node) -> Drain | None:
     """The newest drain of the node's pod, as the store has it."""
     drains = job.witness.sight.membership.drains.values()
@@ -112,23 +101,20 @@ def drain_of(job: Job, node: Node) -> Drain | None:
     return max(found, key=lambda drain: drain.created_revision, default=None)
 
 
-def hosts_rank_0(job: Job, world: World) -> Node:
-    """The node that hosts rank 0."""
-    return job.nodes[world.workers[0].node]
-
-
 # -- notices, as each way gives them
+
+
+def notify(node: Node) -> None:
+    """The sidecar's preStop hook."""
+    hook = [sys.executable, "-m", "console.main", "notice", "--run-dir", str(node.run_dir)]
+    subprocess.run(hook, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=END_TIMEOUT_S, check=True)
 
 
 def terminate(job: Job, node: Node) -> None:
     """End the pod as the kubelet does: the sidecar's preStop hook, and SIGTERM to muster-run."""
-    assert node.launcher is not None
     job.tell(f"{node.name}: the pod is deleted")
-    prestop = [sys.executable, "-m", "console.main", "notice", "--run-dir", str(node.run_dir)]
-    subprocess.run(
-        prestop, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60
-    )
-    node.launcher.send_signal(signal.SIGTERM)
+    notify(node)
+    sigterm(job, node)
 
 
 def sigterm(job: Job, node: Node) -> None:
@@ -148,42 +134,50 @@ def by_hand(job: Job, node: Node, *arguments: str) -> subprocess.Popen[str]:
             *("--etcd-endpoints", ",".join(job.endpoints), *arguments),
         ],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("MUSTER_")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def hold(job: Job, node: Node) -> subprocess.Popen[bytes]:
+def operator(job: Job, node: Node) -> None:
+    """``muster drain --wait``, to its end."""
+    process = by_hand(job, node, "--wait")
+    said, _ = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 0, said
+    assert said.splitlines()[-1].startswith("released"), said
+
+
+def hold(job: Job, node: Node) -> None:
     """``muster-hold`` as the training container's preStop hook; SIGTERM comes when it returns."""
     job.tell(f"{node.name}: muster-hold")
     program = str(node.run_dir / "bin" / "muster-hold")
-    return subprocess.Popen([program], env={**os.environ, "MUSTER_RUN_DIR": str(node.run_dir)})
+    environ = {**os.environ, "MUSTER_RUN_DIR": str(node.run_dir)}
+    subprocess.run([program], env=environ, timeout=END_TIMEOUT_S, check=True)
+    sigterm(job, node)
 
 
 # -- what must follow
 
 
-def gone(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> int:
+def gone(job: Job, node: Node) -> int:
     """Wait until the container has ended; end the rest of the pod; return its status."""
-    assert node.launcher is not None
-    job.until(lambda: node.launcher and node.launcher.poll() is not None, timeout_s, "it ends")
-    status = node.launcher.returncode
-    assert node.sidecar is not None
-    left = marked(job.token, node.name) - {node.sidecar.pid}
+    launcher, sidecar = node.launcher, node.sidecar
+    assert launcher is not None
+    assert sidecar is not None
+    job.until(lambda: launcher.poll() is not None, END_TIMEOUT_S, f"{node.name} ends")
+    left = job.processes(node.name) - {sidecar.pid}
     assert not left, f"{node.name} has ended, its processes {left} have not"
-    node.sidecar.terminate()
-    assert node.sidecar.wait(LEAVE_TIMEOUT_S) == 0
+    job.stop_sidecar(node)
     del job.nodes[node.name]
-    return int(status)
+    return int(launcher.returncode)
 
 
-def released(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> Drain:
+def released(job: Job, node: Node) -> Drain:
     """Wait until the drain of ``node`` has an outcome."""
     job.until(
         lambda: (drain := drain_of(job, node)) is not None and drain.outcome,
-        timeout_s,
+        END_TIMEOUT_S,
         f"the drain of {node.name} ends",
     )
     drain = drain_of(job, node)
@@ -191,55 +185,85 @@ def released(job: Job, node: Node, timeout_s: float = END_TIMEOUT_S) -> Drain:
     return drain
 
 
-def released_soon(job: Job, node: Node) -> Drain:
-    """Wait as ``released`` does for a drain that nothing keeps, and assert that it was over soon.
-
-    It counts from when the sidecar that ended it saw it, and while the machine lets anybody run.
-    """
-    drain = released(job, node)
-    now_s = time.monotonic()
-    (details,) = (
-        entry["details"]
-        for entry in history(job)
-        if entry["details"].get("pod_uid") == drain.pod_uid
-    )
-    still_s = job.stood_still_s(now_s - details["took_s"], now_s)
-    assert details["took_s"] - still_s < SOON_S, (
-        f"the drain of {node.name} took {details['took_s']} s,"
-        f" while the machine stood still for {still_s:.1f}: {details}"
-    )
-    return drain
+def committed(job: Job, *nodes: Node, ranks: int) -> int:
+    """Wait until these are drained; assert that all ranks saved one step; return it."""
+    drains = [released(job, node) for node in nodes]
+    assert {drain.outcome for drain in drains} == {"committed"}
+    (step,) = {drain.step for drain in drains}
+    assert step is not None
+    saved = set()
+    for path in (job.directory / "saves").iterdir():
+        lines = map(str.split, path.read_text().splitlines())
+        saved |= {int(rank) for _, at, rank, *_ in lines if int(at) == step}
+    assert saved == set(range(ranks))
+    return step
 
 
-def nothing_lost(job: Job, restarts: int = 0) -> Account:
+def nothing_lost(job: Job) -> Account:
     """Assert that every step was made once, in one world, and that no restart was burnt."""
-    told = account(job)
+    told = account_of(job.steps.directory)
     assert told.lost == [], f"steps lost: {told.lost}"
     assert told.twice == [], f"steps trained twice: {told.twice}"
-    assert restarts_counted(job) == restarts
+    assert job.restarts_burnt() <= 0
     job.never_two_worlds()
     return told
 
 
-def restarts_counted(job: Job) -> int:
-    """Most restarts that torch has counted on one node, less those over a port that was taken.
-
-    Such a port ends the workers of all nodes, and only rank 0 tells of it.
-    """
-    logs = job.directory.glob("*/torchrun.log")
-    taken = taken_ports(log.read_text(errors="replace") for log in logs)
-    return max(0, max(world.restarts for world in job.steps.worlds()) - taken)
-
-
-def all_saved(job: Job, step: int, ranks: Iterable[int]) -> None:
-    """Assert that every rank of a world has saved ``step``, and nothing else at that time."""
-    assert saved_steps(job)[step] == set(ranks)
-
-
-def history(job: Job) -> list[dict[str, Any]]:
-    """The entries about drains."""
+def outcomes(job: Job) -> list[str]:
+    """How the drains ended that the history tells of."""
     prefix = job.keys.history
     found = [
         json.loads(kv.value) for key, kv in job.witness.kvs().items() if key.startswith(prefix)
     ]
-    return [entry for entry in found if entry["what"] == "drain"]
+    return [entry["details"]["outcome"] for entry in found if entry["what"] == "drain"]
+
+
+def drain_and_replace(
+    job: Job, world: World, leavers: Sequence[Node], notice: Notice, replace: int
+) -> World:
+    """Tell ``leavers`` to go, all at once; ``replace`` others come; the next world steps."""
+    commits = len(job.witness.commits)
+    # Several are told before the save for the first of them is over.
+    with saves_held(job) if len(leavers) > 1 else nullcontext():
+        for node in leavers:
+            notice(job, node)
+        job.until(
+            lambda: all(drain_of(job, node) for node in leavers), 120, "the drains are on record"
+        )
+    committed(job, *leavers, ranks=world.size)
+    served = {c.epoch for _, c in job.witness.commits[commits:] if c.phase == "done"}
+    assert len(served) == 1, f"drains at once shared no commit: epochs {served}"
+    staying = [node for node in job.nodes.values() if node not in leavers]
+    smaller = job.world_of(staying, not_=world)
+    assert smaller.began_s > world.ended_s
+    job.goes_on(smaller, STEPS_BETWEEN)
+    for node in leavers:
+        if notice is operator:
+            job.kill_node(node)
+        else:
+            assert gone(job, node) == DRAINED_STATUS
+    if not replace:
+        return smaller
+    job.add(replace)
+    again = job.world_of(job.nodes.values(), not_=smaller)
+    job.goes_on(again, STEPS_BETWEEN)
+    return again
+
+
+def a_row_of_drains(job: Job, drains: int) -> None:
+    """Drain one node after another, by each way in turn; every fifth time two at once."""
+    world = trains(job, 3)
+    for turn in range(drains):
+        notice = (terminate, operator, sigterm)[turn % 3]
+        leavers = [job.nodes[world.workers[0].node]]
+        if turn % 3 == 1:
+            leavers = [job.nodes[max(job.nodes)]]
+        if turn % 5 == 4:
+            world = trains(job, 1)
+            notice = sigterm  # the two commands would not come at once
+            leavers = [job.nodes[name] for name in sorted(job.nodes)[:2]]
+        world = drain_and_replace(job, world, leavers, notice, replace=1)
+    told = nothing_lost(job)
+    assert told.steps > 2 * STEPS_BETWEEN * drains
+    assert set(outcomes(job)) == {"committed"}
+    assert len(outcomes(job)) >= drains

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What jobs of muster local share."""
+"""One ``muster local``, and what it tells."""
 
 from __future__ import annotations
 
@@ -9,29 +9,20 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import console
-
-ROOT = Path(console.__file__).parent.parent
-
+from console.local.processes.marked import holding
+from tests.support.training.pods import ROOT
+from tests.support.waiting import wait_until
 
 PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
-
-
 class LocalJob:
-    """One ``muster local`` and the lines that it prints."""
+    """One ``muster local`` and the lines that it prints; nothing of it outlives ``end``."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
@@ -66,6 +57,11 @@ class LocalJob:
             for line in output:
                 self.lines.append(line)
 
+    @property
+    def said(self) -> str:
+        """All that it has printed."""
+        return "".join(self.lines)
+
     def told(self, words: str, timeout_s: float = 300.0) -> None:
         """Wait for a line that holds ``words``."""
 
@@ -73,7 +69,7 @@ class LocalJob:
             return any(words in line for line in tuple(self.lines))
 
         wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
-        assert seen(), f"it ended before it told {words!r}:\n{''.join(self.lines)}"
+        assert seen(), f"it ended before it told {words!r}:\n{self.said}"
 
     def worlds(self, since: str = "") -> list[int]:
         """Sizes of the worlds that it has told of, after a line that holds ``since``."""
@@ -89,7 +85,7 @@ class LocalJob:
             return self.worlds(since)[-len(worlds) :] == list(worlds)
 
         wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
-        assert trains(), f"it ended before worlds {worlds}:\n{''.join(self.lines)}"
+        assert trains(), f"it ended before worlds {worlds}:\n{self.said}"
         self._hurry.touch()
 
     def status(self, timeout_s: float = 450.0) -> int:
@@ -98,9 +94,16 @@ class LocalJob:
         self._reader.join(10)
         return status
 
-    def leaves_nothing(self, timeout_s: float) -> None:
+    def leaves_nothing(self) -> None:
         """Wait until none of its processes is left."""
-        wait_until(lambda: not self.processes(), timeout_s, "no process is left behind")
+        wait_until(lambda: not self.processes(), 60, "no process is left behind")
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.status(60)
+        self.leaves_nothing()
 
     def timeline(self) -> dict[str, Any]:
         """The report that it wrote."""
@@ -110,18 +113,8 @@ class LocalJob:
 
     def processes(self, *marks: str) -> set[int]:
         """Live processes of this job whose environment holds every one of ``marks``."""
-        wanted = {f"MUSTER_JOB={self.name}".encode(), *(mark.encode() for mark in marks)}
-        wanted_of_torch = {f"PET_RDZV_ID={self.name}".encode(), *(mark.encode() for mark in marks)}
-        found = set()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                try:
-                    environ = set((entry / "environ").read_bytes().split(b"\0"))
-                except (FileNotFoundError, ProcessLookupError, PermissionError):
-                    continue
-                if wanted <= environ or wanted_of_torch <= environ:
-                    found.add(int(entry.name))
-        return found
+        names = (f"MUSTER_JOB={self.name}", f"PET_RDZV_ID={self.name}")
+        return set().union(*(holding(name, *marks) for name in names))
 
 
 def sizes(timeline: dict[str, Any]) -> list[int]:

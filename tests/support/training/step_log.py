@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
+
+from tests.support.waiting import Timeline
+
+STEPS_TIMEOUT_S = 120.0
+"""For some steps of a world, and a second more for each."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,6 @@ class World:
         """Most restarts that torch has counted on one of its nodes."""
         return max(worker.restarts for worker in self.workers.values())
 
-    def pauses(self, since_s: float, until_s: float) -> list[tuple[float, float]]:
-        """The times without a step between two moments."""
-        moments = [since_s, *(at for at in self.steps_s if since_s < at < until_s), until_s]
-        return list(pairwise(moments))
-
 
 class StepLog:
     """Reads the files of all workers as they grow."""
@@ -91,3 +92,50 @@ class StepLog:
         at_s, step, rank, size, restarts, pid, number = line.split()
         world = self._worlds.setdefault(int(number), World(int(number), int(size)))
         world.add(float(at_s), int(step), int(rank), Worker(node, int(pid), int(restarts)))
+
+
+class Training(Timeline):
+    """What is seen of a job by its steps."""
+
+    steps: StepLog
+
+    def world(self) -> World | None:
+        """The newest world, if it has made a step within the last second."""
+        worlds = self.steps.worlds()
+        if worlds and time.monotonic() - worlds[-1].ended_s < 1.0:
+            return worlds[-1]
+        return None
+
+    def until_world(
+        self, fits: Callable[[World], bool], timeout_s: float, what: str, not_: World | None
+    ) -> World:
+        """Wait until a whole world steps that fits, other than ``not_``; return it."""
+        world: World | None = None
+
+        def formed() -> bool:
+            nonlocal world
+            world = self.world()
+            if world is None or (not_ is not None and world.number == not_.number):
+                return False
+            return len(world.workers) == world.size and fits(world)
+
+        self.until(formed, timeout_s, what)
+        assert world is not None
+        self.tell(f"a world of {world.size} steps: {', '.join(sorted(world.nodes))}")
+        return world
+
+    def goes_on(self, world: World, steps: int = 20) -> None:
+        """Wait until ``world`` has made so many more steps."""
+        goal = len(world.steps_s) + steps
+        self.until(
+            lambda: self.steps.worlds() and len(world.steps_s) >= goal,
+            STEPS_TIMEOUT_S + steps,
+            f"the world makes {steps} more steps",
+        )
+
+    def moments(self) -> Iterator[tuple[float, str]]:
+        yield from super().moments()
+        for world in self.steps.worlds():
+            nodes = ", ".join(sorted(world.nodes))
+            yield world.began_s, f"first step of a world of {world.size}: {nodes}"
+            yield world.ended_s, f"last step of it, its {len(world.steps_s)}th"

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real torchrun jobs while nodes, sidecars and the store come, go, freeze and die.
+
+What becomes of the rendezvous is proven in ``tests/contract``, for every moment; here torch's own
+agents and workers go through it, once for each promise, and in ``--long`` in every way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+
+import pytest
+
+from rdzv.records.quarantine import TERMS, Quarantine
+from rdzv.store.access import Access
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.etcd_leader import leader_of
+from tests.support.training.background import Background
+from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.pods import Node
+from tests.support.training.step_log import World
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+
+RunJob = Callable[..., AbstractContextManager[Job]]
+Act = Callable[[Job, Node], object]
+long = pytest.mark.long
+
+
+# -- a node is lost, and comes back or is replaced
+
+
+def dies(job: Job, node: Node) -> None:
+    job.kill_node(node)
+
+
+def is_replaced(job: Job, node: Node) -> None:
+    job.add()
+
+
+def sidecar_dies(job: Job, node: Node) -> None:
+    """Without muster-run, torch's client sees its connection end, and never reconnects."""
+    job.kill_sidecar(node)
+    assert node.launcher is not None
+    assert node.launcher.wait(120) == 1
+
+
+def sidecar_and_torchrun_start(job: Job, node: Node) -> None:
+    job.start_again(node)
+    job.start_launcher(node)
+
+
+LOSSES: list[tuple[str, int, Act, Act]] = [
+    ("the node of rank 0 is killed", 0, dies, is_replaced),
+    ("another node is killed", -1, dies, is_replaced),
+    ("a node is terminated", 1, Job.stop_node, is_replaced),
+    ("torchrun and its workers are killed", 0, Job.kill_agent_with_workers, Job.start_launcher),
+    ("torchrun is killed alone", 1, Job.kill_agent_only, Job.start_launcher),
+    ("a node freezes beyond its lease", 1, Job.freeze, Job.resume),
+    ("a sidecar freezes beyond its lease", 0, Job.freeze_sidecar, Job.resume),
+    ("a sidecar is killed without muster-run", 0, sidecar_dies, sidecar_and_torchrun_start),
+]
+DAILY = ("the node of rank 0 is killed",)
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=long)])
+def job(request: pytest.FixtureRequest, run_job: RunJob, embedded: list[str]) -> Iterator[Job]:
+    """One job that goes through all losses, with one and with two processes a node."""
+    with run_job(embedded, slots=request.param, least=2, most=4) as job:
+        job.add(3)
+        yield job
+
+
+@pytest.mark.parametrize(
+    ("rank", "befalls", "mends"),
+    [
+        pytest.param(rank, befalls, mends, id=name, marks=() if name in DAILY else long)
+        for name, rank, befalls, mends in LOSSES
+    ],
+)
+def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, mends: Act) -> None:
+    world, before = job.world_of(job.nodes.values()), job.round.number
+    victim = job.nodes[world.workers[rank % world.size].node]
+    befalls(job, victim)
+    smaller = job.world_of([node for node in job.nodes.values() if node is not victim])
+    if befalls is dies:
+        # Nobody sat out a last call, as torch does alone.
+        said = [line for n in job.nodes.values() for line in n.sidecar_log().splitlines()]
+        words = (f"round {job.round.number}: ", "nobody else is coming: complete")
+        assert any(all(word in line for word in words) for line in said)
+    job.goes_on(smaller)
+    assert job.restarts_burnt(world) <= job.round.number - before
+    mends(job, victim)
+    job.world_of(job.nodes.values(), not_=smaller)
+    job.until(job.in_agreement, 60, "everybody agrees")
+    job.never_two_worlds()
+
+
+# -- too few, and too many
+
+
+def test_below_min_nobody_trains_and_beyond_max_a_spare_stands_by_and_takes_over(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=2) as job:
+        first, second = job.add(2)
+        world = job.world_of([first, second])
+        job.kill_node(second)
+        job.until_members(first)
+        job.until(lambda: job.state(first) == "asking", FORM_TIMEOUT_S, "it asks for others")
+        assert job.steps.worlds()[-1] is world
+        job.add()
+        full = job.world_of(job.nodes.values())
+
+        (spare,) = job.add()
+        job.until(lambda: job.state(spare), FORM_TIMEOUT_S, "the spare's torchrun asks")
+        job.undisturbed(full)
+        assert spare.launcher is not None
+        assert spare.launcher.poll() is None
+        job.kill_node(job.nodes[full.workers[0].node])
+        assert spare.name in job.world_of(job.nodes.values()).nodes
+        job.never_two_worlds()
+
+
+# -- pods that cannot train
+
+
+def test_a_spare_trains_in_the_place_of_a_pod_whose_launcher_never_comes(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=2, most=2) as job:
+        job.add(launch=False)
+        job.goes_on(job.world_of(job.add(2)))
+        job.never_two_worlds()
+
+
+def test_a_crash_loop_stops_the_healthy_no_more(run_job: RunJob, embedded: list[str]) -> None:
+    with run_job(embedded, least=1, most=2) as job:
+        (healthy,) = job.add()
+        job.world_of([healthy])
+        (bad,) = job.add(launch=False)
+        pod_uid = job.witness.sight.membership.members[bad.name].pod_uid
+        # All but one of the deaths that it takes.
+        before = Quarantine(bad.name, pod_uid, TERMS.deaths - 1, "before")
+        job.witness.put(job.keys.in_generation(1).quarantine(bad.name), before.to_json())
+        job.start_launcher(bad)
+        job.world_of([healthy, bad])
+        job.kill_agent_with_workers(bad)
+        calm = job.world_of([healthy])
+        job.start_launcher(bad)
+        job.until(lambda: job.state(bad) == "asking", FORM_TIMEOUT_S, "it asks again")
+        job.undisturbed(calm)
+        job.kill_agent_with_workers(bad)
+        job.until(lambda: job.state(bad) == "left", FORM_TIMEOUT_S, "it is gone")
+        job.undisturbed(calm)
+        assert job.witness.sight.membership.quarantines[bad.name].out
+        job.never_two_worlds()
+
+
+# -- what a job takes no notice of
+
+
+@contextmanager
+def unnoticed(job: Job) -> Iterator[World]:
+    """The job takes no notice of what is done in the block: no other world, process or round."""
+    world = job.world_of(job.nodes.values())
+    job.until(job.in_agreement, 60, "everybody agrees")
+    before = job.round
+    yield world
+    job.until(job.in_agreement, 60, "store, host lists and metrics agree again")
+    job.undisturbed(world, 40)
+    assert (job.round.number, job.round.frozen) == (before.number, before.frozen)
+    assert all(n.launcher is not None and n.launcher.poll() is None for n in job.nodes.values())
+    job.never_two_worlds()
+
+
+def killed_one_by_one(job: Job) -> None:
+    for node in job.nodes.values():
+        job.kill_sidecar(node)
+        job.start_again(node)
+
+
+def killed_all_at_once(job: Job) -> None:
+    for node in job.nodes.values():
+        job.kill_sidecar(node)
+    for node in job.nodes.values():
+        job.start_sidecar(node)
+    job.until_ready(*job.nodes.values())
+
+
+def replaced_in_place(job: Job) -> None:
+    for node in job.nodes.values():
+        job.stop_sidecar(node)
+        job.start_again(node)
+
+
+def frozen_for_400_steps(job: Job) -> None:
+    victim = job.nodes[max(job.nodes)]
+    job.freeze_sidecar(victim)
+    job.goes_on(job.steps.worlds()[-1], 400)
+    job.resume(victim)
+
+
+@pytest.mark.parametrize(
+    "befalls",
+    [
+        killed_all_at_once,
+        *(pytest.param(each, marks=long) for each in (killed_one_by_one, replaced_in_place)),
+        pytest.param(frozen_for_400_steps, marks=long),
+    ],
+)
+def test_what_becomes_of_sidecars_within_the_lease_is_not_noticed_and_the_end_is_told(
+    run_job: RunJob, embedded: list[str], befalls: Callable[[Job], None]
+) -> None:
+    with run_job(embedded, least=2, most=2, lease_s=120.0, wrapped=True) as job:
+        job.add(2)
+        with unnoticed(job):
+            befalls(job)
+            job.until(
+                lambda: all(n.metric("muster_c10d_connections") for n in job.nodes.values()),
+                60,
+                "each torchrun is connected to its sidecar",
+            )
+        job.stop_training()
+        assert job.launchers_end() == [0, 0]
+        job.until(lambda: job.round.closed == "success", 60, "it is closed by success")
+
+
+@long
+def test_a_torchrun_whose_sidecar_was_away_beyond_the_lease_comes_back(
+    run_job: RunJob, embedded: list[str]
+) -> None:
+    with run_job(embedded, least=1, most=2, wrapped=True) as job:
+        first, victim = job.add(2)
+        job.world_of(job.nodes.values())
+        job.kill_sidecar(victim)
+        job.goes_on(job.world_of([first]))
+        job.start_again(victim)
+        job.world_of(job.nodes.values())
+        assert victim.launcher is not None
+        assert victim.launcher.poll() is None
+        job.never_two_worlds()
+
+
+# -- the store fails: three real etcd members
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[EtcdCluster]:
+    with EtcdCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def stored(run_job: RunJob, cluster: EtcdCluster) -> Iterator[Job]:
+    """One job that goes through every failure of its store."""
+    with run_job(cluster.endpoints, least=2, most=4, proxied=True) as job:
+        job.add(2)
+        yield job
+
+
+Outage = Callable[[Job, EtcdCluster, Background], None]
+
+
+def one_fails(job: Job, cluster: EtcdCluster, background: Background, *, freezes: bool) -> None:
+    leader = background.run(leader_of(Access(tuple(cluster.endpoints))))
+    (cluster.freeze if freezes else cluster.kill)(leader)
+    job.goes_on(job.steps.worlds()[-1], 280)
+
+
+def all_are_down(
+    job: Job, cluster: EtcdCluster, background: Background, *, steps: int = 300
+) -> None:
+    for member in range(len(cluster)):
+        cluster.kill(member)
+    job.goes_on(job.steps.worlds()[-1], steps)
+
+
+def everybody_is_cut_off(job: Job, cluster: EtcdCluster, background: Background) -> None:
+    """Until all leases have ended, and for three times as long."""
+    job.cut_store(job.nodes.values())
+    job.until_members()
+    job.goes_on(job.steps.worlds()[-1], round(3 * job.lease_s / 0.05))
+    assert all(sorted(node.hosts()) == sorted(job.nodes) for node in job.nodes.values())
+    assert all(node.ask("healthz")[0] == 200 for node in job.nodes.values())
+
+
+def the_history_is_compacted(
+    job: Job, cluster: EtcdCluster, background: Background, *, steps: int
+) -> None:
+    """While all are cut off, before and after they have trained for a while."""
+    job.cut_store(job.nodes.values(), reset=True)
+    for wait in (0, steps):
+        job.goes_on(job.steps.worlds()[-1], wait)
+        for number in range(50):
+            revision = job.witness.put(f"{job.keys.prefix}drill", str(number).encode())
+        job.witness.compact(revision)
+
+
+OUTAGES: dict[str, Outage] = {
+    "everybody is cut off for three leases": everybody_is_cut_off,
+    "the leader is killed": partial(one_fails, freezes=False),
+    "the leader is frozen": partial(one_fails, freezes=True),
+    "all members are down": all_are_down,
+    "all members are down for a minute": partial(all_are_down, steps=1200),
+    "compacted within the lease": partial(the_history_is_compacted, steps=40),
+    "compacted beyond the lease": partial(the_history_is_compacted, steps=240),
+}
+
+
+@pytest.mark.etcd
+@pytest.mark.parametrize(
+    "befalls",
+    [
+        pytest.param(outage, id=name, marks=long if number else ())
+        for number, (name, outage) in enumerate(OUTAGES.items())
+    ],
+)
+def test_i5_training_takes_no_notice_of_its_store(
+    stored: Job, cluster: EtcdCluster, background: Background, befalls: Outage
+) -> None:
+    with unnoticed(stored):
+        befalls(stored, cluster, background)
+        cluster.restore()
+        stored.mend_store()
+
+
+@long
+@pytest.mark.etcd
+def test_i5_a_node_that_dies_during_an_outage_is_missed_after_it(
+    stored: Job, cluster: EtcdCluster
+) -> None:
+    stored.add()
+    world = stored.world_of(stored.nodes.values())
+    for member in range(len(cluster)):
+        cluster.kill(member)
+    stored.kill_node(stored.nodes[world.workers[1].node])
+    cluster.restore()
+    stored.world_of(stored.nodes.values())
+    stored.until(stored.in_agreement, 60, "everybody agrees")
+    stored.never_two_worlds()
+
+
+@long
+@pytest.mark.etcd
+@pytest.mark.parametrize("uid", ["the-job", ""])
+def test_i1_newcomers_while_all_others_are_cut_off(
+    run_job: RunJob, cluster: EtcdCluster, uid: str
+) -> None:
+    """With the job's UID they form no second world; without one they begin its next life."""
+    with run_job(cluster.endpoints, least=2, most=4, proxied=True) as job:
+        old = job.add(2, uid=uid)
+        world = job.world_of(old)
+        job.cut_store(old)
+        job.until_members()
+        new = job.add(2, uid=uid)
+        if uid:
+            job.until(
+                lambda: all(job.state(node) == "asking" for node in new),
+                FORM_TIMEOUT_S,
+                "the newcomers ask",
+            )
+            job.undisturbed(world, round(3 * job.lease_s / 0.05))
+            assert job.steps.worlds() == [world]
+        else:
+            job.world_of(new)
+        job.mend_store()
+        job.world_of(job.nodes.values())
+        job.until(job.in_agreement, 60, "everybody agrees")
+        if uid:
+            job.never_two_worlds()
