@@ -20,10 +20,10 @@ from time import monotonic, sleep
 from benchmarks.drain import recording
 from benchmarks.figures import Bar, Figure, of_medians
 from rdzv.keys import JobKeys
+from sidecar_image.image import sidecar_archive
 from tests.support.cluster.claim import claimed
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object, host_paths
-from tests.support.cluster.sidecar_image import sidecar_archive
 from tests.support.cluster.workload import NAME, Workload
 from tests.support.training.step_log import World
 

@@ -117,6 +117,6 @@ ensure_cluster() {
     done
     # The first build of the sidecar's image downloads wheels; later ones find their layers there.
     if [ "$(id -u)" = 0 ] && ! [ -d "$MUSTER_CACHE/sidecar-layers" ]; then
-        "$PYTHON" -m tests.support.cluster.sidecar_image >/dev/null || say "Tests of the sidecar's image will fail."
+        PYTHONPATH="$REPOSITORY/scripts/toolchain" "$PYTHON" -m sidecar_image >/dev/null || say "Tests of the sidecar's image will fail."
     fi
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.training.older_torch import SETUP_TIMEOUT_S, python_with_torch
+from older_torch import SETUP_TIMEOUT_S, python_with_torch
 
 RUN_S = 600
 

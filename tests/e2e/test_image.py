@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.container_engine import ROOT, ContainerEngine
-from tests.support.cluster.sidecar_image import IMAGE, context_names, sidecar_archive
+from sidecar_image.engine import ROOT, ContainerEngine
+from sidecar_image.image import IMAGE, context_names, sidecar_archive
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sidecar_image.image import sidecar_archive
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod
 from tests.support.cluster.fixtures import kubelab
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import Kubelab, Object
-from tests.support.cluster.sidecar_image import sidecar_archive
 from tests.support.cluster.workload import Workload
 
 __all__ = ["kubelab"]

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from older_torch import SETUP_TIMEOUT_S, python_with_torch
 from tests.support.training.drain_job import a_row_of_drains, draining_job
 from tests.support.training.job import Job
-from tests.support.training.older_torch import SETUP_TIMEOUT_S, python_with_torch
 
 pytestmark = [
     pytest.mark.torch,

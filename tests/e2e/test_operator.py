@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from sidecar_image.image import sidecar_archive
 from tests.support.cluster.account import Account
 from tests.support.cluster.drills import STEPS_BETWEEN, Act, befall, scale_down, scale_up
 from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob, OperatorJob, delete_worker_0
-from tests.support.cluster.sidecar_image import sidecar_archive
 
 pytestmark = [
     pytest.mark.kubelab,

@@ -10,9 +10,9 @@ from subprocess import TimeoutExpired
 
 import pytest
 
+from sidecar_image.image import IMAGE, sidecar_archive
 from tests.support.cluster.claim import claimed
 from tests.support.cluster.lab import UNFIT, Kubelab
-from tests.support.cluster.sidecar_image import IMAGE, sidecar_archive
 
 PREPARE_TIMEOUT_S = 900.0
 """The first time, Kubernetes is built."""

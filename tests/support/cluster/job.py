@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from sidecar_image.image import IMAGE as SIDECAR_IMAGE
 from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
-from tests.support.cluster.sidecar_image import IMAGE as SIDECAR_IMAGE
 from tests.support.cluster.workload import (
     ETCD_ENDPOINT,
     LABEL,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import console
-from tests.support.cluster.container_engine import CACHE
+from sidecar_image.engine import CACHE
 from tests.support.waiting import wait_until
 
 ROOT = Path(console.__file__).parent.parent

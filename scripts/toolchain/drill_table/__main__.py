@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs every drill with Muster and without, and writes what came of it as a Markdown table.
 
-    python -m tests.support.cluster.table --slots 1 --slots 2 docs/kubernetes-drills.md
+    scripts/drill-table --slots 1 --slots 2 docs/kubernetes-drills.md
 
 A cluster that is not there is made, and ended afterwards. Rows are kept beside the page
 as they come (``.json``), so that a run that was ended goes on with what is missing; ``--again``
@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sidecar_image.image import sidecar_archive
 from tests.support.cluster.claim import claimed
 from tests.support.cluster.drills import DRILLS, Drill, Row, run, series
 from tests.support.cluster.lab import ROOT, Kubelab
-from tests.support.cluster.sidecar_image import sidecar_archive
 
 Told = dict[str, str]
 CELLS = ("drill", "pods", "grace", "enough", "with", "lost", "twice", "still", "goes on", "load")
@@ -116,7 +116,7 @@ def page(found: Sequence[Told]) -> str:
     found = sorted(found, key=lambda r: (r["slots"], order.index(r["drill"]), r["with"]))
     heads = ["what befalls the job", *CELLS[1:4], "", *CELLS[5:]]
     lines = [heads, ["---"] * len(heads), *([one[cell] for cell in CELLS] for one in found)]
-    text = (Path(__file__).parent / "table.md").read_text()
+    text = (Path(__file__).parent / "page.md").read_text()
     return text.format(
         not_run=not_run(found),
         date=today,
@@ -127,6 +127,7 @@ def page(found: Sequence[Told]) -> str:
 
 
 def main() -> None:
+    """Run what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--slots", type=int, action="append", required=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container engine of the tests' own: started, used through the ``docker`` SDK, and ended.
+"""A container engine for builds and tests: started, used through the ``docker`` SDK, and ended.
 
 It shares nothing with an engine that the machine may have: its data, its sockets and its cgroups
 are its own, and it touches no network of the host's. Containers have the host's network or none.
@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import docker
-import pytest
 
 ROOT = Path(__file__).parents[3]
 CACHE = Path(os.environ.get("MUSTER_CACHE") or Path.home() / ".cache" / "muster")
@@ -45,7 +44,7 @@ exec "$@"
 
 
 def toolchain(name: str) -> Path:
-    """What a script of ``scripts/toolchain`` provides; fails the test with what it says."""
+    """What a script of ``scripts/toolchain`` provides; raises with what it says."""
     done = subprocess.run(
         [ROOT / "scripts" / "toolchain" / name],
         env={**os.environ, "MUSTER_CACHE": str(CACHE)},
@@ -53,7 +52,7 @@ def toolchain(name: str) -> Path:
         text=True,
     )
     if done.returncode:
-        pytest.fail(f"scripts/toolchain/{name}: {done.stderr}", pytrace=False)
+        raise RuntimeError(f"scripts/toolchain/{name}: {done.stderr}")
     return Path(done.stdout.strip())
 
 
@@ -67,7 +66,7 @@ class ContainerEngine:
 
     def __init__(self, images: Path | None = None) -> None:
         if os.geteuid() != 0:
-            pytest.fail("a container engine can only be started by root", pytrace=False)
+            raise RuntimeError("a container engine can only be started by root")
         self._programs = toolchain("container-engine")
         self._folder = Path(tempfile.mkdtemp(prefix="muster-engine-"))
         self._images = images or self._folder / "data"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Older releases of torch, each in a virtual environment of its own in the cache.
 
-``python -m tests.support.training.older_torch 2.6.0`` makes one by hand.
+``scripts/toolchain/older_torch.py 2.6.0`` makes one by hand.
 """
 
 from __future__ import annotations

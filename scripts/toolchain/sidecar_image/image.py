@@ -18,7 +18,7 @@ from pathlib import Path
 
 import docker
 
-from tests.support.cluster.container_engine import CACHE, ROOT, ContainerEngine
+from sidecar_image.engine import CACHE, ROOT, ContainerEngine
 
 BASE = "muster-base:bookworm"
 IMAGE = "muster-sidecar:test"
@@ -142,7 +142,3 @@ def _save(engine: ContainerEngine, path: Path) -> None:
     kept = sorted(CACHE.glob("sidecar-image-*.tar"), key=lambda each: each.stat().st_mtime)
     for old in kept[:-ARCHIVES_KEPT]:
         old.unlink(missing_ok=True)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(f"{sidecar_archive()}\n")
