@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from sidecar_image.engine import ROOT, ContainerEngine
 from sidecar_image.image import IMAGE, context_names, sidecar_archive
 from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.container,
@@ -30,10 +28,9 @@ pytestmark = [
 ]
 
 ABOVE_BASE_MAX_BYTES = 80_000_000
-READY_MAX_S = 1.5
+START_MAX_CPU_S = 1.5
 MEMORY_MAX_KIB = 60 * 2**10
 PATIENCE_S = 120.0
-STARTS = 5
 PACKAGES = ("agent", "console", "launcher_shim", "muster", "rdzv")
 
 RESTRICTED = {
@@ -76,26 +73,19 @@ class Started:
         self.container = container
         self._ready = f"http://127.0.0.1:{http_port}/readyz"
 
-    def until_ready_s(self) -> float:
-        """Wait for ``/readyz``; seconds since the container was started."""
-        began_s = time.monotonic()
-        while time.monotonic() < began_s + PATIENCE_S:
-            try:
-                with urllib.request.urlopen(self._ready, timeout=5) as answer:
-                    assert answer.status == 200
-                    return time.monotonic() - began_s
-            except urllib.error.HTTPError as error:
-                error.close()
-            except OSError:
-                pass  # it does not listen yet
-            time.sleep(0.01)
-        raise AssertionError(f"not ready: {self.lines()}")
+    def until_ready(self) -> None:
+        """Wait for ``/readyz``."""
+        wait_until(self._is_ready, PATIENCE_S, "it is ready", lambda: str(self.lines()))
 
-    def ready_after_s(self) -> float:
-        """Wait for ``/readyz``; seconds since the first line that it logged."""
-        self.until_ready_s()
-        ready_s = time.time()
-        return ready_s - datetime.fromisoformat(self.lines()[0]["time"]).timestamp()
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self._ready, timeout=5) as answer:
+                return int(answer.status) == 200
+        except urllib.error.HTTPError as error:
+            error.close()
+        except OSError:
+            pass  # it does not listen yet
+        return False
 
     def lines(self) -> list[dict[str, Any]]:
         """What it has logged."""
@@ -210,14 +200,14 @@ def test_neither_its_history_nor_its_settings_tell_of_the_machine_that_built_it(
 def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
     engine: ContainerEngine, store: EtcdCluster, run_dir: Path
 ) -> None:
-    """What the start takes of the processor; what a clock shows is for a quiet machine, below."""
+    """What the start takes of the processor is held; what a clock shows is for the benchmarks."""
     with sidecar(engine, store.endpoints[0], run_dir) as started:
-        started.until_ready_s()
+        started.until_ready()
         _, _, stat = started.run("cat", "/proc/1/stat").rpartition(") ")
         status = started.run("cat", "/proc/1/status")
         command = started.run("cat", "/proc/1/cmdline").split("\0")
     used_s = sum(map(int, stat.split()[11:15])) / os.sysconf("SC_CLK_TCK")
-    assert used_s <= READY_MAX_S
+    assert used_s <= START_MAX_CPU_S
     assert command[1:3] == ["/opt/muster/bin/muster", "agent"]
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert fields["Uid"].split() == ["65532"] * 4
@@ -226,55 +216,23 @@ def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
     assert int(fields["VmRSS"].removesuffix("kB")) <= MEMORY_MAX_KIB
 
 
-def test_nothing_keeps_its_start_waiting(
-    engine: ContainerEngine, store: EtcdCluster, run_dir: Path
-) -> None:
-    """A busy machine holds some starts up; what the start itself waits for holds up all."""
-    took_s = []
-    for turn in range(STARTS):
-        with sidecar(engine, store.endpoints[0], run_dir, MUSTER_POD_UID=f"u{turn}") as started:
-            took_s.append(started.ready_after_s())
-        if took_s[-1] <= READY_MAX_S:
-            break
-    assert min(took_s) <= READY_MAX_S, took_s
-
-
-@pytest.mark.long
-def test_it_is_ready_soon(engine: ContainerEngine, store: EtcdCluster, run_dir: Path) -> None:
-    took_s = []
-    for turn in range(STARTS):
-        with sidecar(engine, store.endpoints[0], run_dir, MUSTER_POD_UID=f"u{turn}") as started:
-            took_s.append(started.until_ready_s())
-    assert statistics.median(took_s) <= READY_MAX_S, took_s
-
-
-def test_a_sigterm_is_a_leave(engine: ContainerEngine, store: EtcdCluster, run_dir: Path) -> None:
-    members = f"/muster/v1/default/{run_dir.parent.name.replace('_', '-').lower()}/g/"
-    for turn in range(2):
-        # With a lease that outlives whatever a busy machine makes of this.
-        environ = {"MUSTER_POD_UID": f"u{turn}", "MUSTER_LEASE_TTL": "60s"}
-        with sidecar(engine, store.endpoints[0], run_dir, **environ) as started:
-            started.until_ready_s()
-            assert "members/pod-0" in store.etcdctl("get", "--prefix", "--keys-only", members)
-            started.container.kill("SIGTERM")
-            assert started.ended() == 0
-            lines = started.lines()
-        assert lines[-1]["event"] == "stopped"
-        # It gives up after three seconds, as it should, and then it has not left: once more.
-        if not any(line["message"].startswith("could not leave") for line in lines):
-            break
-    assert "members/pod-0" not in store.etcdctl("get", "--prefix", "--keys-only", members)
+def test_a_sigterm_ends_it_well(engine: ContainerEngine, store: EtcdCluster, run_dir: Path) -> None:
+    with sidecar(engine, store.endpoints[0], run_dir) as started:
+        started.until_ready()
+        started.container.kill("SIGTERM")
+        assert started.ended() == 0
+        assert started.lines()[-1]["event"] == "stopped"
 
 
 def test_one_that_is_killed_and_started_again_is_the_same_pod(
     engine: ContainerEngine, store: EtcdCluster, run_dir: Path
 ) -> None:
     with sidecar(engine, store.endpoints[0], run_dir) as started:
-        started.until_ready_s()
+        started.until_ready()
         started.container.kill("SIGKILL")
         assert started.ended() == 137
         started.container.start()
-        started.until_ready_s()
+        started.until_ready()
         starts = [line["fresh"] for line in started.lines() if line["event"] == "start"]
         assert starts == [True, False]
 
@@ -283,8 +241,6 @@ def test_one_that_is_killed_and_started_again_is_the_same_pod(
     ("environ", "status", "named"),
     [
         ({"MUSTER_MIN": "none"}, 2, "MUSTER_MIN"),
-        ({"MUSTER_MIN": "3", "MUSTER_MAX": "2"}, 2, "MUSTER_MAX"),
-        ({"MUSTER_RUN_DIR": "/var/run/other"}, 2, "MUSTER_RUN_DIR"),
         ({"MUSTER_START_TIMEOUT": "1"}, 69, "MUSTER_ETCD_ENDPOINTS"),
     ],
 )

@@ -17,8 +17,9 @@ import signal
 import sys
 import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Callable
-from operator import itemgetter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,13 @@ class Drill:
                 await asyncio.sleep(0.01)
         return found
 
-    def happened(self, *what: str) -> list[tuple[str, str]]:
-        moments = self.timeline["moments"]
-        return [(m["what"], m["who"]) for m in moments if m["what"] in what]
+    def happened(self, *kinds: str) -> dict[str, str]:
+        """The moments of these kinds of each node, in order."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for moment in self.timeline["moments"]:
+            if moment["what"] in kinds:
+                found[moment["who"]].append(moment["what"])
+        return {who: " ".join(moments) for who, moments in found.items()}
 
 
 @pytest.fixture
@@ -172,61 +177,132 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_job_ends_with_0_when_every_node_does(drill: Drill) -> None:
-    running = await drill.begin("0")
-    await drill.shown("training")
-    await drill.end("node-0")
-    await drill.end("node-1")
-    assert await running == 0
-    assert drill.timeline["status"] == 0
-    assert [world["size"] for world in drill.timeline["worlds"]] == [1]
-    assert "the end of node-0" in drill.screen.getvalue()
+@dataclass(frozen=True)
+class Story:
+    """A run, what is waited for and done while it lasts, and what becomes of it.
+
+    ``steps`` are "shown WHAT [NODE]" and "end NODE". ``happened`` has for each node, in order, the
+    moments of the kinds that are named for any. ``lives``: how often a node's command was started.
+    """
+
+    steps: tuple[str, ...]
+    arguments: tuple[str, ...] = ("0",)
+    status: int = 0
+    happened: dict[str, str] = field(default_factory=dict)
+    lives: dict[str, int] = field(default_factory=dict)
+    says: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+SIDECARS = {"native": False, "lease_ttl_s": 30}
+STORIES = {
+    "every node ends": Story(
+        steps=("shown training", "end node-0", "end node-1"),
+        happened={"node-0": "done", "node-1": "done"},
+        says="the end of node-0",
+    ),
+    "a launcher fails twice and is started again": Story(
+        arguments=("3", "2"),
+        settings={"nodes": 1},
+        steps=("end node-0",),
+        happened={"node-0": "restart restart done"},
+        lives={"node-0": 3},
+    ),
+    "a launcher that keeps failing gives the job its status": Story(
+        arguments=("3",),
+        settings={"nodes": 1},
+        steps=("end node-0",),
+        status=3,
+        lives={"node-0": 3},
+        says="the end of node-0",
+    ),
+    "a killed node is replaced under its name": Story(
+        settings={"events": ("kill:rank1@world1+1s", "add@world1+1.2s")},
+        steps=("shown add node-1", "end node-0", "shown done node-0", "end node-1"),
+        happened={"node-0": "done", "node-1": "kill add done"},
+        lives={"node-1": 2},
+    ),
+    "the last node killed is the end": Story(
+        settings={"nodes": 1, "events": ("kill:node-0@0.3s",)}, steps=(), status=137
+    ),
+    "the last node killed is not the end where another is to come": Story(
+        settings={"nodes": 1, "events": ("kill:node-0@0.3s", "add@0.9s")},
+        steps=("shown add node-0", "end node-0"),
+        happened={"node-0": "kill add done"},
+    ),
+    "a stopped node is not awaited": Story(
+        settings={"events": ("stop:node-1@world1+1s",)},
+        steps=("shown stop node-1", "end node-0"),
+        happened={"node-0": "done"},
+    ),
+    "a stopped node is awaited where it is to go on": Story(
+        settings={
+            "events": (
+                *("cont:node-1@world1+0.5s", "stop:node-1@world1+1s"),
+                *("stop:node-1@world1+1.1s", "cont:node-1@world1+4s"),
+            )
+        },
+        steps=("shown stop node-1 2", "end node-0", "shown done node-0", "end node-1"),
+        happened={"node-0": "done", "node-1": "done"},
+    ),
+    "an event that finds no node does nothing": Story(
+        settings={"nodes": 1, "events": ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")},
+        steps=("shown add node-0", "end node-0"),
+        happened={"node-7": "kill", "rank9": "kill", "node-0": "add"},
+        lives={"node-0": 1},
+    ),
+    "the store tells who came and went": Story(
+        settings={
+            **SIDECARS,
+            "events": ("kill:node-1@world1+1s", "add:node-1@world1+2s"),
+        },
+        steps=("shown join node-1 2", "end node-0", "shown done node-0", "end node-1"),
+        happened={"node-0": "join done leave", "node-1": "join join done leave"},
+    ),
+    "a drained node is told in time and not replaced": Story(
+        settings={
+            **SIDECARS,
+            "events": (
+                *("kill-sidecar:node-0@world1+1s", "drain:node-1@world1+4s"),
+                "kill-launcher:node-0@world1+5s",
+            ),
+        },
+        steps=("shown drained node-1", "shown restart node-0", "end node-0"),
+        happened={"node-0": "sidecar restart done", "node-1": "drained"},
+        lives={"node-0": 2, "node-1": 1},
+        says="its container ended with 143",
+    ),
+    "without Muster a drained node gets its SIGTERM and nothing else": Story(
+        settings={"events": ("drain:node-1@world1+1s",)},
+        steps=("shown drained node-1", "end node-0"),
+        happened={"node-0": "done", "node-1": "drained"},
+    ),
+    "a sidecar that cannot start says why": Story(
+        settings={"nodes": 1, "native": False, "lease_ttl_s": 0.001},
+        steps=(),
+        status=2,
+        says="MUSTER_LEASE_TTL",
+    ),
+}
+
+
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+async def test_what_becomes_of_a_run(drill: Drill, story: Story) -> None:
+    running = await drill.begin(*story.arguments, **story.settings)
+    for step in story.steps:
+        do, *words = step.split()
+        if do == "end":
+            await drill.end(words[0])
+        else:
+            times = int(words.pop()) if len(words) == 3 else 1
+            await drill.shown(words[0], words[1] if words[1:] else "", times)
+    assert await running == story.status
+    assert drill.timeline["status"] == story.status
+    kinds = set(" ".join(story.happened.values()).split())
+    assert drill.happened(*kinds) == story.happened
+    assert drill.lives.items() >= story.lives.items()
+    assert story.says in drill.screen.getvalue()
     assert await drill.processes() == set()
-
-
-async def test_a_failed_launcher_is_started_again_and_the_job_survives_it(drill: Drill) -> None:
-    running = await drill.begin("3", "2", nodes=1)
-    await drill.end("node-0")
-    assert await running == 0
-    assert drill.lives["node-0"] == 3
-    assert drill.happened("restart", "done") == [
-        ("restart", "node-0"),
-        ("restart", "node-0"),
-        ("done", "node-0"),
-    ]
-
-
-async def test_a_launcher_that_keeps_failing_gives_the_job_its_status(drill: Drill) -> None:
-    running = await drill.begin("3", nodes=1)
-    await drill.end("node-0")
-    assert await running == 3
-    assert drill.lives["node-0"] == 3
-    assert "the end of node-0" in drill.screen.getvalue()
-
-
-async def test_a_killed_node_is_replaced_under_its_name(drill: Drill) -> None:
-    running = await drill.begin("0", events=("kill:rank1@world1+2s", "add@world1+2.2s"))
-    await drill.shown("add", "node-1")
-    await drill.end("node-0")
-    await drill.shown("done", "node-0")
-    await drill.end("node-1")
-    assert await running == 0
-    assert drill.happened("kill", "add", "done") == [
-        ("kill", "node-1"),
-        ("add", "node-1"),
-        ("done", "node-0"),
-        ("done", "node-1"),
-    ]
-    assert drill.lives["node-1"] == 2
-
-
-async def test_the_last_node_killed_is_the_end_unless_another_is_to_come(drill: Drill) -> None:
-    running = await drill.begin("0", nodes=1, events=("kill:node-0@0.3s",))
-    assert await running == 137
-    running = await drill.begin("0", nodes=1, events=("kill:node-0@0.3s", "add@0.9s"))
-    await drill.shown("add", "node-0")
-    await drill.end("node-0")
-    assert await running == 0
 
 
 async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(drill: Drill) -> None:
@@ -240,99 +316,6 @@ async def test_what_a_killed_launcher_leaves_behind_ends_and_it_is_restarted(dri
     await drill.end("node-1")
     assert await running == 0
     assert (drill.lives["node-0"], drill.lives["node-1"]) == (2, 2)
-
-
-async def test_a_stopped_node_is_awaited_only_if_it_is_to_go_on(drill: Drill) -> None:
-    running = await drill.begin("0", events=("stop:node-1@world1+1s",))
-    await drill.shown("stop", "node-1")
-    await drill.end("node-0")
-    assert await running == 0
-    assert drill.happened("done") == [("done", "node-0")]
-    assert await drill.processes() == set()
-    events = (
-        *("cont:node-1@world1+0.5s", "stop:node-1@world1+1s", "stop:node-1@world1+1.1s"),
-        "cont:node-1@world1+6s",
-    )
-    running = await drill.begin("0", events=events)
-    await drill.shown("stop", "node-1", times=2)
-    await drill.end("node-0")
-    await drill.shown("done", "node-0")
-    await drill.end("node-1")
-    assert await running == 0
-    assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
-
-
-async def test_an_event_that_finds_no_node_does_nothing(drill: Drill) -> None:
-    events = ("kill:node-7@0.1s", "kill:rank9@0.2s", "add:node-0@0.3s")
-    running = await drill.begin("0", nodes=1, events=events)
-    await drill.shown("add", "node-0")
-    await drill.end("node-0")
-    assert await running == 0
-    assert drill.happened("kill", "add") == [
-        ("kill", "node-7"),
-        ("kill", "rank9"),
-        ("add", "node-0"),
-    ]
-    assert drill.lives["node-0"] == 1
-
-
-async def test_each_node_has_a_sidecar_and_the_store_tells_who_came_and_went(drill: Drill) -> None:
-    events = ("kill:node-1@world1+2s", "add:node-1@world1+3s")
-    running = await drill.begin("0", native=False, events=events, lease_ttl_s=30)
-    await drill.shown("join", "node-1", times=2)
-    await drill.end("node-0")
-    await drill.shown("done", "node-0")
-    await drill.end("node-1")
-    assert await running == 0
-    assert sorted(drill.happened("join")) == [
-        ("join", "node-0"),
-        ("join", "node-1"),
-        ("join", "node-1"),
-    ]
-    assert sorted(drill.happened("leave")) == [("leave", "node-0"), ("leave", "node-1")]
-    assert drill.happened("done") == [("done", "node-0"), ("done", "node-1")]
-
-
-async def test_a_drained_node_is_told_in_time_and_not_replaced(drill: Drill) -> None:
-    events = (
-        *("kill-sidecar:node-0@world1+2s", "drain:node-1@world1+5s"),
-        "kill-launcher:node-0@world1+7s",
-    )
-    running = await drill.begin("0", native=False, events=events, lease_ttl_s=30)
-    await drill.shown("drained", "node-1")
-    await drill.shown("restart", "node-0")
-    await drill.end("node-0")
-    assert await running == 0
-    # Which of the two nodes comes first is nobody's promise.
-    assert sorted(drill.happened("sidecar", "drained", "restart", "done"), key=itemgetter(1)) == [
-        ("sidecar", "node-0"),
-        ("restart", "node-0"),
-        ("done", "node-0"),
-        ("drained", "node-1"),
-    ]
-    assert drill.lives == {"node-0": 2, "node-1": 1}
-    asked, drained = (m for m in drill.timeline["moments"] if m["what"] in ("drain", "drained"))
-    assert drained["detail"] == "its container ended with 143"
-    # Released, or at the latest with the reserve left.
-    assert drained["at_s"] - asked["at_s"] < 25
-    assert await drill.processes() == set()
-
-
-async def test_without_muster_a_drained_node_gets_its_sigterm_and_nothing_else(
-    drill: Drill,
-) -> None:
-    running = await drill.begin("0", events=("drain:node-1@world1+1s",))
-    await drill.shown("drained", "node-1")
-    await drill.end("node-0")
-    assert await running == 0
-    assert drill.happened("drained", "done") == [("drained", "node-1"), ("done", "node-0")]
-
-
-async def test_a_sidecar_that_cannot_start_says_why(drill: Drill) -> None:
-    running = await drill.begin("0", nodes=1, native=False, lease_ttl_s=0.001)
-    assert await running == 2
-    assert "MUSTER_LEASE_TTL" in drill.screen.getvalue()
-    assert drill.lives == {}
 
 
 async def ends_without_waiting_for_stragglers(

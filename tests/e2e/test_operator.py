@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kubeflow's training-operator, unmodified: an elastic PyTorchJob beside the same with Muster."""
+"""Kubeflow's training-operator, unmodified: an elastic PyTorchJob with Muster."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from sidecar_image.image import sidecar_archive
-from tests.support.cluster.account import Account
 from tests.support.cluster.drills import STEPS_BETWEEN, Act, befall, scale_down, scale_up
 from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob, OperatorJob, delete_worker_0
@@ -41,11 +39,6 @@ def operator(kubelab: Kubelab) -> Kubelab:
     return kubelab
 
 
-def tell(name: str, muster: bool, row: Account) -> None:
-    """One row of the table in the documentation."""
-    print(json.dumps({"what": name, "muster": muster, **row.__dict__}))  # noqa: T201
-
-
 def test_replicas_follow_and_nothing_is_lost(operator: Kubelab, tmp_path: Path) -> None:
     operator.command("load", str(sidecar_archive()), timeout_s=300)
     rows = {}
@@ -54,23 +47,7 @@ def test_replicas_follow_and_nothing_is_lost(operator: Kubelab, tmp_path: Path) 
         job.goes_on(world, STEPS_BETWEEN)
         for name, act in ACTS.items():
             rows[name] = befall(job, job.steps.worlds()[-1], act)
-            tell(name, True, rows[name])
         assert job.conditions()["Running"] == "True"
         assert "Failed" not in job.conditions()
     for row in rows.values():
         assert (row.lost, row.twice, row.went_on) == (0, 0, True)
-
-
-@pytest.mark.parametrize("name", ACTS)
-def test_what_the_same_job_does_without_muster_is_told(
-    operator: Kubelab, tmp_path: Path, name: str
-) -> None:
-    replicas = 3 if "3 to" in name else 2
-    workload = ElasticPyTorchJob(replicas=replicas, least=1, most=3)
-    with OperatorJob(operator, tmp_path, workload, muster=False) as job:
-        world = job.world_of(replicas)
-        job.goes_on(world, 150)  # past a periodic checkpoint
-        row = befall(job, world, ACTS[name])
-        tell(name, False, row)
-    # What is lost depends on when the last checkpoint was; that all stand does not.
-    assert row.still_s > 1.0 or not row.went_on
