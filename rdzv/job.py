@@ -13,7 +13,8 @@ from rdzv.confirmation import Confirmation
 from rdzv.keys import JobKeys
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
-from rdzv.store import Store
+from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.store import Operation, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class JobClient:
     async def confirm(self) -> None:
         """Wait until the mirror shows all that has happened by now; see ``Confirmation``."""
         await self.confirmation.confirm()
+
+    def history(self, entry: HistoryEntry) -> tuple[Operation, ...]:
+        """Operations that write ``entry`` into the job's history, and drop what is too old."""
+        present = [kv.key for kv in self.mirror.under(self.keys.history)]
+        return entry_operations(self.keys, entry, self.mirror.revision, present)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:

@@ -13,7 +13,7 @@ from rdzv.diary import Diary
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Operation
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,7 @@ class DrainWriter:
 
     def history(self, member: str, why: str, details: dict[str, object]) -> tuple[Operation, ...]:
         """Operations that write an entry about a drain of ``member``."""
-        entry = HistoryEntry("drain", member, why, time(), details)
-        present = [kv.key for kv in self._client.mirror.under(self._client.keys.history)]
-        return entry_operations(self._client.keys, entry, self._client.mirror.revision, present)
+        return self._client.history(HistoryEntry("drain", member, why, time(), details))
 
     def _registered(self, generation: int) -> list[Compare]:
         return [self._registrar.guard(generation).holds()]

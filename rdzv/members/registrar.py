@@ -12,37 +12,30 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from time import time
 
 from rdzv.errors import (
     Fenced,
     JobMismatch,
-    LeaseLost,
     RecordError,
     StoreAmbiguous,
     StoreError,
     StoreFull,
 )
 from rdzv.job import JobClient
+from rdzv.members.departure import Departure
 from rdzv.members.guard import Registered
+from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.pacing import Pacing
 from rdzv.members.registration import Held, Identity, Refuse, Register, RetryLater, plan
-from rdzv.membership import snapshot_of
-from rdzv.paging import read_all
-from rdzv.records.history import Happening, HistoryEntry, entry_operations
+from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 log = logging.getLogger(__name__)
-
-RETRY_PAUSE_S = 0.3
-READ_TIMEOUT_S = 2.0
-RENEWALS_PER_TTL = 3
-RENEWAL_JITTER = 0.1
-"""Those who register in the same second would otherwise renew in step for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +43,7 @@ class _Registration:
     """What was written, in which revision of the store, and the sentence to say of it."""
 
     held: Held
+    lease: MemberLease
     revision: int
     sentence: str
 
@@ -60,18 +54,6 @@ class _Loss:
 
     sentence: str
     usual: bool = False
-
-
-class _Series:
-    """Attempts to register until one is written: they share one lease, so that none is left over.
-
-    ``not_before_s`` is on the registrar's clock.
-    """
-
-    def __init__(self, lease_id: int, not_before_s: float) -> None:
-        self.lease_id = lease_id
-        self.lease_asked_for = False
-        self.not_before_s = not_before_s
 
 
 class Registrar:
@@ -97,8 +79,6 @@ class Registrar:
         self.identity = identity
         self.keys = client.keys
         self.held = held
-        self.lease_id: int | None = None
-        self.lease_valid_until_s = float("-inf")
         self.registered = asyncio.Event()
         self.fenced = False
         self._client = client
@@ -109,8 +89,18 @@ class Registrar:
         self._empty_since_s: float | None = None
         self._refused: Refuse | None = None
         self._pacing = Pacing(lease_ttl_s)
-        self._renewed_s = float("-inf")
+        self._lease: MemberLease | None = None
         self._said = ""
+
+    @property
+    def lease_id(self) -> int | None:
+        """The lease of the last registration; it may be lost."""
+        return self._lease.id if self._lease is not None else None
+
+    @property
+    def lease_valid_until_s(self) -> float:
+        """Until when it lives at least, on the registrar's clock."""
+        return self._lease.valid_until_s if self._lease is not None else float("-inf")
 
     @property
     def generation(self) -> int | None:
@@ -138,7 +128,7 @@ class Registrar:
             registered_s = self._clock()
             self._pacing = self._pacing.after_registering(registered_s)
             await self._hold(written)
-            self._pacing = self._pacing.after_loss(self._renewed_s - registered_s)
+            self._pacing = self._pacing.after_loss(written.lease.renewed_s - registered_s)
             pause_s = self._pacing.pause_s(self._random)
             if (complaint := self._pacing.complaint(self._clock())) is not None:
                 self._say(complaint, logging.WARNING)
@@ -167,26 +157,19 @@ class Registrar:
         if held is None or lease_id is None:
             return
         self.registered.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                try:
-                    async with asyncio.timeout(timeout_s / 2):
-                        await self._delete_record(held)
-                except (StoreError, TimeoutError) as error:
-                    # The end of the lease takes the record along, and needs no room in the store.
-                    why = str(error) or f"no answer within {timeout_s / 2:g} s"
-                    log.warning("cannot delete the member record, revoking its lease: %s", why)
-                await self._client.store.lease_revoke(lease_id)
-        except (StoreError, TimeoutError) as error:
-            why = str(error) or f"no answer within {timeout_s:g} s"
-            log.warning("could not leave, the lease will expire by itself: %s", why)
+        departure = Departure(self._client, self.identity.member, held, lease_id, self._random)
+        await departure.leave(timeout_s)
 
     # -- registering
 
     async def _register(self, pause_s: float) -> _Registration:
-        """Register, after ``pause_s`` at the earliest, however often it takes."""
+        """Register, after ``pause_s`` at the earliest, however often it takes.
+
+        All attempts share one lease, so that none is left over.
+        """
         self.registered.clear()
-        series = _Series(self._random.getrandbits(62) + 1, self._clock() + pause_s)
+        lease = MemberLease(self._client.store, self._lease_ttl_s, self._clock, self._random)
+        not_before_s = self._clock() + pause_s
         since_s = self._clock()
         while True:
             sequence = self._client.mirror.sequence
@@ -198,16 +181,16 @@ class Registrar:
                 self._say(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
                 continue
-            if (early_s := series.not_before_s - self._clock()) > 0:
+            if (early_s := not_before_s - self._clock()) > 0:
                 # What is planned now would be planned on an old picture then.
                 await asyncio.sleep(early_s)
-                series.not_before_s = float("-inf")
+                not_before_s = float("-inf")
                 continue
             try:
-                written, revision = await self._apply(decision, series)
+                written, revision = await self._apply(decision, lease)
             except StoreError as error:
                 self._say(f"cannot register yet, retrying: {error}")
-                series.not_before_s = self._clock() + self._next_pause_s()
+                not_before_s = self._clock() + self._next_pause_s()
                 continue
             if written is not None:
                 return written
@@ -240,14 +223,16 @@ class Registrar:
         self._pacing = self._pacing.after_failure()
         return self._pacing.pause_s(self._random)
 
-    async def _apply(self, decision: Register, series: _Series) -> tuple[_Registration | None, int]:
+    async def _apply(
+        self, decision: Register, lease: MemberLease
+    ) -> tuple[_Registration | None, int]:
         """Write the registration; None if what it was planned on has changed since.
 
         With it the revision at which it was written, or found to be planned on something else.
         """
-        granted_at_s = await self._begin_lease(series)
+        await lease.begin()
         try:
-            result = await self._client.store.txn(*self._transaction(decision, series.lease_id))
+            result = await self._client.store.txn(*self._transaction(decision, lease.id))
             written, revision = result.succeeded, result.revision
         except (StoreAmbiguous, StoreFull):
             written, revision = await self._was_written(decision.incarnation)
@@ -256,27 +241,12 @@ class Registrar:
         if not written:
             return None, revision
         held = self.held = Held(decision.job.generation, decision.incarnation.number)
-        self.lease_id = series.lease_id
-        self.lease_valid_until_s = granted_at_s + self._lease_ttl_s
+        self._lease = lease
         sentence = (
             f"registered as incarnation {decision.incarnation.number}"
             f" in generation {decision.job.generation}: {decision.reason}"
         )
-        return _Registration(held, revision, sentence), revision
-
-    async def _begin_lease(self, series: _Series) -> float:
-        """Have the lease of ``series`` live for its whole time; return from when on."""
-        if series.lease_asked_for:
-            asked_at_s = self._clock()
-            try:
-                await self._client.store.lease_keep_alive(series.lease_id)
-                return asked_at_s
-            except LeaseLost as error:
-                log.debug("it ended before the registration was written: %s", error)
-        asked_at_s = self._clock()
-        series.lease_asked_for = True
-        await self._client.store.lease_grant(series.lease_id, round(self._lease_ttl_s))
-        return asked_at_s
+        return _Registration(held, lease, revision, sentence), revision
 
     def _transaction(
         self, decision: Register, lease_id: int
@@ -287,6 +257,7 @@ class Registrar:
             Compare(self.keys.job, "mod", "=", decision.job.mod_revision),
             Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
         ]
+        entry = HistoryEntry("join", self.identity.member, decision.reason, time())
         operations: list[Operation] = []
         if decision.superseded_generation is not None:
             old = self.keys.in_generation(decision.superseded_generation)
@@ -296,7 +267,7 @@ class Registrar:
         operations += [
             Put(incarnation_key, decision.incarnation.to_json()),
             Put(keys.member(self.identity.member), decision.member.to_json(), lease_id),
-            *self._history("join", decision.reason),
+            *self._client.history(entry),
         ]
         return compares, operations
 
@@ -317,7 +288,7 @@ class Registrar:
     async def _hold(self, written: _Registration) -> None:
         """Renew the lease, from the first moment on, until the registration is gone."""
         async with asyncio.TaskGroup() as tasks:
-            renewing = tasks.create_task(self._renew(), name="renew-lease")
+            renewing = tasks.create_task(self._renew(written.lease), name="renew-lease")
             watching = tasks.create_task(self._until_superseded(written), name="watch-own-record")
             done, pending = await asyncio.wait(
                 (renewing, watching), return_when=asyncio.FIRST_COMPLETED
@@ -327,34 +298,9 @@ class Registrar:
         loss = next(iter(done)).result()
         self._say(loss.sentence, logging.INFO if loss.usual else logging.WARNING)
 
-    async def _renew(self) -> _Loss:
-        """Renew for ever; return why the lease is gone.
-
-        After a failure it is tried again soon: another whole interval may be all that is left.
-        """
-        assert self.lease_id is not None
-        interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
-        pause_s = self._jittered_s(interval_s)
-        while True:
-            await asyncio.sleep(pause_s)
-            sent_at_s = self._clock()
-            try:
-                ttl_s = await self._client.store.lease_keep_alive(
-                    self.lease_id, timeout_s=interval_s
-                )
-            except LeaseLost:
-                return _Loss("the lease was lost: registering again")
-            except StoreError as error:
-                # Refused ones too: rights and passwords come back, and the lease says the rest.
-                self._say(f"the lease could not be renewed, retrying: {error}")
-                pause_s = RETRY_PAUSE_S
-            else:
-                self._renewed_s = sent_at_s
-                self.lease_valid_until_s = sent_at_s + ttl_s
-                pause_s = self._jittered_s(interval_s)
-
-    def _jittered_s(self, interval_s: float) -> float:
-        return interval_s * self._random.uniform(1 - RENEWAL_JITTER, 1 + RENEWAL_JITTER)
+    async def _renew(self, lease: MemberLease) -> _Loss:
+        await lease.renew(self._say)
+        return _Loss("the lease was lost: registering again")
 
     async def _until_superseded(self, written: _Registration) -> _Loss:
         """Announce the registration; return why the record in the store is no longer this one."""
@@ -415,57 +361,7 @@ class Registrar:
             return _Loss("the member record is another's: looking who holds the name")
         return None
 
-    # -- leaving
-
-    async def _delete_record(self, held: Held) -> None:
-        """Delete the own record; if nobody else is left, note that in the job record."""
-        key = self.keys.in_generation(held.generation).member(self.identity.member)
-        # What is planned on an old picture fails its compares, and is planned on a new one.
-        snapshot, fresh = self._client.membership.snapshot(), False
-        while True:
-            job, me = snapshot.job, snapshot.members.get(self.identity.member)
-            if job is None or me is None or me.incarnation != held.incarnation:
-                if fresh:
-                    return
-                snapshot, fresh = await self._read(), True
-                continue
-            compares = [
-                Compare(key, "mod", "=", me.mod_revision),
-                Compare(self.keys.job, "mod", "=", job.mod_revision),
-            ]
-            operations: list[Operation] = [Delete(key), *self._history("leave", "it was stopped")]
-            others = [member for name, member in snapshot.members.items() if name != me.name]
-            if not others:
-                operations.append(Put(self.keys.job, replace(job, vacated=True).to_json()))
-            else:
-                # Two that leave at once must not both think that the other one stays. Any other
-                # will do; were it the same for all, it would fail all when it leaves with them.
-                other = self._random.choice(others)
-                other_key = self.keys.in_generation(held.generation).member(other.name)
-                compares.append(Compare(other_key, "mod", "=", other.mod_revision))
-            try:
-                if (await self._client.store.txn(compares, operations)).succeeded:
-                    return
-            except StoreAmbiguous as error:
-                log.info("whether the record was deleted is unknown, reading it: %s", error)
-                await asyncio.sleep(RETRY_PAUSE_S)
-            snapshot, fresh = await self._read(), True
-
     # -- small things
-
-    async def _read(self) -> Snapshot:
-        read = await read_all(self._client.store, self.keys.prefix, timeout_s=READ_TIMEOUT_S)
-        return snapshot_of(self.keys, read)
-
-    def _history(self, what: Happening, why: str) -> tuple[Operation, ...]:
-        entry = HistoryEntry(
-            what=what,
-            member=self.identity.member,
-            why=why,
-            at_unix_s=time(),
-        )
-        present = [kv.key for kv in self._client.mirror.under(self.keys.history)]
-        return entry_operations(self.keys, entry, self._client.mirror.revision, present)
 
     def _note_emptiness(self) -> None:
         now = self._clock()

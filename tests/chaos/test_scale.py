@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.scale import Phase, grow_and_shrink
+from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.members.pacing import FIRST_PAUSE_S
-from rdzv.members.registrar import RENEWALS_PER_TTL
 from rdzv.store.backoff import Doubling
 from tests.support.clocks.calm import CALM_S, loop_lag
 from tests.support.store.etcd_cluster import find_etcd

@@ -147,7 +147,8 @@ async def test_a_writer_that_always_loses_pauses() -> None:
             sent += 1
 
         loser = one.pods["b"]
-        loser.registrar.lease_id = 7
+        assert loser.registrar._lease is not None
+        loser.registrar._lease.id = 7
         loser.cable.on_txn = count
         drain = Drain("uid-b", "b", "by hand", "operator", 60, 5)
         began = monotonic()

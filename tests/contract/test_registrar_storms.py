@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from rdzv.members.registrar import RENEWALS_PER_TTL
+from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.membership import REST_PER_MEMBER_S, Membership
 from rdzv.mirror import Mirror
 from rdzv.records.job import Job

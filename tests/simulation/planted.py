@@ -29,7 +29,8 @@ from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from rdzv.errors import StoreError
 from rdzv.members.guard import Registered
-from rdzv.members.registrar import RENEWALS_PER_TTL, Registrar
+from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
+from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
 from rdzv.records.quarantine import QuarantineDecision
@@ -57,13 +58,12 @@ def lease_loss_ignored() -> list[Patch]:
     """A sidecar whose lease is lost renews it all the same, for ever."""
     original = Registrar._superseded
 
-    async def renew(self: Registrar) -> NoReturn:
-        interval_s = self._lease_ttl_s / RENEWALS_PER_TTL
+    async def renew(self: MemberLease, say: Callable[[str], None]) -> NoReturn:
+        interval_s = self._ttl_s / RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(interval_s)
-            assert self.lease_id is not None
             try:
-                await self._client.store.lease_keep_alive(self.lease_id, timeout_s=interval_s)
+                await self._store.lease_keep_alive(self.id, timeout_s=interval_s)
             except StoreError:
                 continue
 
@@ -72,7 +72,7 @@ def lease_loss_ignored() -> list[Patch]:
         return None if gone else original(self, snapshot)
 
     return [
-        patch.object(Registrar, "_renew", renew),
+        patch.object(MemberLease, "renew", renew),
         patch.object(Registrar, "_superseded", superseded),
     ]
 

@@ -18,7 +18,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
-from rdzv.members.registrar import RENEWALS_PER_TTL
+from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.members.registration import Held
 from rdzv.membership import snapshot_of
 from rdzv.store.access import Access

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lease that a registration hangs on: granted, and renewed until it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+
+from rdzv.errors import LeaseLost, StoreError
+from rdzv.store import Store
+
+log = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.3
+RENEWALS_PER_TTL = 3
+RENEWAL_JITTER = 0.1
+"""Those who register in the same second would otherwise renew in step for ever."""
+
+
+class MemberLease:
+    """One lease of ``ttl_s``, which is whole: the store counts in seconds.
+
+    ``clock`` is monotonic, in seconds; ``valid_until_s`` and ``renewed_s`` are on it.
+    """
+
+    def __init__(
+        self, store: Store, ttl_s: float, clock: Callable[[], float], random: Random
+    ) -> None:
+        self.id = random.getrandbits(62) + 1
+        self.valid_until_s = float("-inf")
+        self.renewed_s = float("-inf")
+        self._store = store
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._random = random
+        self._asked_for = False
+
+    async def begin(self) -> None:
+        """Have it live for its whole time from now on; may be repeated. Raises ``StoreError``."""
+        if self._asked_for:
+            asked_at_s = self._clock()
+            try:
+                await self._store.lease_keep_alive(self.id)
+                self.valid_until_s = asked_at_s + self._ttl_s
+                return
+            except LeaseLost as error:
+                log.debug("it ended before the registration was written: %s", error)
+        asked_at_s = self._clock()
+        self._asked_for = True
+        await self._store.lease_grant(self.id, round(self._ttl_s))
+        self.valid_until_s = asked_at_s + self._ttl_s
+
+    async def renew(self, say: Callable[[str], None]) -> None:
+        """Renew it until it is lost; ``say`` is told why it could not be.
+
+        After a failure it is tried again soon: another whole interval may be all that is left.
+        """
+        interval_s = self._ttl_s / RENEWALS_PER_TTL
+        pause_s = self._jittered_s(interval_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            sent_at_s = self._clock()
+            try:
+                ttl_s = await self._store.lease_keep_alive(self.id, timeout_s=interval_s)
+            except LeaseLost:
+                return
+            except StoreError as error:
+                # Refused ones too: rights and passwords come back, and the lease says the rest.
+                say(f"the lease could not be renewed, retrying: {error}")
+                pause_s = RETRY_PAUSE_S
+            else:
+                self.renewed_s = sent_at_s
+                self.valid_until_s = sent_at_s + ttl_s
+                pause_s = self._jittered_s(interval_s)
+
+    def _jittered_s(self, interval_s: float) -> float:
+        return interval_s * self._random.uniform(1 - RENEWAL_JITTER, 1 + RENEWAL_JITTER)
