@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agent.drain.own import OwnDrain
 from agent.drain.view import DrainView
+from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
@@ -22,7 +23,6 @@ from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
-from rdzv.records.codec import dump_record, load_record, take
 from rdzv.records.commit import Vote, vote_transaction
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class GateWriter:
         client: JobClient,
         identity: Identity,
         sight: DrainView,
+        voted: VotedEpoch,
         writing: DrainWriter,
         own: OwnDrain,
         policy: DrainPolicy,
@@ -57,6 +58,7 @@ class GateWriter:
         self._run_dir = run_dir
         self._sight = sight
         self._client = client
+        self._voted = voted
         self._writing = writing
         self._own = own
         self._policy = policy
@@ -78,17 +80,7 @@ class GateWriter:
                 error,
                 extra={"event": "gate_unreadable"},
             )
-        try:
-            note = self._run_dir.content(layout.COMMIT)
-            self._sight.sent = 0 if note is None else _sent_in(note)
-        except (OSError, RecordError) as error:
-            # It may well have voted: only the store opens the gate then.
-            self._sight.sent = self.shown.epoch if self.shown else 0
-            log.warning(
-                "assuming that this pod has voted, its own note is unreadable: %s",
-                error,
-                extra={"event": "note_unreadable"},
-            )
+        self._voted.restore(self.shown.epoch if self.shown else 0)
 
     async def run(self) -> None:
         """Follow the store and the ranks for ever."""
@@ -118,7 +110,7 @@ class GateWriter:
             pod_uid=self._identity.pod_uid,
             shown=self.shown,
             ranks=self._run_dir.ranks(),
-            sent=self._sight.sent,
+            sent=self._voted.epoch,
             cut_for_s=0.0 if self._cut_since_s is None else now - self._cut_since_s,
             deadline_boot_s=self._own.due_boot_s,
         )
@@ -138,7 +130,8 @@ class GateWriter:
         return False
 
     async def _show(self, gate: Gate) -> bool:
-        if not await self._put(layout.GATE, gate.to_json()):
+        putting = asyncio.to_thread(self._run_dir.put, layout.GATE, gate.to_json())
+        if not await self._is_put(layout.GATE, putting):
             return False
         former, self.shown = self.shown or Gate(), gate
         if gate.reason and (gate.phase, gate.reason) != (former.phase, former.reason):
@@ -153,14 +146,11 @@ class GateWriter:
         return True
 
     async def _note(self, epoch: int) -> bool:
-        if not await self._put(layout.COMMIT, dump_record({"sent": epoch})):
-            return False
-        self._sight.sent = epoch
-        return True
+        return await self._is_put(layout.COMMIT, self._voted.note(epoch))
 
-    async def _put(self, name: str, content: bytes) -> bool:
+    async def _is_put(self, name: str, putting: Awaitable[None]) -> bool:
         try:
-            await asyncio.to_thread(self._run_dir.put, name, content)
+            await putting
         except OSError as error:
             self._diary.say(f"{name} cannot be written, retrying: {error.strerror}")
             self._refused = True
@@ -189,7 +179,3 @@ class GateWriter:
         """Whether what the ranks of this pod say next is still to be told."""
         vote = self._own_vote(snapshot)
         return vote is not None and vote.acked is None and not vote.failed
-
-
-def _sent_in(note: bytes) -> int:
-    return take(layout.COMMIT, load_record(layout.COMMIT, note), "sent", int)

@@ -14,6 +14,7 @@ from agent.drain.gate_writer import GateWriter
 from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
 from agent.drain.view import DrainView, RoundSource
+from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainPolicy
@@ -45,15 +46,22 @@ class Drains:
         random: Random,
     ) -> None:
         identity = registrar.identity
-        writing = DrainWriter(client, registrar, random)
-        sight = DrainView(client, rounds, identity.pod_uid, run_dir)
+        voted = VotedEpoch(run_dir)
+        sight = DrainView(client, rounds, identity.pod_uid, run_dir, voted)
+
+        def writing() -> DrainWriter:
+            # Each of them has its own: who loses a race makes nobody else pause.
+            return DrainWriter(client, registrar, random)
+
         policy = DrainPolicy(below_min)
-        self.own = OwnDrain(run_dir, client, identity, writing, grace_s=grace_s, boot_s=boot_clock)
+        self.own = OwnDrain(
+            run_dir, client, identity, writing(), grace_s=grace_s, boot_s=boot_clock
+        )
         self.gate_writer = GateWriter(
-            run_dir, client, identity, sight, writing, self.own, policy, clock
+            run_dir, client, identity, sight, voted, writing(), self.own, policy, clock
         )
         self.coordinator = Coordinator(
-            *(client, registrar, sight, writing, self.own, policy),
+            *(client, registrar, sight, writing(), self.own, policy),
             clock=clock,
             boot_s=boot_clock,
             random=random,

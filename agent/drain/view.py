@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound, places_of
 from rdzv.job import JobClient
@@ -28,20 +29,25 @@ class RoundSource(Protocol):
 class DrainView:
     """Gives the present ``DrainingSnapshot`` of one pod, and wakes who waits for the next.
 
-    ``sent`` is the newest epoch that the gate writer noted as voted in. One that was seen counts
-    as used too: the ranks of others may have acknowledged in it, though a restored store has lost
-    it, and what they said then must not count for another attempt.
+    An epoch that was seen counts as used like the one that was ``voted`` in: the ranks of others
+    may have acknowledged in it, though a restored store has lost it, and what they said then must
+    not count for another attempt.
     """
 
     def __init__(
-        self, client: JobClient, rounds: RoundSource, pod_uid: str, run_dir: RunDir
+        self,
+        client: JobClient,
+        rounds: RoundSource,
+        pod_uid: str,
+        run_dir: RunDir,
+        voted: VotedEpoch,
     ) -> None:
         self._client = client
-        self.sent = 0
         self._seen = 0
         self._rounds = rounds
         self._pod_uid = pod_uid
         self._run_dir = run_dir
+        self._voted = voted
 
     async def snapshot(self) -> DrainingSnapshot:
         """Everything as it is now."""
@@ -59,7 +65,7 @@ class DrainView:
             pod_uid=self._pod_uid,
             revision=self._client.mirror.certain_revision,
             commands=commands,
-            used_epoch=max(self.sent, self._seen),
+            used_epoch=max(self._voted.epoch, self._seen),
         )
 
     async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.drain.view import DrainView
+from agent.drain.voted_epoch import VotedEpoch
 from agent.parts import endpoint_of, job_client, member_parts
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets
@@ -110,7 +111,8 @@ async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_wri
     engine = MemoryEngine()
     writer = MemoryStore(engine)
     async with running(engine, "w-0") as one, asyncio.timeout(30):
-        sight = DrainView(one.client, one.endpoint, "uid-w-0", RunDir(str(tmp_path)))
+        run_dir = RunDir(str(tmp_path))
+        sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
         # Nothing of the membership changes after it.
         written = await writer.txn([], [Put(foreign_key, b"x")])
         await one.mirror.reached(written.revision)
