@@ -13,9 +13,10 @@ from rdzv.membership import Membership
 from rdzv.mirror import Mirror
 from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.records.drain import Drain
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, KeyValue, WatchEvent
+from tests.support import records
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -134,7 +135,7 @@ def test_members_that_come_and_go_leave_the_votes_as_they_were() -> None:
         20,
     )
     snapshot, votes = membership.snapshot(), membership.votes()
-    member = Member("b", "uid-b", 1, "10.0.0.1", "", "worker", 1, 1, 2)
+    member = records.member("b", most=2)
     events = [
         WatchEvent("put", kv(HERE.member("b"), member.to_json(), 21)),
         WatchEvent("put", kv(KEYS.incarnation("b"), Incarnation("b", 1, "uid-b").to_json(), 21)),

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from agent.rundir.progress import read_ranks
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
-from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, LastCommit, Vote
 from tests.support.sidecars.pod_gate import DEADLINE_S, PodGate, beside, wait
@@ -44,6 +44,9 @@ HOLD = replace(IDLE, epoch=4, phase="hold")
 COMMIT = replace(HOLD, phase="commit", step=7)
 DONE = replace(COMMIT, phase="done", last_commit=LastCommit(7, 3, 4))
 VOID = replace(COMMIT, phase="void", step=None)
+LATER = replace(IDLE, round=4, master="10.0.0.8:40999")
+ROOT = str(Path(muster.__file__).parents[1])
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -51,6 +54,29 @@ def pod(tmp_path: Path) -> PodGate:
     pod = PodGate(tmp_path, MASTER)
     pod.show(IDLE)
     return pod
+
+
+@pytest.fixture
+def start(pod: PodGate) -> Iterator[Start]:
+    """Starts a rank that runs some code; none outlives its test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def started(code: str, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            env={"PYTHONPATH": ROOT, "MUSTER_RUN_DIR": str(pod.run_dir), **OF_TORCHRUN},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield started
+    for process in running:
+        process.kill()
+        process.communicate()
 
 
 def make(pod: PodGate) -> Drain:
@@ -176,24 +202,27 @@ def test_a_script_that_goes_on_after_a_failed_save_says_so_and_waits_for_the_oth
         assert drain.commit_due(3) is False
 
 
-def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(pod: PodGate) -> None:
-    pod.show(replace(COMMIT, step=2))
-    drain = make(pod).__enter__()
-    assert drain.commit_due(1) is False
-    drain.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
-    commit = Commit(4, "job", 3, "commit", 2, leaving=("uid",))
-    round_ = LiveRound("job", 3, True, ("member",), master=MASTER)
+def moved(pod: PodGate, commit: Commit, vote: Vote | None = None) -> Move:
+    """What the sidecar makes of its ranks' progress and of the gate that it shows."""
     ranks = read_ranks(pod.run_dir / "progress")
-    vote = Vote(4, 3, "uid", 2, mod_revision=9)
-    move = local(
+    return local(
         Here("member", "uid", replace(pod.gate, reason=""), ranks, sent=4),
         commit=commit,
-        round=round_,
+        round=LiveRound("job", 3, True, ("member",), master=MASTER),
         drain=None,
         vote=vote,
         last_commit=None,
         hold_s=10,
     )
+
+
+def test_a_sidecar_counts_a_rank_that_has_left_its_loop_as_a_save_that_failed(pod: PodGate) -> None:
+    pod.show(replace(COMMIT, step=2))
+    drain = make(pod).__enter__()
+    assert drain.commit_due(1) is False
+    drain.__exit__(ZeroDivisionError, ZeroDivisionError(), None)
+    vote = Vote(4, 3, "uid", 2, mod_revision=9)
+    move = moved(pod, Commit(4, "job", 3, "commit", 2, leaving=("uid",)), vote)
     assert move.vote == replace(vote, failed="local rank 0 has left its training loop")
 
 
@@ -204,7 +233,7 @@ def test_a_grant_never_lets_it_return(pod: PodGate) -> None:
         pod.until(lambda told: told.acked)
         pod.show(replace(DONE, step=2, leaving=True, granted=True))
         time.sleep(0.05)
-        pod.show(replace(IDLE, round=4, master="10.0.0.8:40999", epoch=4))
+        pod.show(replace(LATER, epoch=4))
         time.sleep(0.05)
         assert loop.step == 2, "a later round is not its own"
         pod.show(replace(VOID, epoch=4))  # only to end the test
@@ -268,7 +297,7 @@ def test_one_that_waits_ends_when_its_torchrun_is_killed(
 
 def test_a_round_that_is_over_before_the_first_boundary_is_over(pod: PodGate) -> None:
     with make(pod) as drain:
-        pod.show(replace(IDLE, round=4, master="10.0.0.8:40999"))
+        pod.show(LATER)
         with beside(lambda: drain.commit_due(1)) as waits:
             time.sleep(0.02)
             assert waits.is_alive(), "its agent is about to stop it"
@@ -371,16 +400,11 @@ def test_a_step_agreed_on_between_two_loops_is_saved_in_the_second(pod: PodGate)
         drain.commit_due(2)
     pod.show(HOLD)
     commit = Commit(4, "job", 3, "hold")
-    here = Here("member", "uid", HOLD, read_ranks(pod.run_dir / "progress"), sent=4)
-    live = LiveRound("job", 3, True, ("member",), master=MASTER)
-    known: dict[str, Any] = {"round": live, "drain": None, "vote": None, "last_commit": None}
-    move = local(here, commit=commit, hold_s=10, **known)
-    assert move.vote == Vote(4, 3, "uid", 3, away=True)
+    vote = moved(pod, commit).vote
+    assert vote == Vote(4, 3, "uid", 3, away=True)
+    pod.show(replace(COMMIT, step=3))
     saving = replace(commit, phase="commit", step=3)
-    shown = replace(COMMIT, step=3)
-    pod.show(shown)
-    here, known["vote"] = replace(here, shown=shown), replace(move.vote, mod_revision=9)
-    assert local(here, commit=saving, hold_s=10, **known).vote is None, "it is waited for"
+    assert moved(pod, saving, replace(vote, mod_revision=9)).vote is None, "it is waited for"
     with drain:
         assert drain.commit_due(3)
         with beside(lambda: drain.committed(3)):
@@ -414,7 +438,9 @@ def test_a_step_of_the_former_count_is_refused_by_a_loop_that_counts_anew(pod: P
             pod.show(VOID)
 
 
-def test_a_process_that_ends_between_two_loops_is_not_waited_for(pod: PodGate) -> None:
+def test_a_process_that_ends_between_two_loops_is_not_waited_for(
+    pod: PodGate, start: Start
+) -> None:
     code = (
         "import muster\n"
         "for first in (1, 3):\n"
@@ -422,9 +448,9 @@ def test_a_process_that_ends_between_two_loops_is_not_waited_for(pod: PodGate) -
         "        for step in (first, first + 1):\n"
         "            drain.commit_due(step)\n"
     )
-    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
-    root = str(Path(muster.__file__).parents[1])
-    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": root, **environ}, check=True)
+    process = start(code)
+    process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
     told = pod.told()
     assert (told.step, told.drain, told.away) == (4, False, False)
 
@@ -537,15 +563,6 @@ with muster.drain() as drain:
 """
 
 
-@pytest.fixture
-def script(pod: PodGate) -> Iterator[list[subprocess.Popen[str]]]:
-    running: list[subprocess.Popen[str]] = []
-    yield running
-    for process in running:
-        process.kill()
-        process.communicate()
-
-
 FORKS = """
 import atexit, os, sys
 import muster
@@ -579,20 +596,9 @@ with muster.drain() as drain:
 """
 
 
-def test_a_forked_child_does_not_speak_for_its_rank(
-    pod: PodGate, script: list[subprocess.Popen[str]]
-) -> None:
+def test_a_forked_child_does_not_speak_for_its_rank(pod: PodGate, start: Start) -> None:
     pod.show(replace(COMMIT, step=2))
-    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKS],
-        env={"PYTHONPATH": str(Path(muster.__file__).parents[1]), **environ},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    script.append(process)
+    process = start(FORKS)
     assert process.stdout is not None
     said = [process.stdout.readline() for _ in range(3)]
     told = pod.told()
@@ -624,20 +630,9 @@ print(child)
 """
 
 
-def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate) -> None:
-    environ = {"MUSTER_RUN_DIR": str(pod.run_dir)}
-    root = str(Path(muster.__file__).parents[1])
-    said = subprocess.run(
-        [sys.executable, "-c", FORKED_RANK],
-        env={"PYTHONPATH": root, **environ},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
+def test_a_rank_that_its_launcher_forks_speaks_for_itself(pod: PodGate, start: Start) -> None:
+    said, _ = start(FORKED_RANK).communicate(timeout=DEADLINE_S)
     assert (pod.told().step, pod.told().pid) == (5, int(said))
-
-
-LATER = replace(IDLE, round=4, master="10.0.0.8:40999")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -653,22 +648,13 @@ LATER = replace(IDLE, round=4, master="10.0.0.8:40999")
 )
 def test_a_rank_that_waits_ends_by_a_signal(
     pod: PodGate,
-    script: list[subprocess.Popen[str]],
+    start: Start,
     gates: list[Gate],
     number: signal.Signals,
     handler: list[str],
 ) -> None:
     pod.show(gates[0])
-    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
-    root = str(Path(muster.__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *handler],
-        env={"PYTHONPATH": root, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    script.append(process)
+    process = start(SCRIPT, *handler)
     pod.until(lambda told: told.held or told.acked)
     for gate in gates[1:]:
         pod.show(gate)
@@ -683,25 +669,16 @@ def test_a_rank_that_waits_ends_by_a_signal(
 
 @pytest.mark.parametrize("handler", [[], ["handler"]])
 def test_a_rank_of_a_pod_that_was_let_go_ends_with_the_job(
-    pod: PodGate, script: list[subprocess.Popen[str]], handler: list[str]
+    pod: PodGate, start: Start, handler: list[str]
 ) -> None:
     pod.show(replace(COMMIT, step=1))
-    environ = {**OF_TORCHRUN, "MUSTER_RUN_DIR": str(pod.run_dir)}
-    root = str(Path(muster.__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *handler],
-        env={"PYTHONPATH": root, **environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    script.append(process)
+    process = start(SCRIPT, *handler)
     pod.until(lambda told: told.acked)
     pod.show(replace(LATER, leaving=True, granted=True))
     time.sleep(0.05)
     assert process.poll() is None, "the others train on"
     pod.show(replace(LATER, leaving=True, granted=True, ended=True))
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, "has ended well since" in said) == (0, True)
 
 
@@ -715,17 +692,16 @@ def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:
         "        drain.committed(step)\n"
         "    assert (drain.leaving, drain.reason, drain.seconds_left) == (False, '', None)\n"
     )
-    environ = {"PYTHONPATH": str(Path(muster.__file__).parents[1]), "PYTHONWARNINGS": "error"}
+    environ = {"PYTHONPATH": ROOT, "PYTHONWARNINGS": "error"}
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, check=True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_rank_ends_well_also_where_nobody_reads_its_output_any_more() -> None:
     code = "import sys; from muster.draining import _end_well; sys.stdout.close(); _end_well()"
-    root = str(Path(muster.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": root},
+        env={"PYTHONPATH": ROOT},
         capture_output=True,
         text=True,
         check=False,

@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.hanging import HangDecision, Signs, decide
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
-from launcher_shim.c10d.rounds.records import LeftReason, Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.views import trains_no_more
+from tests.support.records import node, run, world
 
 NOW = 1000.0
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
-WORLD = Round(3, True, frozen=tuple(Seat(member, "n", 1) for member in "abc"), mod_revision=9)
+WORLD = world()
 
 
 @pytest.mark.parametrize(
@@ -48,35 +49,35 @@ def test_torch_has_time_to_stop_workers_that_can_be_stopped() -> None:
     assert POLICY.leave_s >= 3 * shutdown_grace_s
 
 
-def inside(member: str) -> Node:
-    return Node(member, "in", "n", 1, "10.0.0.1", 42, 0, 3)
+A, B, C = (node(member, "in") for member in "abc")
+LOST = node("c", "left", left="closed")
 
 
-def node(member: str, left: LeftReason) -> Node:
-    return replace(inside(member), state="left", round=0, left_reason=left)
+ALL = RoundMembers(frozenset("abc"))
 
 
-A, B, C = map(inside, "abc")
+def trains_on(
+    *nodes: Node, current: Round = WORLD, membership: RoundMembers = ALL, filled_round: int = -1
+) -> bool:
+    """Whether the world of the first of them still trains."""
+    snapshot = run(nodes, current, membership=membership)
+    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
+    return not trains_no_more(snapshot, standings, nodes[0], filled_round)
 
 
 @pytest.mark.parametrize(
     ("c", "current", "membership", "leaves"),
     [
-        (C, WORLD, RoundMembers(frozenset("abc")), False),
-        (node("c", "closed"), WORLD, RoundMembers(frozenset("abc")), True),
-        (node("c", "done"), WORLD, RoundMembers(frozenset("abc")), False),
-        (C, replace(WORLD, closed="failure"), RoundMembers(frozenset("abc")), True),
-        (C, replace(WORLD, closed="success"), RoundMembers(frozenset("abc")), False),
+        (C, WORLD, ALL, False),
+        (LOST, WORLD, ALL, True),
+        (node("c", "left", left="done"), WORLD, ALL, False),
+        (C, world(closed="failure"), ALL, True),
+        (C, world(closed="success"), ALL, False),
         (C, WORLD, RoundMembers(frozenset("abc"), ends_round=True), True),
         (C, WORLD, RoundMembers(frozenset("ab"), frozenset("c"), frozenset("c")), True),
         (C, WORLD, RoundMembers(frozenset("bc"), frozenset("a"), ends_round=True), False),
-        (node("c", "closed"), WORLD, RoundMembers(frozenset("bc"), frozenset("a")), True),
-        (
-            node("c", "closed"),
-            WORLD,
-            RoundMembers(frozenset("bc"), frozenset("a"), frozenset("a")),
-            False,
-        ),
+        (LOST, WORLD, RoundMembers(frozenset("bc"), frozenset("a")), True),
+        (LOST, WORLD, RoundMembers(frozenset("bc"), frozenset("a"), frozenset("a")), False),
     ],
     ids=[
         "all well",
@@ -94,24 +95,16 @@ A, B, C = map(inside, "abc")
 def test_which_world_trains_no_more(
     c: Node, current: Round, membership: RoundMembers, leaves: bool
 ) -> None:
-    snapshot = RunSnapshot(50, current, {n.member: n for n in (A, B, c)}, membership)
-    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
-    assert trains_no_more(snapshot, standings, A, -1) == leaves
+    assert trains_on(A, B, c, current=current, membership=membership) == (not leaves)
 
 
 def test_a_world_that_is_only_to_let_somebody_in_trains_until_it_does() -> None:
-    newcomer = Node("d", "asking", "n", 1, "10.0.0.1", 42, 0)
-    nodes = {n.member: n for n in (A, B, C, newcomer)}
-    snapshot = RunSnapshot(50, WORLD, nodes, RoundMembers(frozenset("abcd")))
-    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
-    assert snapshot.newcomers(POLICY.max_nodes)
-    assert not trains_no_more(snapshot, standings, A, -1)
+    nodes = (A, B, C, node("d"))
+    assert run(nodes, WORLD).newcomers(POLICY.max_nodes)
+    assert trains_on(*nodes, membership=RoundMembers(frozenset("abcd")))
 
 
 def test_a_world_of_nowhere_trains_no_more_though_it_is_whole() -> None:
-    nodes = {n.member: n for n in (A, B, C)}
-    snapshot = RunSnapshot(50, WORLD, nodes, RoundMembers(frozenset("abc")))
-    standings = stand(NOW, snapshot, RoundObservations(), POLICY)
-    assert trains_no_more(snapshot, standings, A, 3)
-    assert not trains_no_more(snapshot, standings, A, 2)
-    assert not trains_no_more(snapshot, standings, replace(A, round=2), 3)
+    assert not trains_on(A, B, C, filled_round=3)
+    assert trains_on(A, B, C, filled_round=2)
+    assert trains_on(replace(A, round=2), B, C, filled_round=3)

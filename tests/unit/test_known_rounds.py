@@ -4,28 +4,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from launcher_shim.c10d.known_rounds import FOLLOWED_MAX, KnownRounds
-from launcher_shim.c10d.rounds.records import Round, Seat
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
+from tests.support.records import kv, world
 
 HERE = JobKeys("team", "digits").in_generation(1)
-WORLD = Round(0, complete=True, frozen=(Seat("w-0", "n", 1),))
-ENDED = Round(0, complete=True, finishing=True, closed="success", frozen=WORLD.frozen)
-FAILED = Round(0, complete=True, closed="failure", frozen=WORLD.frozen)
+WORLD = world("w", number=0, mod_revision=0)
+ENDED = replace(WORLD, finishing=True, closed="success")
+FAILED = replace(WORLD, closed="failure")
 
 
 def put(run_id: str, current: Round, revision: int) -> KeyValue:
-    return KeyValue(HERE.run(run_id).round, current.to_json(), revision, revision, 1, 0)
+    return kv(HERE.run(run_id).round, revision, current.to_json())
 
 
 def known(*kvs: KeyValue) -> KnownRounds:
-    return KnownRounds(HERE, kvs, max((kv.mod_revision for kv in kvs), default=1))
+    return KnownRounds(HERE, kvs, max((one.mod_revision for one in kvs), default=1))
 
 
 def lost(run_id: str, revision: int) -> list[WatchEvent]:
-    kv = KeyValue(HERE.run(run_id).round, b"", 0, revision, 0, 0)
-    return [WatchEvent("delete", kv)]
+    return [WatchEvent("delete", KeyValue(HERE.run(run_id).round, b"", 0, revision, 0, 0))]
 
 
 def test_a_run_is_over_once_it_was_closed_by_success_and_another_one_has_begun() -> None:
@@ -65,10 +65,10 @@ def test_what_the_store_has_lost_is_followed_until_it_is_put_back() -> None:
 
 
 def test_keys_that_are_no_rounds_and_rounds_that_cannot_be_read_are_no_runs() -> None:
-    junk = KeyValue(HERE.run("junk").round, b"no record", 3, 3, 1, 0)
+    junk = kv(HERE.run("junk").round, 3, b"no record")
     others = [put(SHARED_RUN, WORLD, 4)]
     others += [
-        KeyValue(key, WORLD.to_json(), 5, 5, 1, 0)
+        kv(key, 5, WORLD.to_json())
         for key in (
             HERE.run("digits").value(b"round"),
             HERE.job.in_generation(2).run("digits").round,
@@ -77,7 +77,7 @@ def test_keys_that_are_no_rounds_and_rounds_that_cannot_be_read_are_no_runs() ->
     ]
     one = known(junk, *others)
     assert one.followed() == frozenset()
-    assert not one.apply([WatchEvent("put", kv) for kv in others], 6)
+    assert not one.apply([WatchEvent("put", one) for one in others], 6)
     assert one.apply([WatchEvent("put", put("junk", WORLD, 7))], 7)
     assert one.apply([WatchEvent("put", junk)], 8)
     assert one.followed() == {"junk"}

@@ -10,9 +10,9 @@ import pytest
 from launcher_shim.c10d.values.orphans import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
-from rdzv.store import KeyValue
+from tests.support.records import kv, member
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(3)
@@ -20,15 +20,7 @@ RUN = HERE.run("digits")
 NONCE = "0123456789ab"
 
 
-def member(name: str) -> Member:
-    return Member(name, f"uid-{name}", 1, "10.0.0.1", "", "worker", 1, 1, 4)
-
-
 SNAPSHOT = Snapshot(900, Job(1, 4, generation=3), {"here": member("here"), "x.y": member("x.y")})
-
-
-def kv(key: str, revision: int = 1) -> KeyValue:
-    return KeyValue(key, b"{}", revision, revision, 1, 0)
 
 
 def test_names_of_gone_pods_stay_up_to_a_bound_and_the_newest_of_them() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,18 +9,17 @@ from rdzv.listing import Places, decide, first_to_go
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.snapshot import Snapshot
+from tests.support import records
 
 JOB = Job(1, 3)
 
 
-def member(name: str, incarnation: int, **changes: object) -> Member:
-    base = Member(name, f"uid-{name}", incarnation, "10.0.0.1", "host", "worker", 1, 1, 3)
-    return replace(base, **changes)  # type: ignore[arg-type]
+def member(name: str, incarnation: int, **changes: Any) -> Member:
+    return records.member(name, incarnation, most=3, **changes)
 
 
-def snapshot(*members: Member, **changes: object) -> Snapshot:
-    base = Snapshot(7, JOB, {m.name: m for m in members})
-    return replace(base, **changes)  # type: ignore[arg-type]
+def snapshot(*members: Member, **changes: Any) -> Snapshot:
+    return replace(Snapshot(7, JOB, {m.name: m for m in members}), **changes)
 
 
 def names(members: tuple[Member, ...]) -> list[str]:

@@ -8,41 +8,27 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.drain_view import counting, live_round, master_token, newest
-from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
-from launcher_shim.c10d.rounds.records import (
-    ROUNDS_PER_LIFE,
-    LeftReason,
-    Node,
-    NodeState,
-    Round,
-    Seat,
-)
+from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit
 from rdzv.snapshot import Snapshot
+from tests.support.records import node, run, world
 
 POLICY = RoundPolicy(2, 4)
-WORLD = Round(
-    3, True, frozen=(Seat("b", "n", 1), Seat("a", "n", 1), Seat("c", "n", 1)), mod_revision=9
-)
-
-
-def node(member: str, state: NodeState = "in", left: LeftReason = "") -> Node:
-    return Node(member, state, "n", 1, "10.0.0.1", 1, 0, 3 if state == "in" else 0, left)
+WORLD = world("bac", mod_revision=9)
 
 
 def seen(
     *nodes: Node, current: Round = WORLD, policy: RoundPolicy = POLICY, listed: str = "abcd"
 ) -> LiveRound:
-    snapshot = RunSnapshot(
-        50, current, {one.member: one for one in nodes}, RoundMembers(frozenset(listed))
-    )
+    snapshot = run(nodes, current, listed=listed)
     standings = stand(0, snapshot, RoundObservations(), policy)
     return live_round("digits", snapshot, standings, policy, "10.0.0.2:29500")
 
 
-A, B, C, D = node("a"), node("b"), node("c"), node("d", "asking")
+A, B, C, D = node("a", "in"), node("b", "in"), node("c", "in"), node("d")
 
 
 def test_members_stand_in_the_order_of_their_ranks() -> None:
@@ -52,7 +38,9 @@ def test_members_stand_in_the_order_of_their_ranks() -> None:
 
 
 def test_who_left_is_gone_and_who_was_done_too() -> None:
-    assert seen(A, node("b", "left", "closed"), node("c", "left", "done")).left == frozenset("bc")
+    assert seen(
+        A, node("b", "left", left="closed"), node("c", "left", left="done")
+    ).left == frozenset("bc")
     assert seen(A, B).left == frozenset()
 
 

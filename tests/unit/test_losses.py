@@ -2,11 +2,11 @@
 from dataclasses import replace
 
 from rdzv.members.losses import lost_members
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
+from tests.support.records import member
 
-A = Member("a", "uid-a", 1, "10.0.0.1", "host", "worker", 1, 1, 4)
-B = replace(A, name="b", pod_uid="uid-b", incarnation=2)
+A, B = member("a"), member("b", 2)
 BOTH = Snapshot(5, Job(1, 4), {"a": A, "b": B})
 
 

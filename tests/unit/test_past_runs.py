@@ -1,42 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher_shim.c10d.past_runs import surplus
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
+from tests.support.records import kv, node
 
 HERE = JobKeys("team", "digits").in_generation(1)
-FROZEN = (Seat("w-0", "n", 1),)
-ENDED = Round(0, complete=True, finishing=True, closed="success", frozen=FROZEN)
-WORLD = Round(0, complete=True, frozen=FROZEN)
-FAILED = Round(0, complete=True, closed="failure", frozen=FROZEN)
+WORLD = Round(0, complete=True, frozen=(Seat("w-0", "n", 1),))
+ENDED = replace(WORLD, finishing=True, closed="success")
+FAILED = replace(WORLD, closed="failure")
 
 BARRIER = b"/torch.rendezvous.digits.0/torchelastic/agent/terminal_state/num_members"
-
-
-def kv(key: str, value: bytes = b"1", revision: int = 1) -> KeyValue:
-    return KeyValue(key, value, revision, revision, 1, 0)
 
 
 def run(name: str, current: Round, revision: int, state: str = "left") -> list[KeyValue]:
     """All that a run has in the store, what may go first."""
     keys = HERE.run(name)
-    node = Node("w-0", "left", "n", 1, "10.0.0.1", 7, 0, left_reason="done")
-    if state == "in":
-        node = Node("w-0", "in", "n", 1, "10.0.0.1", 7, 0)
+    inside = node("w-0", "in") if state == "in" else node("w-0", "left", left="done")
     return [
         kv(keys.value(b"/torch.rendezvous.digits.0/MASTER_ADDR")),
         kv(keys.value(b"/mine")),
         kv(keys.addend(b"/count", "w-0.1")),
         kv(keys.element(b"/queue", "w-0.1.2")),
         kv(keys.operation("w-0.1")),
-        kv(keys.value(wire.STAGE), b"line"),
-        kv(keys.value(wire.STAGE + b"w-0"), b"line"),
+        kv(keys.value(wire.STAGE), value=b"line"),
+        kv(keys.value(wire.STAGE + b"w-0"), value=b"line"),
         kv(keys.addend(BARRIER, "w-0.1")),
-        kv(keys.node("w-0"), node.to_json()),
-        kv(keys.round, current.to_json(), revision),
+        kv(keys.node("w-0"), value=inside.to_json()),
+        kv(keys.round, revision, current.to_json()),
     ]
 
 
@@ -58,11 +54,11 @@ def test_a_run_goes_on_to_keep_what_somebody_may_still_read() -> None:
     still, others = run("a", ENDED, 1, "in"), [run("c", ENDED, 8), run("d", WORLD, 9)]
     assert gone(still, *others) == []
     assert gone(run("a", WORLD, 1), run("b", FAILED, 2), *others) == []
-    unreadable = [*run("a", ENDED, 1)[:-1], kv(HERE.run("a").round, b"no record")]
+    unreadable = [*run("a", ENDED, 1)[:-1], kv(HERE.run("a").round, value=b"no record")]
     assert gone(unreadable, *others) == []
 
 
 def test_a_node_that_cannot_be_read_keeps_nothing() -> None:
     a, others = run("a", ENDED, 1), [run("c", ENDED, 8), run("d", WORLD, 9)]
-    a[8] = kv(HERE.run("a").node("w-0"), b"no record")
+    a[8] = kv(HERE.run("a").node("w-0"), value=b"no record")
     assert gone(a, *others) == may_go(a)

@@ -11,7 +11,7 @@ import pytest
 from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.drain.decision import is_enough
@@ -19,10 +19,11 @@ from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.records.quarantine import Quarantine, Terms, after_death, after_time
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, RangeResult
+from tests.support.records import member, node, run, world
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -114,20 +115,15 @@ def test_what_is_no_record_is_refused(value: bytes) -> None:
 # --- who is kept out ---
 
 
-def member(name: str, uid: str = "") -> Member:
-    age = ord(name) - ord("a") + 1
-    return Member(name, uid or f"uid-{name}", age, "10.0.0.1", "host", "worker", 1, 2, 4)
-
-
 def job(members: str = "abc", *records: Quarantine, least: int = 2) -> Snapshot:
-    pods = {name: replace(member(name), min_workers=least) for name in members}
+    pods = {name: member(name, ord(name), min_workers=least) for name in members}
     return Snapshot(9, Job(least, 4), pods, quarantines={one.member: one for one in records})
 
 
 def test_the_store_says_who_is_quarantined() -> None:
     kvs = (
         KeyValue(KEYS.job, Job(2, 4).to_json(), 1, 1, 1, 0),
-        KeyValue(HERE.member("c"), member("c").to_json(), 1, 2, 1, 5),
+        KeyValue(HERE.member("c"), member("c", min_workers=2).to_json(), 1, 2, 1, 5),
         stored(OUT),
     )
     snapshot = snapshot_of(KEYS, RangeResult(9, kvs))
@@ -161,34 +157,30 @@ def test_rounds_know_who_is_quarantined() -> None:
     assert (one.listed, one.quarantined) == (frozenset("abc"), frozenset("c"))
 
 
-def asks(name: str, number: int = 10) -> Node:
-    return Node(name, "asking", "n", 1, f"10.0.0.{name}", 1, 0, mod_revision=number)
-
-
-def run(asking: str, current: Round | None = None, quarantined: str = "c") -> RunSnapshot:
+def asking(members: str, current: Round | None = None, quarantined: str = "c") -> RunSnapshot:
     membership = RoundMembers(frozenset("abcd"), quarantined=frozenset(quarantined))
-    return RunSnapshot(100, current or Round(), {n: asks(n) for n in asking}, membership)
+    return run(map(node, members), current, membership=membership)
 
 
 @pytest.mark.parametrize(
-    ("asking", "quarantined", "world"),
+    ("members", "quarantined", "frozen"),
     [("abcd", "c", "abd"), ("ac", "c", "ac"), ("abcd", "bcd", "abcd"), ("abcd", "abcd", "abcd")],
     ids=["others are enough", "too few others", "most are", "all are"],
 )
 def test_a_quarantined_one_is_frozen_only_where_the_others_are_too_few(
-    asking: str, quarantined: str, world: str
+    members: str, quarantined: str, frozen: str
 ) -> None:
     seen = RoundObservations(healthy_since_s=NOW, met_min_s=NOW - 100)
-    decision = decide(NOW, run(asking, quarantined=quarantined), seen, RoundPolicy(2, 4))
+    decision = decide(NOW, asking(members, quarantined=quarantined), seen, RoundPolicy(2, 4))
     assert decision.round is not None
-    assert "".join(seat.member for seat in decision.round.frozen) == world
+    assert "".join(seat.member for seat in decision.round.frozen) == frozen
 
 
 def test_a_quarantined_one_that_asks_makes_no_waiter() -> None:
-    world = Round(3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1)))
-    assert run("abc", world, quarantined="").newcomers(4)
-    assert not run("abc", world).newcomers(4)
-    assert run("abcd", world).newcomers(4)
+    two = world("ab")
+    assert asking("abc", two, quarantined="").newcomers(4)
+    assert not asking("abc", two).newcomers(4)
+    assert asking("abcd", two).newcomers(4)
 
 
 def test_what_gone_pods_left_is_bounded() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -14,71 +13,18 @@ from hypothesis import strategies as st
 from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
-from launcher_shim.c10d.rounds.records import (
-    ClosedWhy,
-    LeftReason,
-    Node,
-    NodeState,
-    Round,
-    Seat,
-    first_round,
-)
+from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round, Seat, first_round
 from rdzv.mirror import HEALTHY_S
 from rdzv.store import WATCH_PROGRESS_S
+from tests.support.records import node, run, world
 
 NOW = 500.0
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 WATCHED = RoundObservations(healthy_since_s=NOW - 100)
 
 
-def node(
-    member: str,
-    state: NodeState = "asking",
-    *,
-    revision: int = 10,
-    ask: int = 1,
-    nonce: str = "n",
-    number: int = 0,
-    left: LeftReason = "",
-    addr: str | None = None,
-) -> Node:
-    reason = left or ("exit" if state == "left" else "")
-    return Node(
-        member,
-        state,
-        nonce,
-        ask,
-        addr or f"10.0.0.{member}",
-        1,
-        0,
-        number,
-        reason,
-        mod_revision=revision,
-    )
-
-
-def run(
-    nodes: Iterable[Node] = (),
-    current: Round | None = None,
-    *,
-    listed: str = "abcd",
-    membership: RoundMembers | None = None,
-) -> RunSnapshot:
-    return RunSnapshot(
-        100,
-        current or Round(),
-        {n.member: n for n in nodes},
-        membership or RoundMembers(frozenset(listed)),
-    )
-
-
-def frozen(members: str, *, finishing: bool = False) -> Round:
-    world = tuple(Seat(member, "n", 1) for member in members)
-    return Round(3, True, "", finishing, world, mod_revision=50)
-
-
 def inside(members: str) -> list[Node]:
-    return [node(member, "in", number=3) for member in members]
+    return [node(member, "in") for member in members]
 
 
 # --- complete ---
@@ -138,13 +84,11 @@ def test_equal_descriptions_are_ranked_by_member() -> None:
     assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
 
 
-@pytest.mark.parametrize("wants", ["leaving", "unlisted"])
-def test_who_may_not_join_is_not_frozen(wants: str) -> None:
-    listed = frozenset("ab" if wants == "unlisted" else "abc")
-    membership = RoundMembers(
-        listed,
-        leaving=frozenset("c" if wants == "leaving" else ""),
-    )
+@pytest.mark.parametrize(
+    "membership",
+    [RoundMembers(frozenset("ab")), RoundMembers(frozenset("abc"), leaving=frozenset("c"))],
+)
+def test_who_may_not_join_is_not_frozen(membership: RoundMembers) -> None:
     decision = decide(NOW, run(map(node, "abc"), membership=membership), WATCHED, POLICY)
     assert decision.round is not None
     assert [seat.member for seat in decision.round.frozen] == ["a", "b"]
@@ -180,7 +124,7 @@ def test_who_left_is_waited_for_from_when_it_left() -> None:
 
 def test_who_left_to_ask_again_is_waited_for_from_when_it_can() -> None:
     gone = node("c", "left", left="exit")
-    ended = run([gone, node("d", "left")], frozen("cd"))
+    ended = run([gone, node("d", "left")], world("cd"))
     opened = run([*map(node, "ab"), gone], Round(4), listed="abc")
     seen = look(look(WATCHED, ended), opened, now=NOW + 60)
     assert decide(NOW + 60, opened, seen, POLICY).wake_at_s == NOW + 60 + POLICY.last_call_s
@@ -215,11 +159,11 @@ def test_the_last_call_begins_anew_when_there_are_too_few_again() -> None:
     ("nodes", "opens"),
     [
         ([node("a", "left"), node("b", ask=2)], True),
-        ([node("a", "left"), node("b", "in", number=3)], False),
+        ([node("a", "left"), node("b", "in")], False),
         ([node("a", "left"), node("b", "left")], False),
         ([node("a", "left"), node("d")], True),
         ([node("a", "left"), node("e")], True),
-        ([node("a", "left"), node("b", "in", number=3), node("d")], False),
+        ([node("a", "left"), node("b", "in"), node("d")], False),
         ([node("d")], True),
     ],
     ids=[
@@ -235,15 +179,15 @@ def test_the_last_call_begins_anew_when_there_are_too_few_again() -> None:
 def test_a_run_closed_by_failure_opens_once_all_have_left_and_somebody_asks(
     nodes: list[Node], opens: bool
 ) -> None:
-    failed = replace(frozen("ab"), closed="failure")
+    failed = replace(world("ab"), closed="failure")
     decision = decide(NOW, run(nodes, failed), WATCHED, POLICY)
     assert decision.round == (next_round(failed) if opens else None)
 
 
 def test_who_was_let_go_does_not_keep_a_failed_run_and_who_leaves_does_not_open_it() -> None:
-    failed = replace(frozen("ab"), closed="failure")
+    failed = replace(world("ab"), closed="failure")
     leaves = RoundMembers(frozenset("ab"), leaving=frozenset("b"))
-    inside = run([node("a", "left"), node("b", "in", number=3), node("d")], failed)
+    inside = run([node("a", "left"), node("b", "in"), node("d")], failed)
     kept = decide(NOW, replace(inside, membership=leaves), WATCHED, POLICY)
     assert kept.round is None
     let_go = replace(leaves, granted=frozenset("b"))
@@ -279,35 +223,81 @@ def look(
 @pytest.mark.parametrize(
     ("b", "standing"),
     [
-        (node("b", "in", number=3), "here"),
+        (node("b", "in"), "here"),
         (node("b", "asking"), "here"),
         (node("b", "left"), "left"),
         (node("b", "left", left="hung"), "left"),
         (node("b", "left", left="done"), "done"),
         (node("b", "asking", ask=2), "replaced"),
-        (node("b", "in", nonce="other", number=3), "replaced"),
+        (node("b", "in", nonce="other"), "replaced"),
         (None, "missing"),
     ],
 )
 def test_where_a_frozen_node_stands(b: Node | None, standing: str) -> None:
-    snapshot = run([*inside("a"), *([b] if b else [])], frozen("ab"))
+    snapshot = run([*inside("a"), *([b] if b else [])], world("ab"))
     standings = stand(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert standings.of[Seat("b", "n", 1)] == standing
     assert standings.lost == (standing in ("left", "replaced"))
 
 
-def test_a_missing_node_is_gone_once_it_has_stayed_away() -> None:
-    snapshot = run(inside("a"), frozen("ab"))
+ONE, LATER = (inside("a"), 0, 100.0), [node("d")]
+
+
+@pytest.mark.parametrize(
+    ("looks", "current", "cut_off", "gone_s"),
+    [
+        ([ONE], world("ab"), False, POLICY.confirm_s),
+        ([ONE, (inside("a"), 10, 0.0), (inside("a"), 20, 1.0)], world("ab"), False, 35),
+        ([ONE, (inside("a"), 10, 0.0), (inside("a"), 100, 1.0)], world("ab"), False, 115),
+        ([ONE], world("ab"), True, 15),
+        (
+            [
+                (LATER, 0, 100.0),
+                (LATER, 40, 140.0),
+                ([*inside("a"), *LATER], 50, 150.0),
+                ([*inside("a"), *LATER], 60, 160.0),
+            ],
+            world("abc"),
+            False,
+            65,
+        ),
+        ([ONE], world("ab", finishing=True), False, POLICY.orphan_hold_s),
+    ],
+    ids=[
+        "it stays away",
+        "after a gap of the watch",
+        "after a long outage",
+        "after a cut that we were in ourselves",
+        "after the first of a world that had vanished as a whole",
+        "while others finish",
+    ],
+)
+def test_a_missing_node_is_gone_once_it_has_had_time_to_return(
+    looks: list[tuple[list[Node], int, float]], current: Round, cut_off: bool, gone_s: float
+) -> None:
+    seen = WATCHED
+    for nodes, after_s, healthy_s in looks:
+        snapshot = run(nodes, current)
+        seen = look(seen, snapshot, now=NOW + after_s, healthy_s=healthy_s, cut_off=cut_off)
+    assert not stand(NOW + gone_s - 0.1, snapshot, seen, POLICY).lost
+    assert stand(NOW + gone_s, snapshot, seen, POLICY).lost
+
+
+def test_the_moment_when_a_missing_node_will_be_gone_is_told_and_void_once_it_is_back() -> None:
+    snapshot = run(inside("a"), world("ab"))
     seen = look(WATCHED, snapshot)
     assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + POLICY.confirm_s
-    assert not stand(NOW + 3.9, snapshot, seen, POLICY).lost
-    assert stand(NOW + 4.0, snapshot, seen, POLICY).lost
-    back = run(inside("ab"), frozen("ab"))
-    assert look(seen, back).missing_s == {}
+    assert look(seen, run(inside("ab"), world("ab"))).missing_s == {}
+
+
+def test_nobody_is_gone_while_the_watch_proves_nothing() -> None:
+    snapshot = run(inside("a"), world("ab"))
+    seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
+    assert not stand(NOW + 1000, snapshot, seen, POLICY).lost
 
 
 def test_a_missing_node_is_not_gone_before_the_store_was_asked_again() -> None:
-    snapshot = run(inside("a"), frozen("ab"))
+    snapshot = run(inside("a"), world("ab"))
     stale = look(WATCHED, snapshot, heard_s=NOW + 3.9)
     assert not stand(NOW + 3.95, snapshot, stale, POLICY).unheard
     due = stand(NOW + 4.0, snapshot, stale, POLICY)
@@ -316,43 +306,6 @@ def test_a_missing_node_is_not_gone_before_the_store_was_asked_again() -> None:
     assert not stand(NOW + 3.95, snapshot, heard, POLICY).lost
     gone = stand(NOW + 4.1, snapshot, heard, POLICY)
     assert (gone.lost, gone.unheard) == (True, False)
-
-
-def test_nobody_is_gone_while_the_watch_proves_nothing() -> None:
-    snapshot = run(inside("a"), frozen("ab"))
-    seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
-    assert not stand(NOW + 1000, snapshot, seen, POLICY).lost
-    # After the gap the others may be on their way back, too.
-    seen = look(seen, snapshot, now=NOW + 20, healthy_s=1.0)
-    assert not stand(NOW + 30, snapshot, seen, POLICY).lost
-    assert stand(NOW + 35, snapshot, seen, POLICY).lost
-
-
-def test_others_may_return_after_however_long_an_outage() -> None:
-    snapshot = run(inside("a"), frozen("ab"))
-    seen = look(look(WATCHED, snapshot), snapshot, now=NOW + 10, healthy_s=0.0)
-    seen = look(seen, snapshot, now=NOW + 100, healthy_s=1.0)
-    assert not stand(NOW + 114.9, snapshot, seen, POLICY).lost
-    assert stand(NOW + 115, snapshot, seen, POLICY).lost
-
-
-def test_others_may_return_after_a_cut_that_we_were_in_ourselves() -> None:
-    snapshot = run(inside("a"), frozen("ab"))
-    seen = look(WATCHED, snapshot, cut_off=True)
-    assert not stand(NOW + 14.9, snapshot, seen, POLICY).lost
-    assert stand(NOW + 15.0, snapshot, seen, POLICY).lost
-
-
-def test_others_may_return_after_the_first_of_a_world_that_had_vanished_as_a_whole() -> None:
-    away = run([node("d")], frozen("abc"))
-    one_back = run([*inside("a"), node("d")], frozen("abc"))
-    seen = look(look(WATCHED, away), away, now=NOW + 40, healthy_s=140)
-    seen = look(seen, one_back, now=NOW + 50, healthy_s=150)
-    assert not stand(NOW + 50, one_back, seen, POLICY).lost
-    # That it looks again changes nothing.
-    seen = look(seen, one_back, now=NOW + 60, healthy_s=160)
-    assert not stand(NOW + 64.9, one_back, seen, POLICY).lost
-    assert stand(NOW + 65, one_back, seen, POLICY).lost
 
 
 @pytest.mark.parametrize(
@@ -367,7 +320,7 @@ def test_others_may_return_after_the_first_of_a_world_that_had_vanished_as_a_who
     ids=["nobody asks", "one asks", "a spare looks on", "one was done", "one left"],
 )
 def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: float) -> None:
-    snapshot = run(others, frozen("ab"))
+    snapshot = run(others, world("ab"))
     seen = look(WATCHED, snapshot)
     assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + gone_after_s
     before = stand(NOW + min(gone_after_s, 1e6) - 0.1, snapshot, seen, POLICY)
@@ -391,7 +344,7 @@ def test_all_that_vanish_at_once_are_held(others: list[Node], gone_after_s: floa
 def test_over(nodes: list[Node], granted: str, over: bool) -> None:
     leaving = frozenset(granted)
     membership = RoundMembers(frozenset("abcd"), leaving=leaving, granted=leaving)
-    snapshot = run(nodes, frozen("ab"), membership=membership)
+    snapshot = run(nodes, world("ab"), membership=membership)
     decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert decision.round == (next_round(snapshot.round) if over else None)
     assert ("is over" in decision.reason) == over
@@ -420,9 +373,9 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
     leaving = frozenset("a")
     membership = RoundMembers(frozenset("bcd"), leaving=leaving, granted=frozenset(granted))
     others = [node("b", "left"), *inside(stay.removeprefix("a"))]
-    world = "a" + "".join(other.member for other in others)
+    names = "a" + "".join(other.member for other in others)
     snapshot = run(
-        [*inside("a"), *others], frozen(world, finishing=finishing), membership=membership
+        [*inside("a"), *others], world(names, finishing=finishing), membership=membership
     )
     decision = decide(NOW, snapshot, look(WATCHED, snapshot), POLICY)
     assert (decision.round is not None) == over
@@ -431,7 +384,7 @@ def test_i1_a_lost_round_is_not_over_while_a_leaver_is_in_it_that_was_not_let_go
 def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
     both = frozenset("ab")
     membership = RoundMembers(frozenset("cd"), leaving=both, granted=both, ends_round=True)
-    snapshot = run(inside("ab"), frozen("ab", finishing=True), membership=membership)
+    snapshot = run(inside("ab"), world("ab", finishing=True), membership=membership)
     assert decide(NOW, snapshot, look(WATCHED, snapshot), POLICY).round is None
 
 
@@ -439,12 +392,12 @@ def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
 @pytest.mark.parametrize(
     ("others", "over"),
     [
-        ([node("b", "in", number=3), node("c", "left", left="closed")], False),
+        ([node("b", "in"), node("c", "left", left="closed")], False),
         ([node("b", ask=2), node("c", "left", left="closed")], False),
         ([node("b", ask=2), node("c", ask=2)], True),
         ([node("b", ask=2), node("c", nonce="other"), node("d")], True),
-        ([replace(node("b", "in", number=3), finished=True), node("c", ask=2)], False),
-        ([replace(node("b", "in", number=3), finished=True), node("c", ask=2), node("d")], True),
+        ([replace(node("b", "in"), finished=True), node("c", ask=2)], False),
+        ([replace(node("b", "in"), finished=True), node("c", ask=2), node("d")], True),
         ([node("b", "left", left="closed"), node("c", "left", left="closed")], False),
     ],
     ids=[
@@ -460,31 +413,23 @@ def test_a_round_that_finishes_is_left_in_peace_whatever_is_granted() -> None:
 def test_who_is_done_is_waited_for_until_others_are_enough_to_go_on(
     others: list[Node], closed: ClosedWhy, over: bool
 ) -> None:
-    done = replace(node("a", "in", number=3), finished=True)
-    current = replace(frozen("abc", finishing=True), closed=closed)
+    done = replace(node("a", "in"), finished=True)
+    current = replace(world("abc", finishing=True), closed=closed)
     decision = decide(NOW, run([done, *others], current), WATCHED, POLICY)
     assert decision.round == (next_round(current) if over else None)
-
-
-def test_who_vanishes_while_others_finish_is_given_longer_to_return() -> None:
-    snapshot = run(inside("a"), frozen("ab", finishing=True))
-    seen = look(WATCHED, snapshot)
-    assert stand(NOW, snapshot, seen, POLICY).wake_at_s == NOW + POLICY.orphan_hold_s
-    assert not stand(NOW + 59.9, snapshot, seen, POLICY).lost
-    assert stand(NOW + 60.0, snapshot, seen, POLICY).lost
 
 
 @pytest.mark.parametrize("then", [None, node("b", nonce="other")], ids=["vanishes", "restarts"])
 @pytest.mark.parametrize(
     "done",
     [
-        replace(node("b", "in", number=3), finished=True),
+        replace(node("b", "in"), finished=True),
         node("b", "left", left="done"),
     ],
     ids=["in the barrier", "ended"],
 )
 def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> None:
-    current = frozen("abc", finishing=True)
+    current = world("abc", finishing=True)
     seen = look(WATCHED, run([*inside("ac"), done], current))
     gone = run([*inside("ac"), *([then] if then else [])], current)
     seen = look(seen, gone)
@@ -497,7 +442,7 @@ def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> Non
 @pytest.mark.parametrize(
     ("b", "goes_on"),
     [
-        (node("b", "in", number=3), False),
+        (node("b", "in"), False),
         (node("b", ask=2), True),
         (node("b", "left", left="exit"), True),
         (node("b", "left", left="closed"), False),
@@ -507,11 +452,11 @@ def test_one_that_has_finished_is_not_lost(done: Node, then: Node | None) -> Non
     ],
 )
 def test_whether_one_of_the_world_goes_on_without_the_others(b: Node, goes_on: bool) -> None:
-    assert run([*inside("a"), b], frozen("ab", finishing=True)).goes_on() == goes_on
+    assert run([*inside("a"), b], world("ab", finishing=True)).goes_on() == goes_on
 
 
 def test_the_next_round_is_open_and_empty() -> None:
-    after = next_round(frozen("ab", finishing=True))
+    after = next_round(world("ab", finishing=True))
     assert after == Round(4, mod_revision=50, former=("a", "b"))
 
 
@@ -530,7 +475,7 @@ SETS = st.frozensets(MEMBERS)
 SNAPSHOTS = st.builds(
     run,
     st.lists(NODES, max_size=5),
-    st.sampled_from(["", "ab", "abc"]).map(lambda who: frozen(who) if who else Round(3)),
+    st.sampled_from(["", "ab", "abc"]).map(lambda who: world(who) if who else Round(3)),
     membership=st.builds(RoundMembers, SETS, SETS, SETS, SETS, st.booleans()),
 )
 

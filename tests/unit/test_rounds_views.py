@@ -8,23 +8,24 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
-from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
-from launcher_shim.c10d.rounds.records import ClosedWhy, LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
+from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
 from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
+from tests.support.records import node, run, world
 
 POLICY = RoundPolicy(min_nodes=2, max_nodes=4)
 ME = NodeDesc("10.0.0.1", 42, 0)
-WORLD = Round(
-    3, True, frozen=(Seat("a", "n", 1), Seat("b", "n", 1), Seat("c", "n", 1)), mod_revision=9
-)
-OPEN = Round(3)
+WORLD, OPEN = world(), Round(3)
 
 
-def node(member: str, state: NodeState, *, ask: int = 1, number: int = 3) -> Node:
-    left: LeftReason = "exit" if state == "left" else ""
-    return Node(member, state, "n", ask, "10.0.0.1", 42, 0, number if state == "in" else 0, left)
+def standings(snapshot: RunSnapshot) -> Standings:
+    """Where all stand once whoever is missing has been so for long."""
+    seen = observe(
+        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
+    )
+    return stand(2e3, snapshot, seen, POLICY)
 
 
 def shown(
@@ -37,19 +38,10 @@ def shown(
     filled_round: int = -1,
     waited_s: float = 0.0,
 ) -> View:
-    snapshot = RunSnapshot(
-        50,
-        current,
-        {n.member: n for n in (me, *others)},
-        membership or RoundMembers(frozenset("abcdef")),
-    )
-    seen = observe(
-        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
-    )
-    standings = stand(2e3, snapshot, seen, POLICY)
+    snapshot = run((me, *others), current, listed="abcdef", membership=membership)
     return view(
         snapshot,
-        standings,
+        standings(snapshot),
         POLICY,
         me,
         parked=parked,
@@ -60,7 +52,7 @@ def shown(
 
 
 A, B, C = (node(member, "in") for member in "abc")
-D = node("d", "asking")
+D = node("d")
 
 
 def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
@@ -79,7 +71,7 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         (B, None, "b", False),
         (replace(B, finished=True), None, "", False),
         (None, None, "", False),
-        (node("b", "asking", ask=2), C, "", True),
+        (node("b", ask=2), C, "", True),
     ],
     ids=[
         "all are here",
@@ -94,13 +86,10 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
 def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
     b: Node | None, c: Node | None, granted: str, goes_on: bool
 ) -> None:
-    nodes = {one.member: one for one in (replace(A, finished=True), b, c) if one is not None}
+    nodes = [one for one in (replace(A, finished=True), b, c) if one is not None]
     membership = RoundMembers(frozenset("abc"), frozenset(granted), frozenset(granted))
-    snapshot = RunSnapshot(50, replace(WORLD, finishing=True), nodes, membership)
-    seen = observe(
-        1e3, RoundObservations(), snapshot, POLICY, healthy_s=1e3, heard_s=2e3, cut_off=False
-    )
-    assert somebody_goes_on(snapshot, stand(2e3, snapshot, seen, POLICY)) == goes_on
+    snapshot = run(nodes, world(finishing=True), membership=membership)
+    assert somebody_goes_on(snapshot, standings(snapshot)) == goes_on
 
 
 @pytest.mark.parametrize(
@@ -110,8 +99,8 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
         ((B, C, D), WORLD, RoundMembers(frozenset("abcd")), True),
         ((B, C, D), WORLD, RoundMembers(frozenset("abc"), frozenset("d")), False),
         ((B, C, D), WORLD, RoundMembers(frozenset("abcd"), joins_wait=True), False),
-        ((B, C, D), replace(WORLD, finishing=True), RoundMembers(frozenset("abcd")), False),
-        ((B, node("c", "left")), replace(WORLD, finishing=True), RoundMembers(), True),
+        ((B, C, D), world(finishing=True), RoundMembers(frozenset("abcd")), False),
+        ((B, node("c", "left")), world(finishing=True), RoundMembers(), True),
         ((B, C), WORLD, RoundMembers(frozenset("ab"), leaving=frozenset("c")), False),
         (
             (B, C),
@@ -121,7 +110,7 @@ def test_who_has_finished_leaves_open_what_another_one_goes_on_with(
         ),
         (
             (B, C),
-            replace(WORLD, finishing=True),
+            world(finishing=True),
             RoundMembers(
                 frozenset("ab"), leaving=frozenset("c"), granted=frozenset("c"), ends_round=True
             ),
@@ -167,14 +156,14 @@ def test_when_the_world_is_to_form_again(
 
 
 def test_a_full_world_lets_nobody_in() -> None:
-    full = replace(WORLD, frozen=(*WORLD.frozen, Seat("d", "n", 1)))
-    e = node("e", "asking")
+    full = world("abcd")
+    e = node("e")
     assert not shown(A, B, C, node("d", "in"), e, current=full).phantom
     assert shown(e, A, B, C, node("d", "in"), current=full).role == "parked"
 
 
 def test_one_that_was_done_is_not_missed() -> None:
-    done = replace(node("c", "left"), left_reason="done")
+    done = node("c", "left", left="done")
     assert not shown(A, B, done).phantom
 
 
@@ -197,7 +186,7 @@ def test_i1_who_leaves_the_job_leaves_a_lost_world_first(
         granted=frozenset(granted),
         saved=frozenset(saved),
     )
-    current = replace(WORLD, finishing=finishing)
+    current = world(finishing=finishing)
     assert shown(A, B, node("c", "left"), current=current, membership=membership).phantom == leaves
 
 
@@ -224,20 +213,20 @@ def test_one_that_was_given_fillers_leaves_though_all_of_its_world_are_back(leav
 
 
 def test_one_that_was_given_up_for_hung_comes_back() -> None:
-    hung = replace(node("a", "left"), left_reason="hung")
+    hung = node("a", "left", left="hung")
     assert shown(hung, B, C) == View("apart", Round(3), phantom=True)
 
 
 @pytest.mark.parametrize(
     ("me", "current", "parked", "parks", "expected"),
     [
-        (node("d", "asking"), OPEN, False, True, "asking"),
-        (node("d", "asking"), OPEN, True, True, "promoted"),
-        (node("d", "asking"), WORLD, False, True, "parked"),
-        (node("d", "asking"), WORLD, True, True, "parked"),
-        (node("d", "asking"), WORLD, False, False, "waiting"),
-        (node("a", "asking"), WORLD, False, True, "asking"),
-        (node("a", "asking", ask=2), WORLD, False, True, "parked"),
+        (node("d"), OPEN, False, True, "asking"),
+        (node("d"), OPEN, True, True, "promoted"),
+        (node("d"), WORLD, False, True, "parked"),
+        (node("d"), WORLD, True, True, "parked"),
+        (node("d"), WORLD, False, False, "waiting"),
+        (node("a"), WORLD, False, True, "asking"),
+        (node("a", ask=2), WORLD, False, True, "parked"),
     ],
     ids=[
         "open",
@@ -266,7 +255,7 @@ def test_one_that_asks(me: Node, current: Round, parked: bool, parks: bool, expe
 def test_one_whose_drain_begins_before_it_is_handed_its_world_is_handed_it_still(
     membership: RoundMembers,
 ) -> None:
-    assert shown(node("a", "asking"), B, C, membership=membership).role == "asking"
+    assert shown(node("a"), B, C, membership=membership).role == "asking"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +278,7 @@ def test_one_that_left_is_in_no_list(current: Round, full: bool) -> None:
 
 
 def test_closed() -> None:
-    closed = replace(WORLD, closed="success")
+    closed = world(closed="success")
     assert shown(A, B, C, current=closed) == View("participant", closed, closed=True)
     assert shown(D, A, B, C, current=closed) == View("apart", Round(3), closed=True)
 
@@ -298,10 +287,10 @@ def test_closed() -> None:
 def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
     leaving: str,
 ) -> None:
-    failed = replace(WORLD, closed="failure")
+    failed = world(closed="failure")
     membership = RoundMembers(frozenset("abcd") - frozenset(leaving), leaving=frozenset(leaving))
     assert shown(A, B, C, current=failed, membership=membership).phantom
-    asks = node("a", "asking", ask=2)
+    asks = node("a", ask=2)
     for me, role in ((D, "parked"), (asks, "parked"), (node("b", "left"), "apart")):
         view = shown(me, C, current=failed, membership=membership)
         assert (view.role, view.full, view.closed, view.phantom) == (role, True, False, False)
@@ -309,49 +298,65 @@ def test_all_leave_a_run_that_is_closed_by_failure_and_none_is_told_that_it_is(
 
 @pytest.mark.parametrize("closed", ["", "failure"])
 def test_who_stands_in_the_exit_barrier_is_left_in_peace_whatever_fails(closed: ClosedWhy) -> None:
-    finishing = replace(WORLD, finishing=True, closed=closed)
+    finishing = world(finishing=True, closed=closed)
     done, lost = replace(A, finished=True), node("c", "left")
     assert not shown(done, B, lost, current=finishing).phantom
     assert shown(B, done, lost, current=finishing).phantom
 
 
-def handed(me: Node, *others: Node) -> Node | None:
-    snapshot = RunSnapshot(50, WORLD, {n.member: n for n in (me, *others)})
-    return hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), me)
+@pytest.mark.parametrize(
+    ("nodes", "current", "expected"),
+    [
+        ((node("a"), B, C), WORLD, node("a", "in")),
+        ((A, B, C), WORLD, None),
+        ((D, A, B, C), WORLD, None),
+        ((node("a", ask=2), B, C), WORLD, None),
+        ((node("a"), B, node("c", "left")), WORLD, node("a", ask=2)),
+        ((node("a"), B, node("c", ask=2)), WORLD, node("a", ask=2)),
+        ((node("a"), B, C), world(restored=True), node("a", ask=2)),
+        ((A, B, C), world(restored=True), None),
+        ((node("a"),), world(closed="failure"), node("a", ask=2)),
+    ],
+    ids=[
+        "it asked",
+        "handed already",
+        "not frozen",
+        "it asked anew",
+        "one has left",
+        "one asks anew",
+        "i11 a world that the store had lost",
+        "i11 handed before the store had lost it",
+        "closed by failure",
+    ],
+)
+def test_i11_a_round_is_handed_once_or_one_withdraws_from_it(
+    nodes: tuple[Node, ...], current: Round, expected: Node | None
+) -> None:
+    snapshot = run(nodes, current)
+    assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), nodes[0]) == expected
 
 
-def test_a_round_is_handed_once_and_only_to_who_asked() -> None:
-    asks = node("a", "asking")
-    assert handed(asks, B, C) == replace(asks, state="in", round=3)
-    assert handed(A, B, C) is None
-    assert handed(D, A, B, C) is None
-    assert handed(node("a", "asking", ask=2), B, C) is None
-
-
-@pytest.mark.parametrize("c", [node("c", "left"), node("c", "asking", ask=2)])
-def test_one_withdraws_from_a_world_that_can_no_longer_be(c: Node) -> None:
-    asks = node("a", "asking")
-    assert handed(asks, B, c) == replace(asks, ask=2)
-
-
-def test_i11_one_withdraws_from_a_world_that_the_store_had_lost_before_it_was_handed_it() -> None:
-    asks, restored = node("a", "asking"), replace(WORLD, restored=True)
-    for me, expected in ((asks, replace(asks, ask=2)), (A, None)):
-        snapshot = RunSnapshot(50, restored, {n.member: n for n in (me, B, C)})
-        assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), me) == expected
-
-
-def test_one_withdraws_from_a_world_that_has_failed() -> None:
-    asks, failed = node("a", "asking"), replace(WORLD, closed="failure")
-    snapshot = RunSnapshot(50, failed, {n.member: n for n in (asks, B, C)})
-    assert hand(snapshot, stand(0, snapshot, RoundObservations(), POLICY), asks) == replace(
-        asks, ask=2
-    )
-
-
-def test_no_round_forms_again_before_it_is_complete() -> None:
-    snapshot = RunSnapshot(5, OPEN, {"d": D}, RoundMembers(frozenset("d")))
-    assert not must_form_again(snapshot, stand(0, snapshot, RoundObservations(), POLICY), POLICY)
+@pytest.mark.parametrize(
+    ("nodes", "current", "again"),
+    [
+        ((D,), OPEN, False),
+        ((A, B, node("c")), WORLD, False),
+        ((A, B, C, D), WORLD, True),
+        ((A, B, node("c", ask=2)), WORLD, True),
+        ((A, B, D), WORLD, False),
+    ],
+    ids=[
+        "not complete yet",
+        "one is frozen and not handed the round yet",
+        "one asks beside a world with room",
+        "one of them asks anew",
+        "it is not known yet whether the missing one is gone",
+    ],
+)
+def test_when_a_round_must_form_again(nodes: tuple[Node, ...], current: Round, again: bool) -> None:
+    snapshot = run(nodes, current)
+    standings = stand(0, snapshot, RoundObservations(), POLICY)
+    assert must_form_again(snapshot, standings, POLICY) == again
 
 
 # --- as torch reads it ---
@@ -401,7 +406,7 @@ def test_every_view_survives_the_codec(flavour: Flavour) -> None:
 def test_one_that_asks_in_a_round_that_does_not_form_is_parked_until_it_is_frozen(
     parked: bool,
 ) -> None:
-    asks, waited_s = node("a", "asking"), POLICY.park_s
+    asks, waited_s = node("a"), POLICY.park_s
     assert shown(asks, current=OPEN, parked=parked, waited_s=waited_s).role == "parked"
     assert shown(asks, B, C, parked=parked, waited_s=1e6).role == (
         "promoted" if parked else "asking"

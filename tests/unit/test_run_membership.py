@@ -13,18 +13,11 @@ from rdzv.drain.decision import savers
 from rdzv.listing import decide
 from rdzv.records.commit import Commit, Vote
 from rdzv.records.drain import Drain, Outcome
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
+from tests.support.records import drain, member
 
 RUN = "digits"
-
-
-def member(name: str, uid: str = "") -> Member:
-    return Member(name, uid or f"uid-{name}", 1, "10.0.0.1", "host", "worker", 1, 2, 3)
-
-
-def drain(name: str, outcome: Outcome = "", uid: str = "") -> Drain:
-    return Drain(uid or f"uid-{name}", name, "evicted", "prestop", outcome=outcome)
 
 
 def seen(
@@ -39,7 +32,10 @@ def seen(
     snapshot = Snapshot(
         9,
         Job(2, 3),
-        {name: member(name, "uid-new" if name in replaced else "") for name in members},
+        {
+            name: member(name, uid="uid-new" * (name in replaced), min_workers=2, most=3)
+            for name in members
+        },
         {one.member: one for one in incarnations},
         {one.pod_uid: one for one in drains},
         commit=commit,

@@ -14,9 +14,11 @@ import pytest
 from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
-from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round, Seat
+from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round
 from launcher_shim.c10d.rounds.views import view
 from rdzv.store import KeyValue
+from tests.support import records
+from tests.support.records import node, world
 
 NOW = 500.0
 POLICY = RoundPolicy(min_nodes=3, max_nodes=3)
@@ -25,26 +27,16 @@ WATCHED = RoundObservations(
 )
 
 
-def node(
-    member: str, state: NodeState = "asking", *, revision: int = 10, left: LeftReason = ""
-) -> Node:
-    number = 3 if state == "in" else 0
-    reason = left or ("exit" if state == "left" else "")
-    address = f"10.0.0.{member}"
-    return Node(member, state, "n", 1, address, 1, 0, number, reason, mod_revision=revision)
-
-
 def run(
     nodes: Iterable[Node], current: Round | None = None, *, by_age: str = "abcd"
 ) -> RunSnapshot:
     ages = {member: age for age, member in enumerate(by_age)}
-    membership = RoundMembers(frozenset(by_age), ages=ages)
-    return RunSnapshot(100, current or Round(), {n.member: n for n in nodes}, membership)
+    return records.run(nodes, current, membership=RoundMembers(frozenset(by_age), ages=ages))
 
 
 def after(members: str) -> Round:
     """The round that follows one in which ``members`` trained."""
-    return next_round(Round(3, True, "", False, tuple(Seat(m, "n", 1) for m in members)))
+    return next_round(world(members, mod_revision=0))
 
 
 def seated(
@@ -115,8 +107,7 @@ def test_a_member_is_absent_from_when_it_was_first_seen_without_a_torchrun() -> 
 
 
 def test_a_standby_that_asks_is_no_newcomer_to_a_full_world() -> None:
-    world = Round(3, True, "", False, tuple(Seat(m, "n", 1) for m in "bcd"))
-    snapshot = run([node("a"), *(node(m, "in") for m in "bcd")], world)
+    snapshot = run([node("a"), *(node(m, "in") for m in "bcd")], world("bcd"))
     assert not snapshot.newcomers(POLICY.max_nodes)
     standings = stand(NOW, snapshot, WATCHED, POLICY)
     spare = view(snapshot, standings, POLICY, node("a"), parked=False, parks=True, filled_round=-1)

@@ -11,15 +11,12 @@ from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry
 from rdzv.store import KeyValue
+from tests.support.records import kv
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(2)
 SHARED = HERE.run(SHARED_RUN)
 FIRST = ROUNDS_PER_LIFE
-
-
-def kv(key: str, revision: int, value: bytes = b"1") -> KeyValue:
-    return KeyValue(key, value, revision, revision, 1, 0)
 
 
 def formed(number: int, revision: int, run_id: str = "digits", what: str = "round") -> KeyValue:
