@@ -69,6 +69,7 @@ class NoticeSocket:
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
         if self._path is None:
+            self.listening.set()
             await asyncio.Event().wait()
         else:
             await self._serve(self._path)

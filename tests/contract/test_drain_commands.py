@@ -14,12 +14,11 @@ from console.job.drain import write
 from rdzv.errors import StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
-from tests.support.clocks.calm import complaints, loop_lag
 from tests.support.sidecars.drain_commands import terminal
-from tests.support.sidecars.drain_parts import HERE
-from tests.support.sidecars.drains import Loop
+from tests.support.sidecars.drains import HERE
 from tests.support.sidecars.jobs import KEYS, NoRoom, client
 from tests.support.sidecars.processes import PATIENCE_S, Ended, muster
+from tests.support.sidecars.ranks import Loop
 
 PATIENT_RUNNER = (
     "-c",
@@ -53,7 +52,7 @@ async def read_until(process: asyncio.subprocess.Process, phase: str) -> str:
 
 
 async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> None:
-    async with terminal() as at, loop_lag() as lag_s:
+    async with terminal() as at:
         await at.one.form("ab")
         await at.one.training()
         pods = at.one.pods.values()
@@ -73,7 +72,7 @@ async def test_a_drain_prints_each_phase_and_ends_with_0_after_the_save() -> Non
             for pod in pods:
                 pod.cable.mend()
             ended = await read_to_the_end(process, begun)
-        assert (ended.status, complaints(ended.err, lag_s())) == (0, [])
+        assert ended.status == 0
         # Each in its order; one that is over before anybody has looked is not told of.
         order = ["draining", "agreeing", "saving", "saved", "released"]
         assert phases(ended) == [phase for phase in order if phase in phases(ended)]
@@ -208,13 +207,13 @@ async def test_with_the_store_away_it_ends_with_69() -> None:
     assert ended.err.startswith("muster: cannot reach the store at 127.0.0.1:1")
 
 
-async def test_a_notice_returns_when_it_is_taken_and_kept() -> None:
-    async with terminal() as at:
+async def test_a_notice_returns_when_it_is_taken_and_kept(tmp_path: Path) -> None:
+    async with terminal(notice_path=tmp_path / "notice.sock") as at:
         pod = at.one.pods["b"]
         for _ in range(2):
-            ended = await muster("notice", "--reason", "preStop", MUSTER_RUN_DIR=str(pod.run_dir))
+            ended = await muster("notice", "--reason", "preStop", MUSTER_RUN_DIR=str(tmp_path))
             assert (ended.status, ended.err) == (0, "")
-            kept = await pod.kept("drain.json")
+            kept = pod.kept()
             assert kept is not None
             assert (kept["sources"], kept["reason"]) == (["prestop"], "preStop")
         await at.one.until(lambda: at.one.snapshot.drains["uid-b"].outcome == "uncommitted")

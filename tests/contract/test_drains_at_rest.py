@@ -4,25 +4,24 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 
 import pytest
 
 import agent.drain.service
 from agent.drain.view import DrainView
-from agent.rundir.files import RunDir
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.drain_parts import HERE, RUN
-from tests.support.sidecars.drains import Loop, job
+from tests.support.sidecars.drains import HERE, RUN, job
 from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
 
 
 class Looks:
@@ -51,26 +50,6 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     return counted
 
 
-class Disk:
-    """Where the run directory of pod a lies."""
-
-    full = False
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    found = Disk()
-    put = RunDir.put
-
-    def sometimes(self: RunDir, name: str, content: bytes) -> None:
-        if found.full and self.path.name == "a":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        put(self, name, content)
-
-    monkeypatch.setattr(RunDir, "put", sometimes)
-    return found
-
-
 async def test_what_gone_pods_drained_is_left_to_the_sweep(looks: Looks) -> None:
     async with job("a") as one:
         gone = [Drain(f"uid-{n}", f"gone-{n}", "all go", "prestop", 1, 1) for n in range(120)]
@@ -82,9 +61,7 @@ async def test_what_gone_pods_drained_is_left_to_the_sweep(looks: Looks) -> None
 
 
 async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         assert await looks.during(0.5) == 0
         for number in range(20):
             await one.put(Put(HERE.run(RUN).value(b"anything"), b"%d" % number))
@@ -92,9 +69,7 @@ async def test_while_ranks_train_nobody_looks(looks: Looks) -> None:
 
 
 async def test_while_ranks_save_the_look_is_at_them_alone(looks: Looks) -> None:
-    async with job("abc") as one:
-        await one.form("ab", loop=Loop(save_s=300))
-        await one.training()
+    async with job("abc", trains="ab", loop=Loop(save_s=300)) as one:
         client = one.pods["a"].notice("sigterm", 120)
         await one.until(one.phase_is("commit"))
         client.leave()
@@ -107,9 +82,7 @@ async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
     looks: Looks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, done_s=0.1))
-    async with job("ab", least=2) as one:
-        await one.form("ab", loop=Loop(save_s=0.5))
-        await one.training()
+    async with job("ab", least=2, trains="ab", loop=Loop(save_s=0.5)) as one:
         client = one.pods["b"].notice("sigterm", 5)
         # After a save it trains on, but for the one that is its last chance: it stays saved.
         saved, count = 0, 0
@@ -119,7 +92,7 @@ async def test_a_leaver_that_must_wait_until_its_deadline_keeps_nobody_busy(
             await asyncio.sleep(0.15)
             count = await looks.during(0.3)
         assert count < 30
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "committed")
 
 
@@ -137,9 +110,7 @@ async def test_what_is_due_waits_for_the_registration(looks: Looks) -> None:
 
 
 async def test_a_writer_that_always_loses_pauses() -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         sent = 0
 
         def count(moment: object, operations: object) -> None:
@@ -151,45 +122,41 @@ async def test_a_writer_that_always_loses_pauses() -> None:
         loser.registrar._lease.id = 7
         loser.cable.on_txn = count
         drain = Drain("uid-b", "b", "by hand", "operator", 60, 5)
-        began = monotonic()
+        began = one.clock()
         await one.put(Put(HERE.drain("uid-b"), drain.to_json()))
         await one.until(one.phase_is("hold"))
         # Ten transactions, each of them counted on its way there and back.
         await loser.soon(lambda: sent >= 20)
-        assert monotonic() - began > 1
+        assert one.clock() - began > 1
         assert {commit.phase for commit in one.commits} <= {"hold", "void"}
 
 
-async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks, disk: Disk) -> None:
-    async with job("ab", below_min="commit") as one:
-        await one.form("ab")
-        await one.training()
-        disk.full = True
+async def test_a_full_disk_keeps_nobody_busy_and_is_tried_again(looks: Looks) -> None:
+    async with job("ab", below_min="commit", trains="ab") as one:
+        one.pods["a"].disk_full = True
         client = one.pods["b"].notice("sigterm", 120)
         await one.until(one.phase_is("hold"))
         assert await looks.during(0.6) < 20
         assert one.commit.phase == "hold"
-        disk.full = False
-        assert (await client.release())["outcome"] == "committed"
-        disk.full = True
+        one.pods["a"].disk_full = False
+        assert await client.release() == "committed"
+        one.pods["a"].disk_full = True
         again = one.pods["a"].notice("control", 20)
-        assert (await again.last())["phase"] == "released"
-        disk.full = False
-        await one.pods["a"].soon((one.pods["a"].run_dir / "drain.json").exists)
+        assert (await again.last()).name == "released"
+        one.pods["a"].disk_full = False
+        await one.pods["a"].soon(lambda: one.pods["a"].kept() is not None)
 
 
-async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room(disk: Disk) -> None:
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+async def test_a_gate_that_could_not_be_opened_is_opened_when_there_is_room() -> None:
+    async with job("ab", least=2, trains="ab") as one:
         drained = one.pods["b"]
         drained.notice("control", 60)
         await one.pods["a"].soon(lambda: all(pod.shown() == "done" for pod in one.pods.values()))
-        disk.full = True
+        one.pods["a"].disk_full = True
         planned = cancel(KEYS, one.snapshot, drained.uid)
         assert not isinstance(planned, str)
         await MemoryStore(one.engine).txn(*planned)
         await drained.soon(lambda: drained.shown() == "idle")
-        assert await asyncio.to_thread(one.pods["a"].shown) == "done"
-        disk.full = False
+        assert one.pods["a"].shown() == "done"
+        one.pods["a"].disk_full = False
         await one.goes_on()

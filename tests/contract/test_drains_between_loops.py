@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -13,27 +11,20 @@ import agent.drain.service
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.drains import Job, job
 from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
 
 STEPS = 5
 
 
-def loops(one: Job) -> Loop:
-    """A loop of a few steps, then an evaluation until ``go_on``."""
-    return Loop(steps_a_loop=STEPS, evaluated=str(one.directory / "evaluated"))
-
-
-async def go_on(one: Job) -> None:
-    """Let this evaluation end, and be the last that takes any time."""
-    await asyncio.to_thread(Path(loops(one).evaluated).touch)
-
-
 async def evaluating(one: Job, names: str) -> None:
     """Form a world and wait until all of it evaluates."""
-    await one.form(names, loop=loops(one))
+    await one.form(names, Loop(steps_a_loop=STEPS))
     for name in names:
-        await one.pods[name].soon(partial(one.pods[name].logged, "evaluate"))
+        await one.pods[name].soon(partial(one.pods[name].steps, "evaluate"))
 
 
 async def stands_still(one: Job) -> None:
@@ -49,16 +40,16 @@ async def test_a_drain_waits_for_the_next_loop_and_loses_no_step() -> None:
         await one.until(one.phase_is("commit"))
         await stands_still(one)
         assert (one.commit.phase, one.snapshot.drains["uid-b"].outcome) == ("commit", "")
-        await go_on(one)
-        assert (await client.release())["outcome"] == "committed"
+        one.evaluated.set()
+        assert await client.release() == "committed"
         assert one.done == [(0, STEPS + 1)]
 
 
 async def test_at_its_deadline_it_goes_though_all_still_evaluate() -> None:
     async with job("ab") as one:
         await evaluating(one, "ab")
-        line = await one.pods["b"].notice("sigterm", 3).release()
-        assert (line["outcome"], one.done) == ("expired", [])
+        outcome = await one.pods["b"].notice("sigterm", 3).release()
+        assert (outcome, one.done) == ("expired", [])
 
 
 async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
@@ -68,7 +59,7 @@ async def test_a_newcomer_waits_for_the_next_loop_and_costs_no_step() -> None:
         await one.until(one.phase_is("commit"))
         await stands_still(one)
         assert (one.commit.phase, one.commit.admitted) == ("commit", False)
-        await go_on(one)
+        one.evaluated.set()
         await one.until(lambda: one.commit.admitted)
         assert one.done == [(0, STEPS + 1)]
 
@@ -93,7 +84,7 @@ async def test_a_cancelled_drain_leaves_the_next_one_its_save() -> None:
         planned = cancel(KEYS, one.snapshot, "uid-b")
         assert not isinstance(planned, str), planned
         assert (await MemoryStore(one.engine).txn(*planned)).succeeded
-        assert (await client.last())["phase"] == "cancelled"
-        await go_on(one)
+        assert (await client.last()).name == "cancelled"
+        one.evaluated.set()
         await one.goes_on()
-        assert (await one.pods["a"].notice("sigterm", 120).release())["outcome"] == "committed"
+        assert await one.pods["a"].notice("sigterm", 120).release() == "committed"

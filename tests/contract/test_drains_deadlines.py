@@ -5,32 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import math
-import signal
 
 import pytest
 
 import agent.drain.own_record
 from agent.boot_clock import boot_s
-from agent.drain.notice import Notice
+from agent.drain.notice import Notice, Source
 from agent.drain.own_record import OwnDrainRecord
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.pod.grace import reserve_s
 from rdzv.records.drain import Drain
 from rdzv.store import Put
-from tests.support.sidecars.drain_parts import HERE, RUN
-from tests.support.sidecars.drains import Loop, job
+from tests.support.sidecars.drains import HERE, RUN, job
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
 
 
 async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, trains="ab") as one:
         began = one.clock()
         client = one.pods["b"].notice("sigterm", 4)
         line = await client.last()
         # The reserve of so short a grace is a third of it.
         assert 2.6 <= one.clock() - began < 4
-        assert line["outcome"] == "committed"
+        assert line.outcome == "committed"
         await client.release()
         await one.until(lambda: one.commit.granted == ("uid-b",))
         assert client.phases[-2:] == ["saved", "released"]
@@ -39,16 +38,14 @@ async def test_i10_below_min_nobody_is_released_before_its_deadline() -> None:
 async def test_below_min_a_pod_in_which_nothing_was_trained_goes_at_once() -> None:
     async with job("a") as one:
         # Nobody waits here for as long as this deadline is away.
-        assert (await one.pods["a"].notice("sigterm", 3600).last())["outcome"] == "uncommitted"
+        assert (await one.pods["a"].notice("sigterm", 3600).last()).outcome == "uncommitted"
 
 
 async def test_a_drain_is_written_once_though_its_own_sidecar_sees_it_late() -> None:
     async def late() -> None:
         await asyncio.sleep(1.5)
 
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, trains="ab") as one:
         one.pods["b"].cable.delivering = late  # type: ignore[method-assign]
         one.pods["b"].notice("sigterm", 30)
         await one.until(lambda: "uid-b" in one.snapshot.drains)
@@ -58,65 +55,55 @@ async def test_a_drain_is_written_once_though_its_own_sidecar_sees_it_late() -> 
 
 
 async def test_i10_below_min_it_is_released_at_once_where_the_policy_says_so() -> None:
-    async with job("ab", least=2, below_min="commit") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, below_min="commit", trains="ab") as one:
         # Nobody waits here for as long as this deadline is away.
-        assert (await one.pods["b"].notice("sigterm", 3600).release())["outcome"] == "committed"
+        assert await one.pods["b"].notice("sigterm", 3600).release() == "committed"
 
 
 async def test_i10_a_replacement_lets_it_go_once_its_launcher_asks() -> None:
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, trains="ab") as one:
         # Nobody waits here for as long as this deadline is away.
         client = one.pods["b"].notice("sigterm", 3600)
         await one.until(one.phase_is("done"))
         await one.add("c")
         assert "released" not in client.phases
         await one.ask("c")
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
 
 
 async def test_when_every_member_is_drained_all_save_and_go_at_their_deadline() -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         clients = [one.pods[name].notice("sigterm", 6) for name in "ab"]
-        assert {(await client.release())["outcome"] for client in clients} == {"committed"}
+        assert {await client.release() for client in clients} == {"committed"}
         assert len(one.done) == 1
 
 
 async def test_a_save_longer_than_the_grace_is_out_of_time() -> None:
-    async with job("abc") as one:
-        await one.form("abc", b=Loop(save_s=300))
-        await one.training()
+    async with job("abc", trains="abc", b=Loop(save_s=300)) as one:
         began = one.clock()
         line = await one.pods["b"].notice("sigterm", 5).last()
         assert 2.8 <= one.clock() - began < 5
-        assert (line["outcome"], one.done) == ("expired", [])
+        assert (line.outcome, one.done) == ("expired", [])
         drain = one.pods["b"].drain
         assert drain is not None
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "expired")
 
 
 async def test_i7_the_others_finish_their_save_after_the_deadline_of_one_that_has_saved() -> None:
-    async with job("abc") as one:
-        await one.form("abc", a=Loop(save_s=5))
-        await one.training()
+    async with job("abc", trains="abc", a=Loop(save_s=5)) as one:
         stays, leaver = one.pods["a"], one.pods["b"]
         client = leaver.notice("sigterm", 6)
         await one.until(one.phase_is("commit"))
-        stays.signal_ranks(signal.SIGSTOP)
-        line = await client.release()
-        assert (line["phase"], line["outcome"]) == ("released", "expired")
+        stays.stop_ranks()
+        outcome = await client.release()
+        assert outcome == "expired"
         await leaver.kill()
         left = Node("b", "left", "n", 1, "127.0.0.1", 1, 0, left_reason="closed")
         await one.put(Put(HERE.run(RUN).node("b"), left.to_json()))
         began = one.clock()
         await stays.soon(lambda: one.clock() - began > 1)
         assert (one.commit.phase, one.snapshot.drains["uid-b"].outcome) == ("commit", "")
-        stays.signal_ranks(signal.SIGCONT)
+        stays.resume_ranks()
         await one.until(lambda: one.snapshot.drains["uid-b"].outcome != "")
         ((_, step),) = one.done
         drain = one.snapshot.drains["uid-b"]
@@ -125,21 +112,17 @@ async def test_i7_the_others_finish_their_save_after_the_deadline_of_one_that_ha
 
 
 async def test_a_step_longer_than_the_grace_is_out_of_time_and_stops_nobody() -> None:
-    async with job("abc") as one:
-        await one.form("abc")
-        await one.training()
-        one.pods["c"].signal_ranks(signal.SIGSTOP)
+    async with job("abc", trains="abc") as one:
+        one.pods["c"].stop_ranks()
         # Its sidecar votes for a rank that is within a step: the save is agreed on, and not made.
-        line = await one.pods["b"].notice("sigterm", 2).release()
-        assert (line["outcome"], one.done) == ("expired", [])
-        one.pods["c"].signal_ranks(signal.SIGCONT)
+        outcome = await one.pods["b"].notice("sigterm", 2).release()
+        assert (outcome, one.done) == ("expired", [])
+        one.pods["c"].resume_ranks()
 
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_while_the_store_is_away_the_end_of_the_time_is_told(answers: bool) -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         if answers:
             one.pods["b"].cable.cut()
         else:
@@ -148,7 +131,7 @@ async def test_while_the_store_is_away_the_end_of_the_time_is_told(answers: bool
         client = one.pods["b"].notice("sigterm", 4)
         line = await client.last()
         assert 1.9 <= one.clock() - began < 4
-        assert (line["phase"], line["outcome"]) == ("released", "expired")
+        assert (line.name, line.outcome) == ("released", "expired")
         one.pods["b"].cable.mend()
         await one.until(lambda: one.pods["b"].drain is not None)
 
@@ -167,7 +150,7 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
     monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 1e6)
     async with job("ab") as one:
         drained = one.pods["b"]
-        assert (await drained.notice("prestop").last())["outcome"] == "uncommitted"
+        assert (await drained.notice("prestop").last()).outcome == "uncommitted"
         await drained.kill()
         await drained.start()
         assert drained.drains.own.active
@@ -180,15 +163,15 @@ async def test_a_sidecar_that_alone_was_stopped_is_listed_again(
         drained.drains.own._stirred.set()
         await one.until(lambda: drained.drain is None)
         await drained.soon(lambda: not drained.drains.own.active)
-        await drained.soon(lambda: not (drained.run_dir / "drain.json").exists())
+        await drained.soon(lambda: drained.kept() is None)
         outcomes = [entry.details["outcome"] for entry in one.history()]
         assert outcomes == ["uncommitted", "cancelled"]
-        assert (await drained.notice("sigterm", 120).last())["outcome"] == "uncommitted"
+        assert (await drained.notice("sigterm", 120).last()).outcome == "uncommitted"
 
 
 @pytest.mark.parametrize("other", ["sigterm", "hold", "control"])
 async def test_a_pod_that_is_told_to_go_otherwise_too_stays_drained(
-    other: str, monkeypatch: pytest.MonkeyPatch
+    other: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent.drain.own_record, "OUTLIVED_S", 0.1)
     async with job("ab", grace_s=1.1) as one:

@@ -13,12 +13,16 @@ from random import Random
 
 import pytest
 
+from agent.rundir.files import RunDir
+from muster.progress import ProgressFile
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.store import Operation, Put
-from tests.support.sidecars.drain_parts import HERE, Moment
-from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.cable import Moment
+from tests.support.sidecars.drains import DEADLINE_S, HERE, Job, job
 from tests.support.sidecars.jobs import KEYS
-from tests.support.sidecars.processes import PATIENCE_S
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
 
 SAVES = Loop(save_s=0.15)
 
@@ -44,70 +48,60 @@ async def drain_until(one: Job, phase: str) -> None:
 
 @pytest.mark.parametrize("when", WHEN)
 async def test_the_sidecar_of_the_pod_that_drains_dies(when: str) -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=SAVES)
-        await one.training()
+    async with job("abc", trains="abc", loop=SAVES) as one:
         drained = one.pods["b"]
         tripped = drained.cable.trip(*WHEN[when])
         client = drained.notice("sigterm", 120)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await tripped.wait()
         await drained.kill()
         await drained.start()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         assert len({await finish(one)}) == 1
         assert len(one.history()) == 1
 
 
 @pytest.mark.parametrize("when", ["before its vote", "after its vote"])
 async def test_the_sidecar_of_another_pod_dies(when: str) -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=SAVES)
-        await one.training()
+    async with job("abc", trains="abc", loop=SAVES) as one:
         tripped = one.pods["a"].cable.trip(*WHEN[when])
         client = one.pods["b"].notice("sigterm", 120)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await tripped.wait()
         await one.pods["a"].kill()
         await asyncio.sleep(0)
         await one.pods["a"].start()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await finish(one)
 
 
 @pytest.mark.parametrize("phase", ["commit", "done"])
 @pytest.mark.parametrize("who", ["a", "b"])
 async def test_a_sidecar_dies_while_ranks_save_and_after(phase: str, who: str) -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=SAVES)
-        await one.training()
+    async with job("abc", trains="abc", loop=SAVES) as one:
         client = one.pods["b"].notice("sigterm", 120)
         await drain_until(one, phase)
         await one.pods[who].kill()
-        await one.pods["c"].soon(partial(one.pods["c"].logged, "save"))
+        await one.pods["c"].soon(partial(one.pods["c"].steps, "save"))
         await one.pods[who].start()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await finish(one)
 
 
 async def test_all_sidecars_die_at_once_while_ranks_save() -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=SAVES)
-        await one.training()
+    async with job("abc", trains="abc", loop=SAVES) as one:
         client = one.pods["b"].notice("sigterm", 120)
         await one.pods["a"].soon(lambda: all(pod.shown() == "commit" for pod in one.pods.values()))
         await asyncio.gather(*(pod.kill() for pod in one.pods.values()))
         for pod in one.pods.values():
-            await pod.soon(partial(pod.logged, "save"))
+            await pod.soon(partial(pod.steps, "save"))
             await pod.start()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await finish(one)
 
 
 async def test_a_sidecar_that_dies_with_no_drain_going_stops_no_step() -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         await one.pods["a"].kill()
         await one.goes_on()
         await one.pods["a"].start()
@@ -122,9 +116,7 @@ async def test_the_store_is_away_for_three_seconds_at_each_phase() -> None:
 
 
 async def away_for_three_seconds(phase: str) -> None:
-    async with job("ab", below_min="commit") as one:
-        await one.form("ab", loop=SAVES)
-        await one.training()
+    async with job("ab", below_min="commit", trains="ab", loop=SAVES) as one:
         pods = one.pods.values()
         if phase == "noted":
             for pod in pods:
@@ -138,7 +130,7 @@ async def away_for_three_seconds(phase: str) -> None:
         await asyncio.sleep(3)
         for pod in pods:
             pod.cable.mend()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await finish(one)
 
 
@@ -150,9 +142,7 @@ async def test_answers_and_requests_are_lost(seeds: range) -> None:
 
 
 async def losing(seed: int, leavers: str) -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=SAVES)
-        await one.training()
+    async with job("abc", trains="abc", loop=SAVES) as one:
         chance = Random(seed)
 
         def lose(moment: Moment, operations: Sequence[Operation]) -> None:
@@ -164,18 +154,16 @@ async def losing(seed: int, leavers: str) -> None:
             pod.cable.on_txn = lose
         clients = [one.pods[name].notice("sigterm", 120) for name in leavers]
         for client in clients:
-            assert (await client.release())["outcome"] == "committed"
+            assert await client.release() == "committed"
         await finish(one)
         assert sorted(entry.member for entry in one.history()) == [*leavers]
 
 
 @pytest.mark.parametrize("key", [HERE.commit, HERE.vote(1, "a"), KEYS.last_commit])
 async def test_records_that_cannot_be_read_stop_nothing(key: str) -> None:
-    async with job("ab") as one:
-        await one.form("ab", loop=SAVES)
-        await one.training()
+    async with job("ab", trains="ab", loop=SAVES) as one:
         await one.put(Put(key, b"\xff{not json"))
-        assert (await one.pods["b"].notice("sigterm", 120).release())["outcome"] == "committed"
+        assert await one.pods["b"].notice("sigterm", 120).release() == "committed"
         await finish(one)
 
 
@@ -187,38 +175,30 @@ async def test_files_that_cannot_be_read_stop_nothing(name: str) -> None:
 
 
 async def with_file(name: str, content: bytes) -> None:
-    async with job("ab") as one:
-        await one.form("ab", loop=SAVES)
-        await one.training()
+    async with job("ab", trains="ab", loop=SAVES) as one:
         drained = one.pods["b"]
         tripped = drained.cable.trip("answering", HERE.votes_of(1))
         client = drained.notice("sigterm", 120)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(DEADLINE_S):
             await tripped.wait()
         await drained.kill()
-        await asyncio.to_thread((drained.run_dir / name).write_bytes, content)
+        drained.files[name] = content
         await drained.start()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         await finish(one)
 
 
-async def test_i8_what_else_lies_in_the_run_directory_stops_nothing() -> None:
-    async with job("ab") as one:
-        await one.form("ab", loop=SAVES)
-        await one.training()
-
-        def litter(run_dir: Path) -> None:
-            progress = run_dir / "progress"
-            os.mkfifo(progress / "7.json")
-            (progress / "8.json").symlink_to("/dev/zero")
-            (progress / "9.json").mkdir()
-            (progress / "10.json").write_bytes(b"\x00" * 10_000)
-            (run_dir / "workers").symlink_to(run_dir / "workers")
-
-        for pod in one.pods.values():
-            await asyncio.to_thread(litter, pod.run_dir)
-        assert (await one.pods["b"].notice("sigterm", 120).release())["outcome"] == "committed"
-        await finish(one)
+def test_i8_what_else_lies_in_the_run_directory_stops_nothing(tmp_path: Path) -> None:
+    progress = tmp_path / "progress"
+    ProgressFile(str(progress), {"LOCAL_RANK": "1"}).write(7)
+    os.mkfifo(progress / "7.json")
+    (progress / "8.json").symlink_to("/dev/zero")
+    (progress / "9.json").mkdir()
+    (progress / "10.json").write_bytes(b"\x00" * 10_000)
+    (tmp_path / "workers").symlink_to(tmp_path / "workers")
+    run_dir = RunDir(str(tmp_path))
+    assert [(rank.local_rank, rank.step) for rank in run_dir.ranks()] == [(1, 7)]
+    assert run_dir.commands() is None
 
 
 async def test_drain_notes_of_another_pod_drain_nobody() -> None:
@@ -227,9 +207,9 @@ async def test_drain_notes_of_another_pod_drain_nobody() -> None:
         client = drained.notice("sigterm", 120)
         await client.last()
         await drained.kill()
-        kept = await drained.kept("drain.json")
+        kept = drained.kept()
         former = json.dumps({**(kept or {}), "generation": 0}).encode()
-        await asyncio.to_thread((drained.run_dir / "drain.json").write_bytes, former)
+        drained.files["drain.json"] = former
         drained.uid, drained.held = "uid-new", None
         await drained.start()
         await one.until(lambda: one.snapshot.members["b"].pod_uid == "uid-new")
@@ -245,8 +225,8 @@ async def test_a_notice_before_the_store_has_been_read_is_kept() -> None:
         await drained.start(cut=True)
         client = drained.notice("prestop")
         await drained.soon(lambda: client.phases == ["noted"])
-        kept = await drained.kept("drain.json")
+        kept = drained.kept()
         assert kept is not None
         assert kept["sources"] == ["prestop"]
         drained.cable.mend()
-        assert (await client.last())["outcome"] == "uncommitted"
+        assert (await client.last()).outcome == "uncommitted"

@@ -11,14 +11,17 @@ from itertools import permutations
 import pytest
 
 import agent.drain.service
+from agent.drain.notice import Source
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
-from tests.support.sidecars.drain_parts import HERE, RUN
-from tests.support.sidecars.drains import Job, Loop, job
+from tests.support.sidecars.drains import HERE, RUN, Job, job
 from tests.support.sidecars.jobs import KEYS, begin_next_life
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
 
 SLOW_SAVE = Loop(save_s=0.4)
 
@@ -30,19 +33,17 @@ WAITED_FOR = re.compile(
 """What a sidecar also says where the machine is too busy for a step or an answer."""
 
 
-async def committed_step(one: Job) -> int:
+def committed_step(one: Job) -> int:
     """The one step that has been committed, and that every rank has saved last."""
     ((_, step),) = one.done
     return step
 
 
 async def test_all_save_the_same_step_and_the_pod_is_let_go() -> None:
-    async with job("abc") as one:
-        await one.form("abc")
-        await one.training()
-        line = await one.pods["b"].notice("sigterm", 120).release()
-        assert (line["phase"], line["outcome"]) == ("released", "committed")
-        step = await committed_step(one)
+    async with job("abc", trains="abc") as one:
+        outcome = await one.pods["b"].notice("sigterm", 120).release()
+        assert outcome == "committed"
+        step = committed_step(one)
         drain = one.pods["b"].drain
         assert drain is not None
         assert (drain.outcome, drain.step, drain.source) == ("committed", step, "sigterm")
@@ -52,16 +53,14 @@ async def test_all_save_the_same_step_and_the_pod_is_let_go() -> None:
         assert "took_s" in entry.details
         await one.form("ac")
         await one.training()
-        assert await one.pods["a"].steps("begin") == [step]
-        assert (await one.pods["c"].steps("step"))[0] == step + 1
+        assert one.pods["a"].steps("begin") == [step]
+        assert (one.pods["c"].steps("step"))[0] == step + 1
 
 
 async def test_i7_when_sigterm_is_released_every_acknowledgement_is_on_record() -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=Loop(save_s=0.1))
-        await one.training()
+    async with job("abc", trains="abc", loop=Loop(save_s=0.1)) as one:
         client = one.pods["b"].notice("sigterm", 120)
-        assert (await client.last())["outcome"] == "committed"
+        assert (await client.last()).outcome == "committed"
         told = client.told[-1]
         assert told.last_commit is not None
         assert {name: vote.acked for name, vote in told.votes.items()} == dict.fromkeys(
@@ -96,27 +95,25 @@ async def test_i2_no_watched_snapshot_lists_a_member_after_its_drain_began() -> 
 async def test_i3_two_processes_in_each_of_two_pods_save_the_same_step(seed: int) -> None:
     async with job("ab") as one:
         one.number += seed
-        await one.form("ab", ranks=2, a=Loop(step_s=0.004), b=Loop(step_s=0.03))
+        await one.form("ab", a=Loop(step_s=0.004, ranks=2), b=Loop(step_s=0.03, ranks=2))
         await one.training(2 + seed)
         await one.pods["b"].notice("sigterm", 120).release()
-        step = await committed_step(one)
+        step = committed_step(one)
         for name in "ab":
             for local_rank in (0, 1):
-                assert await one.pods[name].steps("save", None, local_rank) == [step]
+                assert one.pods[name].steps("save", None, local_rank) == [step]
 
 
 @pytest.mark.parametrize("order", list(permutations(["prestop", "sigterm", "hold"]))[::2])
-async def test_notices_in_any_order_are_one_drain(order: tuple[str, ...]) -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+async def test_notices_in_any_order_are_one_drain(order: tuple[Source, ...]) -> None:
+    async with job("ab", trains="ab") as one:
         clients = [
             one.pods["b"].notice(source, None if source == "prestop" else 25) for source in order
         ]
         clients += [one.pods["b"].notice("control", 3600) for _ in range(2)]
         lines = [await client.last() for client in clients]
-        assert {line["outcome"] for line in lines} == {"committed"}
-        await committed_step(one)
+        assert {line.outcome for line in lines} == {"committed"}
+        committed_step(one)
         drain = one.pods["b"].drain
         assert drain is not None
         assert drain.seconds_left is not None
@@ -125,14 +122,12 @@ async def test_notices_in_any_order_are_one_drain(order: tuple[str, ...]) -> Non
 
 
 async def test_an_earlier_deadline_shortens_the_drain_in_every_sidecar() -> None:
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, trains="ab") as one:
         first = one.pods["b"].notice("control", 600)
         await one.until(lambda: one.commit.phase in ("done", "idle") and one.commit.epoch > 0)
         assert first.phases[-1] != "released"
         second = one.pods["b"].notice("sigterm", 3)
-        assert (await second.last())["outcome"] in ("committed", "expired")
+        assert (await second.last()).outcome in ("committed", "expired")
         assert await first.last() == await second.last()
         await one.until(lambda: (now := one.pods["b"].drain) is not None and now.reserve_s == 1)
         drain = one.pods["b"].drain
@@ -142,13 +137,11 @@ async def test_an_earlier_deadline_shortens_the_drain_in_every_sidecar() -> None
 
 
 async def test_an_operators_drain_is_told_to_whoever_asks_later() -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         drain = replace(_by_hand("b"), seconds_left=60.0)
         await one.put(Put(HERE.drain(drain.pod_uid), drain.to_json()))
-        assert (await one.pods["b"].notice("sigterm", 120).release())["outcome"] == "committed"
-        await committed_step(one)
+        assert await one.pods["b"].notice("sigterm", 120).release() == "committed"
+        committed_step(one)
 
 
 def _by_hand(name: str) -> Drain:
@@ -156,105 +149,99 @@ def _by_hand(name: str) -> Drain:
 
 
 async def test_two_drains_at_once_share_one_save() -> None:
-    async with job("abcd") as one:
-        await one.form("abcd")
-        await one.training()
+    async with job("abcd", trains="abcd") as one:
         clients = [one.pods[name].notice("sigterm", 120) for name in "ac"]
         for client in clients:
-            assert (await client.release())["outcome"] == "committed"
-        await committed_step(one)
+            assert await client.release() == "committed"
+        committed_step(one)
         assert {commit.epoch for commit in one.commits} == {1}
 
 
 async def test_a_drain_that_comes_during_a_save_is_served_by_it() -> None:
-    async with job("abcd") as one:
-        await one.form("abcd", loop=SLOW_SAVE)
-        await one.training()
+    async with job("abcd", trains="abcd", loop=SLOW_SAVE) as one:
         first = one.pods["a"].notice("sigterm", 120)
         await one.until(one.phase_is("commit"))
         second = one.pods["c"].notice("sigterm", 120)
-        assert (await first.release())["outcome"] == "committed"
-        assert (await second.release())["outcome"] == "committed"
-        await committed_step(one)
+        assert await first.release() == "committed"
+        assert await second.release() == "committed"
+        committed_step(one)
         assert one.commit.epoch == 1
 
 
 async def test_a_newcomer_is_let_in_after_a_save() -> None:
-    async with job("abc") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("abc", trains="ab") as one:
         await one.ask("c")
         await one.until(lambda: one.commit.admitted)
-        step = await committed_step(one)
+        step = committed_step(one)
         await one.form("abc")
         await one.training()
-        assert {(await pod.steps("begin"))[0] for pod in one.pods.values()} == {step}
+        assert {(pod.steps("begin"))[0] for pod in one.pods.values()} == {step}
 
 
 async def test_a_script_that_takes_no_part_is_let_go_without_a_save() -> None:
     async with job("ab") as one:
         await one.form("ab", b=Loop(drains=False))
-        await one.pods["a"].soon(lambda: len(one.pods["a"].logged("step")) > 2)
-        line = await one.pods["a"].notice("sigterm", 120).release()
-        assert (line["outcome"], one.done) == ("uncommitted", [])
+        await one.pods["a"].soon(lambda: len(one.pods["a"].steps("step")) > 2)
+        outcome = await one.pods["a"].notice("sigterm", 120).release()
+        assert (outcome, one.done) == ("uncommitted", [])
         assert one.commit.refused
 
 
 async def test_a_pod_in_no_round_is_let_go_at_once() -> None:
-    async with job("abc") as one:
-        await one.form("ab")
-        await one.training()
-        line = await one.pods["c"].notice("sigterm", 120).release()
-        assert (line["outcome"], one.commit.epoch) == ("uncommitted", 0)
+    async with job("abc", trains="ab") as one:
+        outcome = await one.pods["c"].notice("sigterm", 120).release()
+        assert (outcome, one.commit.epoch) == ("uncommitted", 0)
         await one.goes_on()
+
+
+async def test_a_client_that_goes_away_leaves_its_notice_behind() -> None:
+    async with job("ab") as one:
+        client = one.pods["b"].notice("sigterm", 20)
+        await one.until(lambda: one.pods["b"].drain is not None)
+        client.leave()
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
 
 
 async def test_without_any_launcher_a_pod_is_let_go_at_once() -> None:
     async with job("ab") as one:
-        assert (await one.pods["b"].notice("prestop").last())["outcome"] == "uncommitted"
+        assert (await one.pods["b"].notice("prestop").last()).outcome == "uncommitted"
 
 
 async def test_a_save_that_comes_to_nothing_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=0.2))
-    async with job("ab") as one:
-        await one.form("ab", a=Loop(save_errors=2))
-        await one.training()
-        line = await one.pods["b"].notice("sigterm", 120).release()
-        assert line["outcome"] == "committed"
+    async with job("ab", trains="ab", a=Loop(save_errors=2)) as one:
+        outcome = await one.pods["b"].notice("sigterm", 120).release()
+        assert outcome == "committed"
         assert one.commit.epoch == 3
-        assert len(await one.pods["a"].steps("error")) == 2
-        step = await committed_step(one)
-        assert (await one.pods["b"].steps("save"))[-1] == step
+        assert len(one.pods["a"].steps("error")) == 2
+        step = committed_step(one)
+        assert (one.pods["b"].steps("save"))[-1] == step
 
 
 async def test_a_rank_whose_save_raises_fails_the_attempt_with_its_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(agent.drain.service, "DrainPolicy", partial(DrainPolicy, pause_s=300))
-    async with job("ab") as one:
-        await one.form("ab", a=Loop(save_errors=1, save_errors_end_it=True))
-        await one.training()
+    async with job("ab", trains="ab", a=Loop(save_errors=1, save_errors_end_it=True)) as one:
         client = one.pods["b"].notice("sigterm", 60)
         await one.until(one.phase_is("void"))
         assert "OSError: no space left" in one.commit.reason
         one.pods["b"].notice("sigterm", 2)
-        assert (await client.release())["outcome"] == "expired"
+        assert await client.release() == "expired"
         assert one.done == []
 
 
 async def test_cancelled_before_it_is_granted_training_goes_on() -> None:
-    async with job("ab") as one:
-        await one.form("ab", loop=Loop(save_s=2))
-        await one.training()
+    async with job("ab", trains="ab", loop=Loop(save_s=2)) as one:
         client = one.pods["b"].notice("control", 120)
         await one.until(one.phase_is("commit"))
         await _cancel(one, "b")
-        assert (await client.last())["phase"] == "cancelled"
+        assert (await client.last()).name == "cancelled"
         await one.until(lambda: one.commit.phase in ("void", "idle"))
         await one.goes_on()
-        assert await one.pods["b"].kept("drain.json") is None
+        assert one.pods["b"].kept() is None
         again = one.pods["b"].notice("sigterm", 120)
-        assert (await again.release())["outcome"] == "committed"
+        assert await again.release() == "committed"
 
 
 async def _cancel(one: Job, name: str) -> None:
@@ -268,17 +255,13 @@ async def _cancel(one: Job, name: str) -> None:
 
 
 async def test_cancelled_too_late_it_stays() -> None:
-    async with job("ab") as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", trains="ab") as one:
         await one.pods["b"].notice("sigterm", 120).release()
         assert "is released already (committed)" in str(cancel(KEYS, one.snapshot, "uid-b"))
 
 
 async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:
-    async with job("ab", least=2) as one:
-        await one.form("ab")
-        await one.training()
+    async with job("ab", least=2, trains="ab") as one:
         client = one.pods["b"].notice("sigterm", 60)
         await one.until(lambda: one.pods["b"].drain is not None)
         assert one.snapshot.job is not None
@@ -290,31 +273,27 @@ async def test_a_drain_goes_on_in_the_jobs_next_life() -> None:
         assert drain.seconds_left is not None
         assert drain.seconds_left < 60
         # Nothing has been trained in this life.
-        assert (await client.release())["outcome"] == "uncommitted"
+        assert await client.release() == "uncommitted"
 
 
 async def test_a_drain_outlives_a_store_that_is_emptied() -> None:
-    async with job("abc") as one:
-        await one.form("abc", loop=replace(SLOW_SAVE, save_s=0.8))
-        await one.training()
+    async with job("abc", trains="abc", loop=replace(SLOW_SAVE, save_s=0.8)) as one:
         client = one.pods["b"].notice("sigterm", 120)
         await one.until(one.phase_is("commit"))
         await one.lose_store()
         await one.until(lambda: one.pods["b"].drain is not None)
         round_key = HERE.run(RUN).round
         await one.until(lambda: round_key in one.mirror.kvs)
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
 
 
 async def test_what_was_saved_before_the_store_was_emptied_does_not_count_after() -> None:
-    async with job("abc") as one:
-        await one.form("abc", b=Loop(save_s=3))
-        await one.training()
+    async with job("abc", trains="abc", b=Loop(save_s=3)) as one:
         client = one.pods["b"].notice("sigterm", 60)
         await one.until(lambda: len(one.pods["a"].membership.votes()) == 3)
-        await one.pods["a"].soon(partial(one.pods["a"].logged, "save"))
+        await one.pods["a"].soon(partial(one.pods["a"].steps, "save"))
         await one.lose_store()
-        assert (await client.release())["outcome"] == "committed"
+        assert await client.release() == "committed"
         assert (one.commit.epoch, one.commit.failures) == (2, 0)
 
 
@@ -326,7 +305,7 @@ async def test_a_sidecar_says_what_an_operator_wants_to_know(
             await one.form("a")
             await one.training()
             await one.pods["a"].notice("sigterm", 20.02, "the node is drained").release()
-            step = await committed_step(one)
+            step = committed_step(one)
     told_by_agent = [r.getMessage() for r in caplog.records if r.name.startswith("agent.")]
     said = [sentence for sentence in told_by_agent if not WAITED_FOR.fullmatch(sentence)]
     told = r"draining, this pod has to go within (1[5-9]|20)\.\d s \(sigterm\): the node is drained"

@@ -21,7 +21,9 @@ async def shown(at: Terminal, name: str, expected: LastCommit | None, *, former:
     """Wait until a pod's gate tells its ranks this."""
 
     def tells() -> bool:
-        content = (at.one.pods[name].run_dir / "gate.json").read_bytes()
+        content = at.one.pods[name].files.get("gate.json")
+        if content is None:
+            return False
         gate = Gate.from_json("gate.json", content)
         return (gate.last_commit, gate.of_former_life) == (expected, former)
 

@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
-from tests.support.sidecars.drains import job
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
 NOTED = Phase("noted", "noted")
@@ -211,12 +210,3 @@ async def test_every_user_of_the_pod_may_give_notice() -> None:
         mode = (await asyncio.to_thread(os.stat, one.path)).st_mode
         assert stat.S_ISSOCK(mode)
         assert stat.S_IMODE(mode) == 0o666
-
-
-async def test_a_client_that_goes_away_leaves_its_notice_behind() -> None:
-    async with job("ab") as one:
-        client = one.pods["b"].notice("sigterm", 20)
-        await one.until(lambda: one.pods["b"].drain is not None)
-        client.leave()
-        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "uncommitted")
-        assert one.pods["b"].defects == []

@@ -18,8 +18,8 @@ from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from tests.simulation.network import Link, Sender
-from tests.simulation.run_dir import MemoryRunDir
 from tests.support.clocks.virtual import LONGEST_S, Process, SimulatedLoop
+from tests.support.sidecars.run_dir import MemoryRunDir
 
 KEYS = JobKeys("team", "digits")
 

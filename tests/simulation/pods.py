@@ -19,10 +19,10 @@ from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
 from tests.simulation.ranks import RoundId, World
-from tests.simulation.run_dir import MemoryRunDir
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
 from tests.support.clocks.virtual import SimulatedLoop
+from tests.support.sidecars.run_dir import MemoryRunDir
 
 if TYPE_CHECKING:
     from tests.simulation.invariants import Invariants

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Literal
+from pathlib import Path
 
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.drains import Job, job
@@ -64,10 +64,10 @@ class Terminal:
 
 @asynccontextmanager
 async def terminal(
-    names: str = "ab", least: int = 1, below_min: Literal["hold", "commit"] = "hold"
+    names: str = "ab", least: int = 1, notice_path: Path | None = None
 ) -> AsyncIterator[Terminal]:
     async with (
-        job(names, least, below_min=below_min) as one,
+        job(names, least, notice_path=notice_path) as one,
         EmbeddedServer(engine=one.engine) as server,
     ):
         yield Terminal(one, server.endpoint)

@@ -1,29 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods that drain: their sidecars' parts on one engine of the store, their ranks real processes.
+"""Pods that drain: their sidecars' parts, and ranks that train, on one engine of the store.
 
 Only the launcher is played: its round is written where a launcher's endpoint writes it, and whoever
-may go is sent SIGTERM as ``muster-run`` would. What must hold in every test is looked at in each.
+may go is ended as ``muster-run`` would end it. What must hold in every test is looked at in each.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-import os
-import shutil
-import signal
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal
 
+from agent.drain.notice import Notice, Source
+from agent.drain.notice_socket import Phase
 from agent.parts import drains_of, job_client, member_parts
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
+from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.listing import decide
@@ -35,64 +34,115 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import Operation, Put, WatchEvent
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.clocks.awake_clock import awake_clock
-from tests.support.sidecars.drain_parts import (
-    FIRST_PORT,
-    HERE,
-    RUN,
-    Cable,
-    CabledStore,
-    MortalRunDir,
-    Rounds,
-)
+from tests.support.sidecars.cable import Cable, CabledStore
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
-from tests.support.sidecars.processes import PATIENCE_S
+from tests.support.sidecars.ranks import Loop, Rank
+from tests.support.sidecars.run_dir import MemoryRunDir
 
-ROOT = Path(__file__).parents[3]
+RUN = "digits"
+HERE = KEYS.in_generation(1)
+FIRST_PORT = 20_000
+"""``MASTER_PORT`` of round 0; it names the round, nobody listens there."""
 
 LEASE_TTL_S = 60
 """No test of drains waits for a lease to end."""
 
-Line = dict[str, object]
+PLAIN = Loop()
+
+DEADLINE_S = 600.0
+"""Ends what hangs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A line that a client of the notice socket got, and the store at that moment."""
+class Rounds:
+    """What drains ask of an endpoint, made of the round and the nodes as the mirror shows them."""
 
-    line: Line
-    votes: dict[str, Vote]
-    last_commit: LastCommit | None
+    def __init__(self, client: JobClient) -> None:
+        self._client = client
+
+    async def caught_up(self) -> None:
+        """The mirror is never behind itself."""
+
+    def live_round(self) -> LiveRound | None:
+        snapshot, mirror = self._client.membership.snapshot(), self._client.mirror
+        keys = KEYS.in_generation(snapshot.job.generation if snapshot.job else 1).run(RUN)
+        kv = mirror.kvs.get(keys.round)
+        if kv is None:
+            return None
+        current = Round.from_kv(kv)
+        nodes = {node.member: node for node in map(Node.from_kv, mirror.under(keys.nodes))}
+        members = tuple(seat.member for seat in current.frozen)
+        listed = {member.name for member in decide(snapshot).listed}
+        asking = {name for name, node in nodes.items() if node.state == "asking"}
+        return LiveRound(
+            run=RUN,
+            number=current.number,
+            complete=current.complete,
+            members=members,
+            left=frozenset(m for m in members if m in nodes and nodes[m].state == "left"),
+            newcomers=bool((asking & listed) - {*members}),
+            finishing=current.finishing,
+            closed=bool(current.closed),
+            master=master_of(current.number),
+            mod_revision=current.mod_revision,
+            asking=frozenset(asking & listed),
+        )
+
+    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
+        mirror = self._client.mirror
+        while (now := self.live_round()) == known:
+            await mirror.changed_after(mirror.sequence)
+        return now
+
+
+def master_of(number: int) -> str:
+    return f"127.0.0.1:{FIRST_PORT + number}"
+
+
+class PodRunDir(MemoryRunDir):
+    """One sidecar's hold on the run directory of its pod; one that was killed writes nothing."""
+
+    def __init__(self, pod: Pod) -> None:
+        super().__init__()
+        self.files, self.progress = pod.files, pod.progress
+        self.dead = False
+        self._pod = pod
+
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        if self._pod.disk_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if not self.dead:
+            super()._write(name, content, mode)
 
 
 class Pod:
-    """One pod: a sidecar that can be killed and started again, and ranks beside it."""
+    """One pod: a sidecar that can be killed and started again, and ranks beside it.
 
-    def __init__(self, job: Job, name: str, run_dir: Path) -> None:
+    ``files`` and ``progress`` are its run directory's, which outlives sidecars.
+    """
+
+    def __init__(self, job: Job, name: str, notice_path: Path | None) -> None:
         self.name = name
         self.uid = f"uid-{name}"
         self.job = job
-        self.run_dir = run_dir
-        self.ranks: list[asyncio.subprocess.Process] = []
+        self.files: dict[str, bytes] = {}
+        self.progress: dict[int, Any] = {}
+        self.disk_full = False
+        self.ranks: list[Rank] = []
         self.cable = Cable()
         self.held: Held | None = None
+        self.dead = asyncio.Event()
+        self._notice_path = notice_path
         self._tasks: list[asyncio.Task[object]] = []
-
-    def deliver(self) -> None:
-        """Make the run directory."""
-        (self.run_dir / "progress").mkdir(parents=True)
-        (self.run_dir / "env").touch()
 
     async def start(self, *, cut: bool = False) -> None:
         """Start its sidecar, beside whatever the one before it left in the run directory."""
         self.cable = Cable()
         if cut:
             self.cable.cut()
-        self._files = MortalRunDir(str(self.run_dir))
+        self._run_dir = PodRunDir(self)
         self.store = CabledStore(self.job.engine, self.cable)
-        # The gate's deadline is of the same clock, not the boot clock: no rank here looks at it.
-        around = surroundings(self.store, self.name, self.job.clock)
-        who = identity(self.name, self.uid, least=self.job.least, most=self.job.most)
+        around = surroundings(self.store, self.name)
+        who = identity(self.name, self.uid, least=self.job.least, most=8)
         settings = MemberSettings(
             keys=KEYS,
             identity=replace(who, job_uid="uid-digits"),
@@ -100,29 +150,30 @@ class Pod:
             grace_s=self.job.grace_s,
             below_min=self.job.below_min,
         )
-        self._client = client = job_client(around, KEYS)
+        self.client = client = job_client(around, KEYS)
         self.mirror, self.membership = client.mirror, client.membership
         self.mirror.subscribe(lambda events: self.job.look(self.membership.snapshot()))
         member = member_parts(around, settings, client, held=self.held, on_held=self._keep)
         self.registrar = member.registrar
         self.drains = drains_of(
             *(around, settings, member),
-            rounds=Rounds(self.mirror, self.membership),
-            run_dir=self._files,
-            notice_path=self.run_dir / layout.NOTICE_SOCKET,
+            rounds=Rounds(client),
+            run_dir=self._run_dir,
+            notice_path=self._notice_path,
         )
         self._tasks = [
             asyncio.create_task(client.watching.run()),
             asyncio.create_task(self.registrar.run()),
             asyncio.create_task(self.drains.run()),
         ]
-        await self.soon(lambda: self.drains.notices.listening.is_set())
+        await self.drains.notices.listening.wait()
+        self.dead.clear()
 
     def move(self, engine: MemoryEngine) -> None:
         """Let the store be another one from now on."""
         self.store.engine = engine
         self._tasks[0].cancel()
-        self._tasks[0] = asyncio.create_task(self._client.watching.run())
+        self._tasks[0] = asyncio.create_task(self.client.watching.run())
 
     async def _keep(self, held: Held) -> None:
         self.held = held
@@ -131,7 +182,8 @@ class Pod:
         """End the sidecar at once: no goodbye, nothing finished."""
         if not self._tasks:
             return
-        await asyncio.to_thread(self._files.die)
+        self._run_dir.dead = True
+        self.dead.set()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -143,28 +195,21 @@ class Pod:
         ended = [task for task in self._tasks if task.done() and not task.cancelled()]
         return [error for task in ended if (error := task.exception()) is not None]
 
-    async def soon(self, holds: Callable[[], object], patience_s: float = PATIENCE_S) -> None:
-        """Wait until something holds that has no event to tell of it; ``holds`` may read files."""
-        async with asyncio.timeout(patience_s):
-            while not await asyncio.to_thread(holds):  # noqa: ASYNC110
+    async def soon(self, holds: Callable[[], object]) -> None:
+        """Wait until something holds that has no event to tell of it."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not holds():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    def notice(self, source: str, left_s: float | None = None, reason: str = "test") -> Client:
+    def notice(self, source: Source, left_s: float | None = None, reason: str = "test") -> Client:
         """Give notice, and listen."""
-        return Client(self, {"notice": source, "reason": reason, "seconds_left": left_s})
+        return Client(self, Notice(source, reason, left_s))
 
-    async def steps(self, what: str, number: int | None = None, local_rank: int = 0) -> list[int]:
+    def steps(self, what: str, number: int | None = None, local_rank: int = 0) -> list[int]:
         """The steps of one kind that a rank of round ``number`` (the present one) has logged."""
-        return await asyncio.to_thread(self.logged, what, number, local_rank)
-
-    def logged(self, what: str, number: int | None = None, local_rank: int = 0) -> list[int]:
-        """As ``steps``; may block for as long as the disk does."""
         number = self.job.number if number is None else number
-        return [
-            step
-            for kind, step in read_log(self.job.log(number, self.name, local_rank))
-            if kind == what
-        ]
+        log = self.job.ranks_of[number][self.name, local_rank].log
+        return [step for kind, step in log if kind == what]
 
     @property
     def drain(self) -> Drain | None:
@@ -172,114 +217,105 @@ class Pod:
         return self.job.snapshot.drains.get(self.uid)
 
     def shown(self) -> object:
-        """The phase of the gate that its ranks read; may block for as long as the disk does."""
-        return json.loads((self.run_dir / "gate.json").read_bytes())["phase"]
+        """The phase of the gate that its ranks read."""
+        return json.loads(self.files[layout.GATE])["phase"]
 
-    async def kept(self, name: str) -> Line | None:
-        """A file of the run directory."""
-        try:
-            return cast(Line, json.loads(await asyncio.to_thread((self.run_dir / name).read_bytes)))
-        except FileNotFoundError:
-            return None
+    def kept(self) -> dict[str, Any] | None:
+        """What the run directory has of its drain."""
+        content = self.files.get(layout.DRAIN)
+        return None if content is None else json.loads(content)
 
-    def signal_ranks(self, number: signal.Signals) -> None:
-        """Send its ranks a signal."""
+    def stop_ranks(self) -> None:
+        """Do as SIGSTOP does to them."""
         for rank in self.ranks:
-            rank.send_signal(number)
+            rank.going.clear()
 
-    async def end_ranks(self, number: signal.Signals = signal.SIGTERM) -> None:
+    def resume_ranks(self) -> None:
+        """Do as SIGCONT does to them."""
+        for rank in self.ranks:
+            rank.going.set()
+
+    async def end_ranks(self) -> None:
         """Let the launcher's command end."""
         ranks, self.ranks = self.ranks, []
         for rank in ranks:
-            if rank.returncode is None:
-                rank.send_signal(number)
-        for rank in ranks:
-            await rank.wait()
+            await rank.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A phase that somebody who gave notice was told, and the store at that moment."""
+
+    phase: Phase
+    votes: dict[str, Vote]
+    last_commit: LastCommit | None
 
 
 class Client:
-    """A client of the notice socket; one that is cut off asks again, as ``muster-run`` does."""
+    """Somebody who gave notice; where the sidecar dies it asks the next, as ``muster-run`` does."""
 
-    def __init__(self, pod: Pod, fields: Line) -> None:
+    def __init__(self, pod: Pod, notice: Notice) -> None:
         self.told: list[Told] = []
         self._pod = pod
+        self._notice = notice
         self._given_s = pod.job.clock()
-        self._fields = fields
         self._task = asyncio.create_task(self._run())
 
-    async def _run(self) -> Line:
-        path = str(self._pod.run_dir / layout.NOTICE_SOCKET)
+    async def _run(self) -> Phase:
         while True:
-            try:
-                reader, writer = await asyncio.open_unix_connection(path)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            try:
-                writer.write(self._line())
-                while (line := await reader.readline()).endswith(b"\n"):
-                    self.told.append(Told(json.loads(line), *self._pod.job.acknowledged()))
-                    if self.told[-1].line["phase"] in ("released", "cancelled", "refused"):
-                        return self.told[-1].line
-            except ConnectionError:
-                pass
-            finally:
-                writer.close()
+            await self._pod.soon(lambda: not self._pod.dead.is_set())
+            own = self._pod.drains.own
+            left_s = self._notice.seconds_left
+            if left_s is not None:
+                left_s = max(0.0, left_s - (self._pod.job.clock() - self._given_s))
+            own.notify(replace(self._notice, seconds_left=left_s))
+            phase = None
+            while not self._pod.dead.is_set():
+                phase = await self._unless_dead(own.phase_after(phase))
+                if phase is None:
+                    break
+                self.told.append(Told(phase, *self._pod.job.acknowledged()))
+                if phase.last:
+                    return phase
 
-    def _line(self) -> bytes:
-        left_s = self._fields["seconds_left"]
-        if isinstance(left_s, float | int):
-            left_s = max(0.0, left_s - (self._pod.job.clock() - self._given_s))
-        return json.dumps({**self._fields, "seconds_left": left_s}).encode() + b"\n"
+    async def _unless_dead(self, phase: Any) -> Phase | None:
+        waits = [asyncio.ensure_future(phase), asyncio.ensure_future(self._pod.dead.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            return waits[0].result() if waits[0].done() else None
+        finally:
+            for one in waits:
+                one.cancel()
 
     @property
-    def phases(self) -> list[object]:
+    def phases(self) -> list[str]:
         """The phases told so far."""
-        return [told.line["phase"] for told in self.told]
+        return [told.phase.name for told in self.told]
 
-    async def last(self, patience_s: float = PATIENCE_S) -> Line:
-        """Wait for the last line."""
-        async with asyncio.timeout(patience_s):
+    async def last(self) -> Phase:
+        """Wait for the last phase."""
+        async with asyncio.timeout(2 * DEADLINE_S):
             return await self._task
 
-    async def release(self) -> Line:
-        """Wait for the last line, and end the command as ``muster-run`` does then."""
-        line = await self.last()
-        if line["phase"] == "released":
+    async def release(self) -> str:
+        """Wait for the last phase, end the ranks where it is a release; return the outcome."""
+        phase = await self.last()
+        if phase.name == "released":
             await self._pod.end_ranks()
-        return line
+        return phase.outcome
 
     def leave(self) -> None:
         """Go away."""
         self._task.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """How ranks train: see ``drained_rank.py``."""
-
-    step_s: float = 0.01
-    save_s: float = 0.02
-    steps: int = 100_000
-    save_errors: int = 0
-    save_errors_end_it: bool = False
-    drains: bool = True
-    steps_a_loop: int = 0
-    evaluated: str = ""
-
-
 @dataclass
 class Job:
-    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them.
-
-    ``clock`` is that of all sidecars and of the store: what a busy machine takes uses up no grace.
-    """
+    """All of it. ``granted`` and ``done`` are what a watch of the store has shown of them."""
 
     engine: MemoryEngine
     clock: Callable[[], float]
-    directory: Path
     least: int
-    most: int
     grace_s: float
     below_min: Literal["hold", "commit"]
     pods: dict[str, Pod] = field(default_factory=dict)
@@ -288,14 +324,15 @@ class Job:
     ended_rounds: set[int] = field(default_factory=set)
     commits: list[Commit] = field(default_factory=list)
     drained: set[str] = field(default_factory=set)
+    ranks_of: dict[int, dict[tuple[str, int], Rank]] = field(default_factory=dict)
+    evaluated: asyncio.Event = field(default_factory=asyncio.Event)
     _wrongly_listed: set[str] = field(default_factory=set)
-    _ranks_of: dict[int, list[tuple[str, int]]] = field(default_factory=dict)
 
     def follow(self) -> None:
         """Watch the store, as somebody who has no part in it."""
         store = self._store = MemoryStore(self.engine)
         client = self._client = JobClient.of(store, KEYS, clock=self.clock)
-        self.mirror, self.membership = client.mirror, client.membership
+        self.mirror = client.mirror
         self.mirror.subscribe(self._see)
         self._watching = asyncio.create_task(client.watching.run())
 
@@ -303,13 +340,13 @@ class Job:
         """End all of it."""
         for pod in self.pods.values():
             await pod.kill()
-            await pod.end_ranks(signal.SIGKILL)
+            await pod.end_ranks()
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
     @property
     def snapshot(self) -> Snapshot:
-        return self.membership.snapshot()
+        return self._client.membership.snapshot()
 
     @property
     def commit(self) -> Commit:
@@ -338,24 +375,25 @@ class Job:
         """Write something, as whoever else might."""
         assert (await MemoryStore(self.engine).txn([], operations)).succeeded
 
-    async def form(self, names: str, ranks: int = 1, loop: Loop = Loop(), **own: Loop) -> None:
+    async def form(self, names: str, loop: Loop = PLAIN, **own: Loop) -> None:
         """Let these be the next world: a round on record, ranks that train in it."""
         for pod in self.pods.values():
-            await pod.end_ranks(signal.SIGKILL)
+            await pod.end_ranks()
         self.number += 1
-        keys = HERE.run(RUN)
         frozen = tuple(Seat(name, "n", 1) for name in names)
-        await self.put(Put(keys.round, Round(self.number, True, frozen=frozen).to_json()))
-        self._ranks_of[self.number] = [(name, rank) for name in names for rank in range(ranks)]
-        for at, (name, local_rank) in enumerate(self._ranks_of[self.number]):
-            settings = own.get(name, loop)
-            rank = await self._rank(self.pods[name], at, local_rank, ranks, settings)
-            self.pods[name].ranks.append(rank)
+        await self.put(Put(HERE.run(RUN).round, Round(self.number, True, frozen=frozen).to_json()))
+        world = self.ranks_of[self.number] = {}
+        for name in names:
+            pod, its = self.pods[name], own.get(name, loop)
+            for local_rank in range(its.ranks):
+                seed = f"{self.number}-{name}-{local_rank}"
+                rank = Rank(pod, master_of(self.number), local_rank, its, seed)
+                world[name, local_rank] = rank
+                pod.ranks.append(rank)
 
-    async def add(self, name: str) -> None:
+    async def add(self, name: str, notice_path: Path | None = None) -> None:
         """Start another pod, and wait until it is a member."""
-        pod = self.pods[name] = Pod(self, name, self.directory / name)
-        await asyncio.to_thread(pod.deliver)
+        pod = self.pods[name] = Pod(self, name, notice_path)
         await pod.start()
         await self.until(lambda: name in self.snapshot.members)
 
@@ -375,59 +413,25 @@ class Job:
         node = Node(name, "asking", "n", 1, "127.0.0.1", 1, 0)
         await self.put(Put(HERE.run(RUN).node(name), node.to_json()))
 
-    async def _rank(
-        self, pod: Pod, rank: int, local_rank: int, local_size: int, loop: Loop
-    ) -> asyncio.subprocess.Process:
-        told = {
-            "seed": f"{self.number}-{rank}",
-            "log": str(self.log(self.number, pod.name, local_rank)),
-            **{name: getattr(loop, name) for name in Loop.__slots__},
-        }
-        environ = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "MUSTER_RUN_DIR": str(pod.run_dir),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(FIRST_PORT + self.number),
-            "TORCHELASTIC_RUN_ID": RUN,
-            "RANK": str(rank),
-            "LOCAL_RANK": str(local_rank),
-            "WORLD_SIZE": str(len(self._ranks_of[self.number])),
-            "LOCAL_WORLD_SIZE": str(local_size),
-        }
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            *(
-                "-S",
-                str(ROOT / "tests/support/scripts/drained_rank.py"),
-                json.dumps(told),
-            ),
-            env=environ,
-            stderr=None if loop.save_errors == 0 else asyncio.subprocess.DEVNULL,
-        )
-
-    def log(self, number: int, name: str, local_rank: int) -> Path:
-        return self.directory / f"{number}-{name}-{local_rank}.log"
-
     async def training(self, steps: int = 3) -> None:
         """Wait until every rank of the present round has come so far."""
-        for name, local_rank in self._ranks_of[self.number]:
-            pod = self.pods[name]
-
-            def steps_of(pod: Pod = pod, local_rank: int = local_rank) -> bool:
-                return len(pod.logged("step", local_rank=local_rank)) >= steps
-
-            await pod.soon(steps_of)
+        for name, local_rank in self.ranks_of[self.number]:
+            await self._trained(name, local_rank, steps)
 
     async def goes_on(self) -> None:
         """Wait until every rank of the present round has come further than it is now."""
-        counts = [len(await self.pods[n].steps("step", None, r)) for n, r in self._ranks()]
-        await self.training(max(counts) + 3)
+        for name, local_rank in self.ranks_of[self.number]:
+            steps = len(self.pods[name].steps("step", None, local_rank))
+            await self._trained(name, local_rank, steps + 3)
 
-    async def until(self, holds: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    async def _trained(self, name: str, local_rank: int, steps: int) -> None:
+        pod = self.pods[name]
+        await pod.soon(lambda: len(pod.steps("step", None, local_rank)) >= steps)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until the watched store is as wished."""
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(DEADLINE_S):
                 while not holds():
                     await self.mirror.changed_after(self.mirror.sequence)
         except TimeoutError:
@@ -435,13 +439,10 @@ class Job:
                 f"the store stays at {self.commit} {self.snapshot.drains}"
             ) from None
 
-    def _ranks(self) -> list[tuple[str, int]]:
-        return self._ranks_of[self.number]
-
     # -- what must hold whatever happens
 
     def _see(self, events: Sequence[WatchEvent]) -> None:
-        snapshot = self.membership.snapshot()
+        snapshot = self.snapshot
         self.look(snapshot)
         for event in events:
             if event.kind == "put" and event.kv.key == HERE.commit and snapshot.commit:
@@ -466,44 +467,41 @@ class Job:
         for pod in self.pods.values():
             assert pod.defects == []
         for number, step in self.done:
-            for name, local_rank in self._ranks_of[number]:
-                saved = self.pods[name].logged("save", number, local_rank)
+            for name, local_rank in self.ranks_of[number]:
+                saved = self.pods[name].steps("save", number, local_rank)
                 assert step in saved, f"{name}/{local_rank} saved {saved}, and {step} is done"
         for number in self.ended_rounds:
             step = max(step for at, step in self.done if at == number)
-            for name, local_rank in self._ranks_of[number]:
-                trained = max(self.pods[name].logged("step", number, local_rank))
+            for name, local_rank in self.ranks_of[number]:
+                trained = max(self.pods[name].steps("step", number, local_rank))
                 assert trained == step, f"{name}/{local_rank} trained {trained}, beyond {step}"
-
-
-def read_log(path: Path) -> list[tuple[str, int]]:
-    """Read what a rank logged; empty before its first line."""
-    try:
-        with open(path) as file:
-            lines = [line.split() for line in file]
-    except FileNotFoundError:
-        return []
-    return [(kind, int(step)) for kind, step in lines]
 
 
 @asynccontextmanager
 async def job(
     names: str = "abc",
     least: int = 1,
-    most: int = 8,
     grace_s: float = 30.0,
     below_min: Literal["hold", "commit"] = "hold",
+    trains: str = "",
+    loop: Loop = PLAIN,
+    notice_path: Path | None = None,
+    **own: Loop,
 ) -> AsyncIterator[Job]:
-    """Start a sidecar for each name."""
-    directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="drain"))
-    async with awake_clock() as clock:
-        one = Job(MemoryEngine(clock), clock, directory, least, most, grace_s, below_min)
-        one.follow()
-        try:
-            for name in names:
-                await one.add(name)
-            yield one
-            await asyncio.to_thread(one.check)
-        finally:
-            await one.end()
-            await asyncio.to_thread(shutil.rmtree, directory)
+    """Start a sidecar for each name; those of ``trains`` form a world.
+
+    ``notice_path``: where the last one takes notices by a socket, too.
+    """
+    clock = asyncio.get_running_loop().time
+    one = Job(MemoryEngine(clock), clock, least, grace_s, below_min)
+    one.follow()
+    try:
+        for name in names:
+            await one.add(name, notice_path if name == names[-1] else None)
+        if trains:
+            await one.form(trains, loop, **own)
+            await one.training()
+        yield one
+        one.check()
+    finally:
+        await one.end()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -96,8 +96,9 @@ def past_faults(one: JobClient) -> MemoryStore:
     return MemoryStore(one.store.engine)
 
 
-def surroundings(store: Store, seed: str, clock: Callable[[], float] = now) -> Surroundings:
-    """What a sidecar's parts stand on in a test; ``clock`` is its boot clock too."""
+def surroundings(store: Store, seed: str) -> Surroundings:
+    """What a sidecar's parts stand on in a test: the clock is that of the running loop."""
+    clock = asyncio.get_running_loop().time
     return Surroundings(store=store, clock=clock, boot_clock=clock, random=Random(seed))
 
 

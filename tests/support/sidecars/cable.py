@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cable between one sidecar and the store: it is cut, or holds a transaction back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rdzv.store import Compare, Operation, Put, TxnResult
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.faults import Cut
+
+Moment = Literal["sending", "answering"]
+
+
+class Cable(Cut):
+    """Between one sidecar and the store: can be cut, and can hold transactions back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jammed: str | None = None
+        self._freed = asyncio.Event()
+        self._wires: list[tuple[Moment, str, asyncio.Event]] = []
+        self.on_txn: Callable[[Moment, Sequence[Operation]], None] = lambda moment, operations: None
+
+    def jam(self, prefix: str) -> None:
+        """Hold every transaction that puts a key under ``prefix``, until the cable is mended."""
+        self._jammed = prefix
+        self._freed.clear()
+
+    def mend(self) -> None:
+        """Let through again whatever was cut or jammed."""
+        super().mend()
+        self._jammed = None
+        self._freed.set()
+
+    def trip(self, moment: Moment, prefix: str) -> asyncio.Event:
+        """Hold the next transaction that puts a key under ``prefix``; the event tells of it."""
+        tripped = asyncio.Event()
+        self._wires.append((moment, prefix, tripped))
+        return tripped
+
+    async def passing(self, moment: Moment, operations: Sequence[Operation]) -> None:
+        self.on_txn(moment, operations)
+        keys = [operation.key for operation in operations if isinstance(operation, Put)]
+        for wire in tuple(self._wires):
+            when, prefix, tripped = wire
+            if when == moment and any(key.startswith(prefix) for key in keys):
+                self._wires.remove(wire)
+                tripped.set()
+                await asyncio.Event().wait()
+        jammed = self._jammed
+        if moment == "sending" and jammed is not None and any(k.startswith(jammed) for k in keys):
+            await self._freed.wait()
+
+
+class CabledStore(MemoryStore):
+    """One sidecar's client of the store."""
+
+    def __init__(self, engine: MemoryEngine, cable: Cable) -> None:
+        super().__init__(engine, faults=cable)
+        self.cable = cable
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = 0.5,
+    ) -> TxnResult:
+        await self.cable.passing("sending", then)
+        result = await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+        await self.cable.passing("answering", then)
+        return result

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of a pod that drains: each does at its boundaries what ``muster.boundary`` says.
+
+``muster.drain()`` does so too, in processes of its own; these wait in the test's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from launcher_shim.rundir import layout
+from muster import boundary
+from muster.draining import ENTERED_STEP
+from rdzv.drain.gate import Gate, RankProgress
+
+if TYPE_CHECKING:
+    from tests.support.sidecars.drains import Pod
+
+POLL_S = 0.01
+OWN_ROUND_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How the ranks of one pod train.
+
+    The first ``save_errors`` saves fail, which may end it. ``drains``: whether it takes part in
+    drains. After each ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``.
+    """
+
+    step_s: float = 0.05
+    save_s: float = 0.05
+    save_errors: int = 0
+    save_errors_end_it: bool = False
+    drains: bool = True
+    steps_a_loop: int = 0
+    ranks: int = 1
+
+
+class Rank:
+    """One rank of one round. ``log``: what it has done, with the step; it outlives the rank.
+
+    While ``going`` is clear it stands still, as after SIGSTOP.
+    """
+
+    def __init__(self, pod: Pod, master: str, local_rank: int, loop: Loop, seed: str) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.going = asyncio.Event()
+        self.going.set()
+        self._pod = pod
+        self._local_rank = local_rank
+        self._loop = loop
+        self._errors = loop.save_errors
+        self._random = Random(seed)
+        self._told = boundary.Rank(master)
+        self._former: boundary.Rank | None = None
+        self._task = asyncio.create_task(self._run(), name=f"rank of {pod.name}")
+
+    async def end(self) -> None:
+        """End it at once; what it has told stays."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        step = await self._start()
+        self.log.append(("begin", step))
+        if not self._loop.drains:
+            await asyncio.Event().wait()
+        while True:
+            last = step + self._loop.steps_a_loop if self._loop.steps_a_loop else None
+            step = await self._train(step, last)
+            self.log.append(("evaluate", step))
+            await self._pod.job.evaluated.wait()
+
+    async def _start(self) -> int:
+        """The step to go on from: that of the last commit, once the gate is of this round."""
+        deadline_s = self._pod.job.clock() + OWN_ROUND_WAIT_S
+        while (gate := self._gate()) is None or gate.master != self._told.master:
+            if self._pod.job.clock() >= deadline_s:
+                return 0
+            await self._wait(POLL_S)
+        self._told = self._told._replace(matched=True)
+        return gate.last_commit.step if gate.last_commit is not None else 0
+
+    async def _train(self, step: int, last: int | None) -> int:
+        """One loop within ``muster.drain()``."""
+        if self._former is not None:
+            self._told = boundary.enter_again(self._former)
+        else:
+            self._told = self._told._replace(step=ENTERED_STEP)
+        self._publish()
+        try:
+            while last is None or step < last:
+                step += 1
+                await self._wait(self._loop.step_s * self._random.uniform(0.2, 1.8))
+                self.log.append(("step", step))
+                self._told = boundary.arrive(self._told, step)
+                self._publish()
+                due = await self._follow()
+                while due:
+                    due = await self._save(step)
+        except OSError as error:
+            self._told = boundary.fail(self._told, f"OSError: {error}")
+            self._publish(drain=False)
+            await asyncio.Event().wait()
+        self._publish(drain=False, away=True)
+        self._former = self._told
+        return step
+
+    async def _save(self, step: int) -> bool:
+        """Return whether the very same step is to be saved again."""
+        await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
+        if self._errors:
+            self._errors -= 1
+            self.log.append(("error", step))
+            if self._loop.save_errors_end_it:
+                raise OSError("no space left")
+            # It trains on without drain.committed().
+            self._told = boundary.fail(self._told, "it was not committed")
+        else:
+            self.log.append(("save", step))
+            self._told = boundary.acknowledge(self._told)
+        self._publish()
+        return await self._follow()
+
+    async def _follow(self) -> bool:
+        """Do as the gate says until it says to go on, or to save (True)."""
+        while True:
+            gate = self._gate()
+            read = None
+            if gate is not None:
+                read = boundary.RankGate(gate.epoch, gate.master, gate.phase, gate.step)
+            verdict, self._told = boundary.decide(self._told, read)
+            if verdict == boundary.PUBLISH:
+                self._publish()
+            elif verdict == boundary.WAIT:
+                await self._wait(POLL_S)
+            else:
+                return verdict == boundary.SAVE
+
+    async def _wait(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        await self.going.wait()
+
+    def _gate(self) -> Gate | None:
+        content = self._pod.files.get(layout.GATE)
+        return None if content is None else Gate.from_json(layout.GATE, content)
+
+    def _publish(self, *, drain: bool = True, away: bool = False) -> None:
+        told = self._told
+        self._pod.progress[self._local_rank] = RankProgress(
+            self._local_rank,
+            self._loop.ranks,
+            told.master,
+            told.step,
+            drain,
+            told.held,
+            told.acked,
+            told.failed,
+            away,
+        )
