@@ -210,6 +210,6 @@ def _outdated(snapshot: Snapshot, host: hosts.Host) -> bool:
     member = snapshot.members.get(host.member)
     return (
         member is not None
-        and member.created_revision < host.revision
+        and member.mod_revision < host.revision
         and hosts.token_of(member.name, member.pod_uid) != host.token
     )

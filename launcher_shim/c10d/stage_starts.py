@@ -122,7 +122,7 @@ class StageStarts:
 
     def _drains(self, name: str) -> bool:
         run = self._run(name)
-        return self._member in run.members.at(run.rendezvous.round.number).leaving
+        return self._member in run.members.at(run.rendezvous.round).leaving
 
     async def _was_run(self, name: str, line: bytes) -> bool:
         """Whether ``name``, which has ended well, was run by that launch line, here to its end."""

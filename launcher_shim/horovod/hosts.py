@@ -149,7 +149,7 @@ def host_of(member: Member) -> Host | None:
     if not _TOKEN.fullmatch(member.name):
         return None
     token = token_of(member.name, member.pod_uid)
-    return Host(token, member.name, member.slots, member.created_revision)
+    return Host(token, member.name, member.slots, member.mod_revision)
 
 
 def token_of(member: str, pod_uid: str) -> str:

@@ -59,6 +59,12 @@ class Scene:
         events = [WatchEvent("put", self._kv(HERE.member(m.name), m.to_json())) for m in members]
         self.mirror.apply(events, self.mirror.revision + 1)
 
+    def put_over(self, before: KeyValue, member: Member) -> None:
+        """Let a member come whose key is still there, as of the pod before it."""
+        revision = self.mirror.revision + 1
+        kv = before._replace(value=member.to_json(), mod_revision=revision)
+        self.mirror.apply([WatchEvent("put", kv)], revision)
+
     def register(self, member: Member) -> None:
         """Let a member come, with the record of who holds its name."""
         holder = Incarnation(member.name, member.incarnation, member.pod_uid)
@@ -268,13 +274,19 @@ async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(tmp_path:
         await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
+@pytest.mark.parametrize("over", [False, True], ids=["once it had gone", "over its record"])
 async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_off_the_list(
-    tmp_path: Path,
+    tmp_path: Path, *, over: bool
 ) -> None:
+    """The present pod came once the record of the one before had lapsed, or before it had."""
     async with delivering(tmp_path, A) as scene:
         before = scene.mirror.kvs[HERE.member("a")]
-        scene.lose(A)
-        scene.put(replace(A, pod_uid="uid-a2"))
+        next_pod = replace(A, pod_uid="uid-a2")
+        if over:
+            scene.put_over(before, next_pod)
+        else:
+            scene.lose(A)
+            scene.put(next_pod)
         token = token_of("a", "uid-a2")
         await scene.until(lambda: scene.tokens() == [token])
         drain = Drain(A.pod_uid, "a", "its node is drained", "sigterm")

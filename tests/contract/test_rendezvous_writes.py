@@ -347,7 +347,7 @@ async def test_one_that_ends_before_it_has_begun_hears_of_the_store_no_more() ->
 async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     looked = asyncio.Event()
 
-    def membership(number: int) -> RoundMembers:
+    def membership(current: Round) -> RoundMembers:
         looked.set()
         return RoundMembers(frozenset("abcd"))
 

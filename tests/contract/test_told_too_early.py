@@ -53,7 +53,7 @@ class Sidecar:
             run_id="digits",
             client=client,
             policy=lambda: RoundPolicy(2, 4),
-            membership=lambda number: RoundMembers(frozenset("ab")),
+            membership=lambda current: RoundMembers(frozenset("ab")),
             clock=lambda: NOW_S,
             random=Random(1),
         )

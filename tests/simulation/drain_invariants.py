@@ -9,6 +9,7 @@ from collections.abc import Callable
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
+from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from tests.simulation.pods import Pod, SimulatedJob
@@ -30,12 +31,23 @@ class DrainInvariants:
         self._break = break_
         self._done: set[int] = set()
         self._ended_at: dict[RoundId, int] = {}
+        self._ends_shown: set[RoundId] = set()
         self._due_s: dict[str, float] = {}
         rounds.begins_again = self._forget
 
     def _forget(self, round: RoundId) -> None:
         self._ended_at.pop(round, None)
+        self._ends_shown.discard(round)
         self._job.worlds = {k: world for k, world in self._job.worlds.items() if k[0] != round}
+
+    def shown(self, commit: Commit) -> None:
+        """A sidecar is shown this commit, and acts by it."""
+        if commit.granted or commit.admitted:
+            self._ends_shown.add((commit.run, commit.round))
+
+    def restored(self) -> None:
+        """The store has gone back: a grant that it has lost before anybody saw it was never one."""
+        self._ended_at = {k: step for k, step in self._ended_at.items() if k in self._ends_shown}
 
     def committed(self, before: Snapshot, after: Snapshot) -> None:
         """Look at one revision."""

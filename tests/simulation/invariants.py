@@ -15,6 +15,7 @@ from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import last_name, spelled
 from rdzv.listing import decide
+from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Member
 from rdzv.snapshot import Snapshot
@@ -80,6 +81,7 @@ class Invariants:
         self.truth.replace(kvs, engine.revision)
         self._unlisted |= self._ever_listed - self._listed(self.snapshot)
         self.rounds.restored()
+        self.drains.restored()
 
     def wrote(self, key: str) -> None:
         """Somebody who is not of Muster has written a key."""
@@ -211,6 +213,11 @@ class Invariants:
             seen.setdefault(uid, now)
         for uid in [uid for uid in seen if uid not in drains]:
             del seen[uid]
+
+    def saw_commit(self, commit: Commit | None) -> None:
+        """The mirror of a sidecar shows this commit."""
+        if commit is not None:
+            self.drains.shown(commit)
 
     def _filled_in(self, host: str, kept: set[str], since_s: Mapping[str, float]) -> bool:
         """Whether ``host`` goes because one is back that it had filled in for.

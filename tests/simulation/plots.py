@@ -179,6 +179,8 @@ PLOTS = (
     ),
     Plot("restores", RESTORES, FEW, daily=50),
     Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=50),
+    # Of who was there at the time of the backup, often nobody is any more.
+    Plot("former-pods-restored", {notice: 10, restore: 4}, FEW, daily=50),
     Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=50),
     Plot("unregistered", {crash_unregistered: 4, notice: 4, cut_one: 1}, MANY, any_shape, daily=50),
     Plot("lags", LAGS, (3, 4), any_shape, daily=75),

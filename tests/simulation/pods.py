@@ -99,9 +99,13 @@ class Pod:
             self.torchrun.meet()
 
     def _saw(self, events: Sequence[WatchEvent]) -> None:
-        if self.sidecar is not None and any("/drains/" in event.kv.key for event in events):
-            snapshot = self.sidecar.membership.snapshot()
-            self._job.invariants.saw(self, snapshot.drains)
+        if self.sidecar is None:
+            return
+        keys = [event.kv.key for event in events]
+        if any("/drains/" in key for key in keys):
+            self._job.invariants.saw(self, self.sidecar.membership.snapshot().drains)
+        if any(key.endswith("/commit") for key in keys):
+            self._job.invariants.saw_commit(self.sidecar.membership.snapshot().commit)
 
     def crash(self) -> None:
         """End the sidecar at once; requests that it has sent may still land."""

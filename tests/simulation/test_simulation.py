@@ -162,6 +162,12 @@ def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
     assert outcome.failure is None, outcome.report()
 
 
+@pytest.mark.parametrize("seed", [39, 368, 505, 549, 552])
+def test_a_store_from_before_all_present_pods_costs_them_nothing(seed: int) -> None:
+    outcome = simulate(seed, plot="former-pods-restored")
+    assert outcome.failure is None, outcome.report()
+
+
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
     plots = sorted(BY_NAME)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]

@@ -38,7 +38,7 @@ def member(name: str, *, pod_uid: str = "", slots: int = 1, revision: int = 5) -
         slots=slots,
         min_workers=1,
         max_workers=9,
-        created_revision=revision,
+        mod_revision=revision,
     )
 
 
@@ -94,7 +94,7 @@ def test_a_line_for_each_host_and_the_revision_last() -> None:
 
 
 def test_a_registration_again_keeps_the_host_and_another_pod_does_not() -> None:
-    again = dataclasses.replace(A, incarnation=99, created_revision=99)
+    again = dataclasses.replace(A, incarnation=99, mod_revision=99)
     replaced = dataclasses.replace(A, pod_uid="another")
     assert host_of(A) is not None
     assert host_of(A).token == host_of(again).token  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ def test_the_revision_moves_with_the_hosts_and_only_with_them() -> None:
     scene = Scene()
     scene.see([A])
     before = scene.list.render()
-    scene.see([dataclasses.replace(A, incarnation=50, created_revision=50)])
+    scene.see([dataclasses.replace(A, incarnation=50, mod_revision=50)])
     assert scene.list.render() == before
     scene.see([A, B])
     assert scene.list.revision > int(before.splitlines()[-1][4:-2])

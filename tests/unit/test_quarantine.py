@@ -153,7 +153,7 @@ def test_a_quarantined_member_that_min_needs_is_listed_but_lets_nobody_go() -> N
 
 def test_rounds_know_who_is_quarantined() -> None:
     snapshot = job("abc", OUT)
-    one = run_membership(snapshot, listing.decide(snapshot), "digits", 3)
+    one = run_membership(snapshot, listing.decide(snapshot), "digits", Round(3))
     assert (one.listed, one.quarantined) == (frozenset("abc"), frozenset("c"))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers
+from launcher_shim.c10d.rounds.records import Round, Seat
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv.drain.decision import savers
 from rdzv.listing import decide
@@ -18,6 +19,7 @@ from rdzv.snapshot import Snapshot
 from tests.support.records import drain, member
 
 RUN = "digits"
+WORLD = Round(3, complete=True, frozen=tuple(Seat(name, f"of-{name}", 1) for name in "abc"))
 
 
 def seen(
@@ -27,7 +29,7 @@ def seen(
     incarnations: tuple[Incarnation, ...] = (),
     replaced: str = "",
     fenced: str | None = None,
-    number: int = 3,
+    current: Round = WORLD,
 ) -> RoundMembers:
     snapshot = Snapshot(
         9,
@@ -40,7 +42,7 @@ def seen(
         {one.pod_uid: one for one in drains},
         commit=commit,
     )
-    return run_membership(snapshot, decide(snapshot), RUN, number, fenced)
+    return run_membership(snapshot, decide(snapshot), RUN, current, fenced)
 
 
 def test_nobody_leaves_a_quiet_job() -> None:
@@ -99,6 +101,25 @@ def test_a_drained_pod_that_is_away_still_leaves() -> None:
 
 def test_a_fenced_sidecar_counts_itself_among_the_leavers() -> None:
     assert seen(fenced="c").leaving == frozenset("c")
+
+
+def test_i1_a_drain_of_the_backup_is_none_of_who_got_a_place_after_it() -> None:
+    """The store has lost the world, and which pod has the name by now."""
+    former = replace(drain("b", "committed"), created_revision=20)
+    names = (Incarnation("b", 9, "uid-b"),)
+    lost = replace(WORLD, restored=True, restored_at=30)
+    one = seen(former, members="ac", incarnations=names, current=lost)
+    assert (one.leaving, one.granted) == (frozenset(), frozenset())
+    # Nor does its outcome, which may be written since, make it one.
+    late = seen(replace(former, mod_revision=40), members="ac", incarnations=names, current=lost)
+    assert late.granted == frozenset()
+    for drained, current in [
+        (replace(former, created_revision=31), lost),
+        (former, replace(lost, frozen=lost.frozen[:1])),
+        (former, WORLD),
+    ]:
+        one = seen(drained, members="ac", incarnations=names, current=current)
+        assert (one.leaving, one.granted) == (frozenset("b"), frozenset("b"))
 
 
 @pytest.mark.parametrize(

@@ -125,11 +125,12 @@ def _worlds_return_until_s(
 ) -> float:
     """Until when a world of this life of the job may return that the store knows nothing of.
 
-    A store that was restored to an earlier life is taken into this one once more by any fresh pod,
-    which cannot tell. Those who have trained in it all along come back as soon as they see that.
+    A pod that has just come cannot tell that the store was restored: to a round that others have
+    left behind long since, or to an earlier life, which it takes into this one once more. Those who
+    have trained all along come back as soon as they see that. Before a job's first world there is
+    nothing to tell a restored store by, and no job is to begin later for that.
     """
-    began_anew = current.is_first and current.number > 0
-    return observations.life_since_s + policy.life_s if began_anew else -math.inf
+    return observations.life_since_s + policy.life_s if current.number > 0 else -math.inf
 
 
 def _holders(

@@ -46,8 +46,8 @@ class RoundPolicy:
     """How long an answer may be held back for news, where torch would sleep for 1 s and ask again.
     It covers the last call; an agent handles a signal only after the answer."""
     life_s: float = 2.0
-    """How long the first world of a later generation waits for nodes that have been in it before,
-    and have only now seen that a store restored to an earlier one is in it again."""
+    """How long a sidecar that has just come into this life of the job waits, before it forms a
+    world, for one that trains already and has only now seen that a restored store has lost it."""
     park_s: float = 2.0
     """How long an agent asks in a round that does not form until it is parked, where its join has
     no timeout."""

@@ -71,7 +71,7 @@ class Scene:
 class Rendezvous:
     """One run id in one generation. ``membership`` and ``policy`` must be cheap.
 
-    ``membership`` is called with the number of the round that it is looked at from.
+    ``membership`` is called with the round that it is looked at from.
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
     is the prefix of the drains. ``life_since_s``: since when the member has been in
     this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
@@ -89,7 +89,7 @@ class Rendezvous:
         run_id: str,
         client: JobClient,
         policy: Callable[[], RoundPolicy],
-        membership: Callable[[int], RoundMembers],
+        membership: Callable[[Round], RoundMembers],
         clock: Callable[[], float],
         random: Random,
         life_since_s: float = -math.inf,
@@ -391,7 +391,7 @@ class Rendezvous:
     # --- looking and deciding ---
 
     def _members(self) -> RoundMembers:
-        return self._membership(self._run.round.number)
+        return self._membership(self._run.round)
 
     def _moved(self) -> None:
         self._scene = None

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers
+from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import ends_round, granted, joins_wait, savers
 from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
+from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 
 
@@ -16,11 +18,11 @@ def run_membership(
     snapshot: Snapshot,
     listing: Listing,
     run_id: str,
-    number: int,
+    current: Round,
     fenced: str | None = None,
     saved: frozenset[str] = frozenset(),
 ) -> RoundMembers:
-    """Look at ``snapshot`` from round ``number`` of ``run_id``; a function of these alone.
+    """Look at ``snapshot`` from round ``current`` of ``run_id``; a function of these alone.
 
     ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's own name, where another pod has
     taken it over. ``saved``: as in ``RoundMembers``; votes tell that, which are not part of a
@@ -28,7 +30,11 @@ def run_membership(
     """
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
     fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
-    drains = [drain for drain in snapshot.drains.values() if snapshot.has_name(drain)]
+    drains = [
+        drain
+        for drain in snapshot.drains.values()
+        if snapshot.has_name(drain) and not _is_of_backup(drain, current)
+    ]
     leaving = {drain.member for drain in drains}
     if fenced is not None:
         leaving.add(fenced)
@@ -36,11 +42,22 @@ def run_membership(
         listed=frozenset(member.name for member in fit),
         leaving=frozenset(leaving),
         granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
-        joins_wait=joins_wait(snapshot, listing, run_id, number),
-        ends_round=ends_round(snapshot, run_id, number),
+        joins_wait=joins_wait(snapshot, listing, run_id, current.number),
+        ends_round=ends_round(snapshot, run_id, current.number),
         saved=saved,
         ages={member.name: age for age, member in enumerate(fit)},
         quarantined=listing.quarantined,
+    )
+
+
+def _is_of_backup(drain: Drain, current: Round) -> bool:
+    """Whether a restored store has a drain from before its member got a place in ``current``.
+
+    Nobody who drains gets one. It is that of the pod before it, whose name the backup takes for
+    held until the present pod has registered again.
+    """
+    return 0 < drain.created_revision <= current.restored_at and any(
+        seat.member == drain.member for seat in current.frozen
     )
 
 
@@ -56,16 +73,16 @@ class MembershipOfRun:
         self._membership = membership
         self._run_id = run_id
         self._fenced = fenced
-        self._known: tuple[Snapshot, int, str | None, frozenset[str], RoundMembers] | None = None
+        self._known: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
 
-    def at(self, number: int) -> RoundMembers:
-        """Look at it from round ``number``."""
+    def at(self, current: Round) -> RoundMembers:
+        """Look at it from round ``current``."""
         snapshot, fenced, known = self._membership.snapshot(), self._fenced(), self._known
-        saved = self._saved(snapshot, number)
-        if known is None or known[0] is not snapshot or known[1:4] != (number, fenced, saved):
+        saved = self._saved(snapshot, current.number)
+        if known is None or known[0] is not snapshot or known[1:4] != (current, fenced, saved):
             listing = self._membership.listing()
-            made = run_membership(snapshot, listing, self._run_id, number, fenced, saved)
-            known = self._known = (snapshot, number, fenced, saved, made)
+            made = run_membership(snapshot, listing, self._run_id, current, fenced, saved)
+            known = self._known = (snapshot, current, fenced, saved, made)
         return known[4]
 
     def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:

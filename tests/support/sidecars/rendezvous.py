@@ -27,6 +27,7 @@ from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
+from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.c10d.torch.agent import TorchAgent, connect
@@ -101,8 +102,8 @@ class Sidecar:
             ended=self.quarantining.ended,
         )
 
-    def _membership(self, number: int) -> RoundMembers:
-        membership = run_membership(self.job.snapshot(), self.job.listing(), RUN_ID, number)
+    def _membership(self, current: Round) -> RoundMembers:
+        membership = run_membership(self.job.snapshot(), self.job.listing(), RUN_ID, current)
         return replace(
             membership,
             listed=membership.listed - self.leaving,

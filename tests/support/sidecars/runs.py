@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from random import Random
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.torch.agent import TorchAgent
 from launcher_shim.c10d.torch.state_codec import (
@@ -81,7 +81,7 @@ class Pod:
             ended=lambda nonce, how: self.endings.append(how),
         )
 
-    def _membership(self, number: int) -> RoundMembers:
+    def _membership(self, current: Round) -> RoundMembers:
         self.looks += 1
         return RoundMembers(frozenset("abcd"))
 
