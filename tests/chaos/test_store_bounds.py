@@ -13,6 +13,7 @@ import pytest
 from rdzv.members.leftovers import KEPT_MIN
 from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Store
+from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.load.bounds import (
     Job,
@@ -24,7 +25,7 @@ from tests.support.load.bounds import (
 )
 from tests.support.load.report import write_report
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import PatientEtcdStore
+from tests.support.store.patient_store import patient
 
 SETTLED_KEYS = HISTORY_LENGTH + KEPT_MIN + 20
 """The present members, the job, and what else does not come with each change."""
@@ -46,7 +47,7 @@ class Backing:
 
     def connect(self) -> Store:
         if self._endpoints:
-            return PatientEtcdStore(self._endpoints)
+            return patient(EtcdStore(self._endpoints))
         return MemoryStore(self._engine)
 
 
@@ -108,7 +109,7 @@ def compacting() -> Iterator[EtcdCluster]:
 @pytest.mark.timeout(1500)
 async def test_a_long_life_leaves_the_store_flat(tmp_path: Path, compacting: EtcdCluster) -> None:
     def connect() -> Store:
-        return PatientEtcdStore(compacting.endpoints)
+        return patient(EtcdStore(compacting.endpoints))
 
     curves: dict[str, list[Sample]] = {}
     rest: dict[str, Sample] = {}

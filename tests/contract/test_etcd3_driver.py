@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import aclosing
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.errors import ConfigError, StoreRefused, StoreUnavailable
+from rdzv.errors import ConfigError, StoreUnavailable
 from rdzv.store import Compare, Delete, Operation, Put, Range
 from rdzv.store.access import Access
 from rdzv.store.etcd3.connection import Etcd3Connection
@@ -27,66 +26,54 @@ from rdzv.store.etcd3.watch import UNREAD, Etcd3Watch
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.opening import open_store
-from tests.support.clocks.calm import ATTEMPTS, calmly
 from tests.support.ports import free_ports
-from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import PatientEtcd3Store, wait_long
+from tests.support.store.patient_store import patient
 from tests.support.store.tcp_proxy import TcpProxy
 
 IDLE_S = 3.0
 MOST_TRIES = 40
 """In so long, about 12 are made; the package's own watcher tries without a pause."""
 
-BUSY_SHARE = 0.25
-"""The package's own watcher takes 0.6 of a core while etcd is away."""
 
-ANSWER_S = 20.0
-"""For a call that is to be answered, on cores that are shared."""
+def counting(
+    monkeypatch: pytest.MonkeyPatch, counts: Counter[str], kind: type, *names: str
+) -> None:
+    """Count the calls of these methods."""
+
+    def counted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            counts[name] += 1
+            return method(*args, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
 
 
 async def test_the_package_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads = ("get_response", "get_range_response", "add_watch_callback")
-    writes = ("transaction", "lease", "refresh_lease", "revoke_lease", "compact")
-
-    async def call(made: Counter[str]) -> None:
-        async with EmbeddedServer() as server:
-            store = Etcd3Store([server.endpoint])
-            try:
-                await store.lease_grant(7, 60)
-                compares = [Compare("k", "lease", "=", 0), Compare("k", "create", "=", 0)]
-                operations: list[Operation] = [Put("k", b"v", 7), Range("k"), Delete("other")]
-                written = await store.txn(compares, operations)
-                assert written.succeeded
-                assert [kv.lease for kv in (await store.range("k", prefix=True)).kvs] == [7]
-                assert await store.lease_keep_alive(7) >= 60
-                async with aclosing(store.watch("k", written.revision)) as batches:
-                    assert [event.kv.value for event in (await anext(batches)).events] == [b"v"]
-                await store.lease_revoke(7)
-                await store.compact(written.revision)
-            finally:
-                await store.close()
-        # The driver proves an endpoint by one read before it watches there.
-        assert made == Counter(dict.fromkeys((*reads, *writes), 1))
-
-    async def count(_: int) -> None:
-        made: Counter[str] = Counter()
-
-        def counting(name: str) -> Callable[..., Any]:
-            method = getattr(Etcd3Client, name)
-
-            def counted(*args: Any, **options: Any) -> Any:
-                made[name] += 1
-                return method(*args, **options)
-
-            return counted
-
-        with monkeypatch.context() as patched:
-            for name in (*reads, *writes):
-                patched.setattr(Etcd3Client, name, counting(name))
-            await call(made)
-
-    # An attempt that found no answer in its second is made again, and counts twice.
-    await calmly(count)
+    # The driver proves an endpoint by one read before it watches there.
+    names = (
+        *("get_response", "get_range_response", "add_watch_callback", "transaction", "compact"),
+        *("lease", "refresh_lease", "revoke_lease"),
+    )
+    made: Counter[str] = Counter()
+    counting(monkeypatch, made, Etcd3Client, *names)
+    async with EmbeddedServer() as server:
+        store = patient(Etcd3Store([server.endpoint]))
+        await store.lease_grant(7, 60)
+        compares = [Compare("k", "lease", "=", 0), Compare("k", "create", "=", 0)]
+        operations: list[Operation] = [Put("k", b"v", 7), Range("k"), Delete("other")]
+        written = await store.txn(compares, operations)
+        assert written.succeeded
+        assert [kv.lease for kv in (await store.range("k", prefix=True)).kvs] == [7]
+        assert await store.lease_keep_alive(7) >= 60
+        async with aclosing(store.watch("k", written.revision)) as batches:
+            assert [event.kv.value for event in (await anext(batches)).events] == [b"v"]
+        await store.lease_revoke(7)
+        await store.compact(written.revision)
+        await store.close()
+    assert made == Counter(dict.fromkeys(names, 1))
 
 
 async def test_a_driver_whose_package_is_not_installed_is_named(
@@ -102,48 +89,43 @@ async def test_a_driver_whose_package_is_not_installed_is_named(
 
 
 async def test_close_gives_every_thread_back() -> None:
-    async def work(store: Etcd3Store, writer: MemoryStore) -> None:
-        await asyncio.gather(
-            *(store.range(f"k{number}", timeout_s=ANSWER_S) for number in range(4 * THREADS))
-        )
-        start = (await store.range("k", timeout_s=ANSWER_S)).revision + 1
-        async with aclosing(store.watch("k", start)) as batches:
-            await writer.txn([], [Put("k", b"v")], timeout_s=ANSWER_S)
-            await anext(batches)
-
     async with EmbeddedServer() as server:
+        writer = MemoryStore(server.engine)
         before = set(threading.enumerate())
         for _ in range(5):
-            store = Etcd3Store([server.endpoint])
-            await work(store, MemoryStore(server.engine))
+            store = patient(Etcd3Store([server.endpoint]))
+            await asyncio.gather(*(store.range(f"k{number}") for number in range(4 * THREADS)))
+            start = (await store.range("k")).revision + 1
+            async with aclosing(store.watch("k", start)) as batches:
+                await writer.txn([], [Put("k", b"v")])
+                await anext(batches)
             await store.close()
         # Those of the loop's own pool stay until the loop is closed.
         left = [thread for thread in threading.enumerate() if thread not in before]
         left = [thread for thread in left if not thread.name.startswith("asyncio")]
         for thread in left:
-            await asyncio.to_thread(thread.join, 30)
+            await asyncio.to_thread(thread.join, 60)
         assert [thread.name for thread in left if thread.is_alive()] == []
 
 
 async def test_calls_have_their_deadline_though_every_thread_is_busy() -> None:
     async with EmbeddedServer() as server, TcpProxy(server.endpoint) as proxy:
         store = Etcd3Store([proxy.endpoint])
-        await store.range("k", timeout_s=ANSWER_S)
+        await store.range("k", timeout_s=60)
         proxy.hold()
-        began_s = time.monotonic()
-        # One after another in the threads there are, they would take 60 s.
-        calls = (store.range(f"k{number}", timeout_s=1.0) for number in range(60 * THREADS))
-        found = await asyncio.gather(*calls, return_exceptions=True)
+        # One after another in the threads there are, they would take ten minutes.
+        calls = (store.range(f"k{number}", timeout_s=1.0) for number in range(600 * THREADS))
+        async with asyncio.timeout(120):
+            found = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(error, StoreUnavailable) for error in found)
-        assert time.monotonic() - began_s < 40.0
         await store.close()
 
 
 async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() -> None:
     async with EmbeddedServer() as one, EmbeddedServer(engine=one.engine) as other:
         store = Etcd3Store([one.endpoint, other.endpoint])
-        await store.range("k", timeout_s=ANSWER_S)
-        await store.lease_grant(7, 60, timeout_s=ANSWER_S)
+        await store.range("k", timeout_s=60)
+        await store.lease_grant(7, 60, timeout_s=60)
         used = store._calls.rotation.current
         kicks: list[str] = []
         used._on_kick.add(kicks.append)
@@ -155,8 +137,8 @@ async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() 
                 await store.range("k", timeout_s=1.5)
             assert store._calls.rotation.current is used
             assert kicks == []
-            async with asyncio.timeout(ANSWER_S):
-                assert await store.lease_keep_alive(7, timeout_s=ANSWER_S) == 60
+            async with asyncio.timeout(60):
+                assert await store.lease_keep_alive(7, timeout_s=60) == 60
         finally:
             free.set()
             await store.close()
@@ -164,47 +146,24 @@ async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() 
 
 async def test_a_watch_does_not_spin_while_etcd_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: Counter[str] = Counter()
-
-    def counting(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **options: Any) -> Any:
-            tries[name] += 1
-            return method(*args, **options)
-
-        return counted
-
     # The one is our way to a connection, the other the package's to a stream.
-    for kind, name in ((Etcd3Connection, "connected"), (Etcd3Watch, "Watch")):
-        monkeypatch.setattr(kind, name, counting(name, getattr(kind, name)))
-
-    async def idle() -> float:
-        (port,) = await asyncio.to_thread(free_ports, 1)
-        listen = f"127.0.0.1:{port}"
-        store = Etcd3Store([listen])
-        async with EmbeddedServer(listen) as server:
-            written = await MemoryStore(server.engine).txn([], [Put("k", b"v")], timeout_s=ANSWER_S)
-            batches = store.watch("k", written.revision)
-            await anext(batches)
-        assert tries.keys() == {"connected", "Watch"}
-        waiting = asyncio.create_task(anext(batches, None))
-        tries.clear()
-        began_s = time.process_time()
-        await asyncio.wait({waiting}, timeout=IDLE_S)
-        spent_s = time.process_time() - began_s
-        made = tries.total()
-        assert not waiting.done()
-        await store.close()
-        assert await waiting is None
-        assert made <= MOST_TRIES
-        tries.clear()
-        return spent_s
-
-    # What else this process does now and then is not there each time; a watch that spins is.
-    spent_s = await idle()
-    for _ in range(1, ATTEMPTS):
-        if spent_s < BUSY_SHARE * IDLE_S:
-            break
-        spent_s = await idle()
-    assert spent_s < BUSY_SHARE * IDLE_S
+    counting(monkeypatch, tries, Etcd3Connection, "connected")
+    counting(monkeypatch, tries, Etcd3Watch, "Watch")
+    (port,) = await asyncio.to_thread(free_ports, 1)
+    listen = f"127.0.0.1:{port}"
+    store = Etcd3Store([listen])
+    async with EmbeddedServer(listen) as server:
+        written = await MemoryStore(server.engine).txn([], [Put("k", b"v")])
+        batches = store.watch("k", written.revision)
+        await anext(batches)
+    assert tries.keys() == {"connected", "Watch"}
+    waiting = asyncio.create_task(anext(batches, None))
+    tries.clear()
+    await asyncio.wait({waiting}, timeout=IDLE_S)
+    assert tries.total() <= MOST_TRIES
+    assert not waiting.done()
+    await store.close()
+    assert await waiting is None
 
 
 async def test_a_reader_that_is_slow_holds_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,15 +177,14 @@ async def test_a_reader_that_is_slow_holds_the_stream_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(Etcd3Watch, "_tell", counted)
     async with EmbeddedServer() as server:
-        store = Etcd3Store([server.endpoint])
-        wait_long(store)
+        store = patient(Etcd3Store([server.endpoint]))
         # Over the network: what is written in one turn of the loop would come in one message.
-        writer = PatientEtcd3Store([server.endpoint])
+        writer = patient(Etcd3Store([server.endpoint]))
         start = (await writer.range("k")).revision + 1
         async with aclosing(store.watch("k", start)) as batches:
             written = [await writer.txn([], [Put("k", b"")]) for _ in range(3 * UNREAD)]
             seen = list((await anext(batches)).events)
-            await asyncio.gather(*(writer.range("k", timeout_s=ANSWER_S) for _ in range(50)))
+            await asyncio.gather(*(writer.range("k") for _ in range(50)))
             written += [await writer.txn([], [Put("k", b"")]) for _ in range(3 * UNREAD)]
             assert told < 3 * UNREAD
             while len(seen) < len(written):
@@ -234,12 +192,3 @@ async def test_a_reader_that_is_slow_holds_the_stream_back(monkeypatch: pytest.M
         assert [event.kv.mod_revision for event in seen] == [each.revision for each in written]
         await store.close()
         await writer.close()
-
-
-@pytest.mark.etcd
-async def test_more_operations_than_etcd_takes_are_refused(etcd_cluster: EtcdCluster) -> None:
-    store = PatientEtcd3Store(etcd_cluster.endpoints)
-    with pytest.raises(StoreRefused, match="too many operations"):
-        await store.txn([], [Put(f"/many/{number}", b"") for number in range(200)])
-    assert (await store.range("/many/", prefix=True)).kvs == ()
-    await store.close()

@@ -19,7 +19,7 @@ from rdzv.store.etcd.admin import auth_enabled
 from rdzv.store.etcd.rights import JobRole, Rights
 from tests.support.store.certificates import Authority
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import CALL_S, wait_long
+from tests.support.store.patient_store import CALL_S
 from tests.support.store.secure import named_cluster, opened
 
 __all__ = ["named_cluster"]
@@ -146,17 +146,16 @@ async def test_a_rotated_certificate_takes_over_and_the_watch_misses_nothing(
     root = await asyncio.to_thread(certified, named_cluster, "root", "root")
     async with (
         opened(access) as store,
-        opened(root) as writer,
+        opened(root, patiently=True) as writer,
         watched(store, MINE.prefix) as events,
     ):
-        wait_long(writer)
         with pytest.raises(StoreRefused):
             await store.range(THEIRS.job)
         values = [str(number).encode() for number in range(60)]
 
         async def write() -> None:
             for value in values:
-                await writer.txn([], [Put(MINE.job, value)], timeout_s=CALL_S)
+                await writer.txn([], [Put(MINE.job, value)])
                 await asyncio.sleep(0.1)
 
         writing = asyncio.create_task(write())

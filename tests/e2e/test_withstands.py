@@ -14,9 +14,7 @@ from functools import partial
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
-from rdzv.store.access import Access
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.etcd_leader import leader_of
 from tests.support.training.background import Background
 from tests.support.training.job import FORM_TIMEOUT_S, Job
 from tests.support.training.pods import Node
@@ -265,8 +263,7 @@ Outage = Callable[[Job, EtcdCluster, Background], None]
 
 
 def one_fails(job: Job, cluster: EtcdCluster, background: Background, *, freezes: bool) -> None:
-    leader = background.run(leader_of(Access(tuple(cluster.endpoints))))
-    (cluster.freeze if freezes else cluster.kill)(leader)
+    (cluster.freeze if freezes else cluster.kill)(cluster.leader())
     job.goes_on(job.steps.worlds()[-1], 280)
 
 

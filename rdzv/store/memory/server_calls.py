@@ -67,7 +67,9 @@ def _answering(handler: Handler) -> Handler:
         try:
             return await handler(self, request, context)
         except StoreError as error:
-            await context.abort(*_status(error))
+            status, message = _status(error)
+            # It may name a key that is no UTF-8, and gRPC sends no message then.
+            await context.abort(status, message.encode(errors="backslashreplace").decode())
 
     return answer
 

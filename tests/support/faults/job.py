@@ -21,9 +21,7 @@ from tests.support.training.pods import Node
 from tests.support.training.step_log import World
 
 NODES = 3
-LEASE_S = 10.0
 FORM_S = 180.0
-"""For three torchruns and their workers, which all import torch, on a machine that is busy."""
 
 
 class LinkedJob(Job):
@@ -31,8 +29,9 @@ class LinkedJob(Job):
 
     twin: Node | None = None
 
-    def start_twin(self, node: Node) -> None:
-        """Start another pod of the name of ``node``; the one that held it is fenced."""
+    def start_twin(self) -> None:
+        """Start another pod of the name of the first node; the one that held it is fenced."""
+        node = next(iter(self.nodes.values()))
         self.tell(f"another pod of the name {node.name} starts")
         self.twin = twin = self.node(node.name, 100)
         self.start_sidecar(twin)
@@ -109,26 +108,13 @@ class TrainingJob:
         pause_s = max(late - early for early, late in pairwise(moments))
         return JobEffect(len(worlds) - self._worlds, ended, pause_s)
 
-    async def freeze_sidecar(self, seconds: float) -> None:
-        """Stop the sidecar of one node for a while."""
-        node = next(iter(self.job.nodes.values()))
-        self.job.freeze_sidecar(node)
-        await asyncio.sleep(seconds)
-        await asyncio.to_thread(self.job.resume, node)
-
-    async def start_twin(self) -> None:
-        """Start one member twice."""
-        node = next(iter(self.job.nodes.values()))
-        await asyncio.to_thread(self.job.start_twin, node)
-
 
 @asynccontextmanager
 async def training_job(
-    directory: Path, access: Access, driver: str, lease_s: float = LEASE_S
+    directory: Path, access: Access, lease_s: float
 ) -> AsyncIterator[TrainingJob]:
     """Start it, and end it with all that it has started."""
     settings = {
-        "MUSTER_STORE_DRIVER": driver,
         "MUSTER_ETCD_CACERT": access.cacert,
         "MUSTER_ETCD_USER": access.user,
         "MUSTER_ETCD_PASSWORD_FILE": access.password_file,

@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of the fault matrix: one line a fault and driver, kept as JSON until it is drawn."""
+"""The table of the fault matrix: each fault under a real job leaves a line, all are drawn anew."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,115 +17,44 @@ MARK = "<!-- drawn by tests/support/faults/report.py -->\n"
 VARIABLE = "MUSTER_TEST_FAULT_MATRIX"
 """Names the folder that takes the lines; without it nothing is kept."""
 
-
-@dataclass(frozen=True)
-class Line:
-    """One fault under one driver."""
-
-    number: int
-    fault: str
-    driver: str
-    store_gap_s: float
-    watch_gap_s: float
-    write_outage_s: float
-    events: int
-    lost: int
-    doubled: int
-    out_of_order: int
-    leases: str
-    job: str
-    operations: int
-    wrong: tuple[str, ...]
-    load: float
-    date: str
-    commit: str
+HEAD = """\
+| driver | fault | store away | watch gap | no write for | lost, doubled, out of order | leases \
+| the job | checked | load | commit |
+|---|---|---|---|---|---|---|---|---|---|---|
+"""
 
 
 def keep(number: int, fault: str, driver: str, effect: Effect, job: str) -> None:
     """Keep a line for the table. Blocks."""
-    folder = os.environ.get(VARIABLE)
-    if folder:
-        path = Path(folder) / f"{driver}-{number:02}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(_line(number, fault, driver, effect, job))))
-
-
-def _line(number: int, fault: str, driver: str, effect: Effect, job: str) -> Line:
+    if not (folder := os.environ.get(VARIABLE)):
+        return
     again = effect.registered_again
-    return Line(
-        number,
-        fault,
+    command = ("git", "rev-parse", "--short", "HEAD")
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    cells = (
         driver,
-        effect.store_gap_s,
-        effect.watch_gap_s,
-        effect.write_outage_s,
-        effect.events,
-        effect.lost,
-        effect.doubled,
-        effect.out_of_order,
+        fault,
+        f"{effect.store_gap_s:.1f} s",
+        f"{effect.watch_gap_s:.1f} s",
+        f"{effect.write_outage_s:.1f} s",
+        f"{effect.lost}, {effect.doubled}, {effect.out_of_order} of {effect.events}",
         f"{again} of 3 registered again" if again else "kept",
         job,
-        effect.operations,
-        effect.wrong,
-        os.getloadavg()[0],
-        datetime.now(UTC).date().isoformat(),
-        _commit(),
+        f"{effect.operations} operations" + (" **wrong**" if effect.wrong else ""),
+        f"{os.getloadavg()[0]:.0f}",
+        commit.strip() or "unknown",
     )
+    path = Path(folder) / f"{driver}-{number:02}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"| {' | '.join(cells)} |\n")
 
 
-def draw(folder: Path) -> str:
-    """Draw the table of all lines that were kept."""
-    lines = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    rows = [
-        "| driver | fault | store away | watch gap | no write for | lost, doubled, out of order"
-        " | leases | the job | checked | load | commit |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for one in sorted(lines, key=lambda one: (one["driver"], one["number"])):
-        counts = f"{one['lost']}, {one['doubled']}, {one['out_of_order']} of {one['events']}"
-        checked = f"{one['operations']} operations" + (" **wrong**" if one["wrong"] else "")
-        cells = [
-            one["driver"],
-            one["fault"],
-            _seconds(one.get("store_gap_s")),
-            _seconds(one["watch_gap_s"]),
-            _seconds(one["write_outage_s"]),
-            counts,
-            one["leases"],
-            one["job"],
-            checked,
-            f"{one['load']:.0f}" if "load" in one else "–",
-            one["commit"],
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
-
-
-def machine() -> str:
-    """What this machine is."""
-    cores = os.cpu_count()
-    return f"{cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f} s"
-
-
-def _commit() -> str:
-    command: Sequence[str] = ("git", "rev-parse", "--short", "HEAD")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def draw_into(document: Path) -> None:
-    """Replace the table at the end of ``document``, if lines are kept at all. Blocks."""
+def draw() -> None:
+    """Replace the table at the end of the document, if lines are kept at all. Blocks."""
     folder = os.environ.get(VARIABLE)
-    if folder and any(Path(folder).glob("*.json")):
-        before, mark, _ = document.read_text().partition(MARK)
-        today = datetime.now(UTC).date().isoformat()
-        table = draw(Path(folder))
-        document.write_text(f"{before}{mark}\n{today}, {machine()}.\n\n{table}\n")
-
-
-if __name__ == "__main__":
-    draw_into(DOCUMENT)
+    if folder and (lines := sorted(Path(folder).glob("*.md"))):
+        before, mark, _ = DOCUMENT.read_text().partition(MARK)
+        machine = f"{os.cpu_count()} cores, Linux {platform.release()}"
+        made = f"{datetime.now(UTC).date()}, {machine}, Python {platform.python_version()}."
+        table = HEAD + "".join(path.read_text() for path in lines)
+        DOCUMENT.write_text(f"{before}{mark}\n{made}\n\n{table}")

@@ -18,30 +18,26 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.stages import SHARED_RUN
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
-from rdzv.members.lease import RENEWALS_PER_TTL
 from rdzv.members.registration import Held
 from rdzv.membership import snapshot_of
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd3.driver import Etcd3Store
-from tests.support.clocks.calm_time import calm_time
 from tests.support.faults.link import Link
 from tests.support.faults.watch import Drill, Health, Numbers, Seen, Swaps, eventually, gap_s
 from tests.support.histories.order import StoreOrder, store_order
 from tests.support.histories.pods import HistoryLoad, Pod, pod
 from tests.support.histories.recorded import History, Record, verdict
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.etcd_leader import leader_of
-from tests.support.store.patient_store import PatientEtcdStore
 
 if TYPE_CHECKING:
     from tests.support.faults.agents import Agents
-    from tests.support.training.job import Job
+    from tests.support.faults.job import LinkedJob
 
 SIDECARS = 3
-SETTLE_S = 120.0
+UNTIL_S = 120.0
+"""For anything that is waited for: this only ends what hangs."""
 CHECK_S = 60.0
-"""For the checker; on an idle machine it takes less than a second."""
 RUN_ID = "digits"
 DRIVERS: dict[str, type[EtcdStore]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
 
@@ -53,14 +49,13 @@ _loads = count(1)
 class Effect:
     """What was seen of one fault; times are the worst of all sidecars.
 
-    ``store_gap_s`` is for how long the store itself could not serve, whoever asks
-    (``fault_watch.Health``); ``cut_s``, for how long the fault kept all from it, where it says so.
-    ``worlds`` counts those that formed since the fault began. ``wrong`` has a sentence for each
+    Times are for the table alone, and no bar: ``store_gap_s``, for how long the store itself could
+    not serve, whoever asks (``watch.Health``). ``worlds`` counts those that formed since the fault
+    began. ``wrong`` has a sentence for each
     thing that may never be.
     """
 
     store_gap_s: float
-    cut_s: float
     watch_gap_s: float
     write_outage_s: float
     events: int
@@ -96,15 +91,13 @@ class FaultRig:
         self.links: list[list[Link]] = []
         self.pods: list[Pod] = []
         self.agents: Agents | None = None
-        self.job: Job | None = None
+        self.job: LinkedJob | None = None
         self.fenced: set[str] = set()
         self.told: list[str] = []
-        self.cut_s = 0.0
         self.members = History()
         self._began_s = time.monotonic()
         self._since_s = self._began_s
         self._drill: Drill
-        self._health: Health
 
     # -- for faults
 
@@ -117,55 +110,46 @@ class FaultRig:
         self.tell(what)
         await asyncio.to_thread(act)
 
-    async def leader(self) -> int:
-        """Which member leads."""
-        return await leader_of(self.access)
-
-    @asynccontextmanager
-    async def operator(self) -> AsyncIterator[EtcdStore]:
-        """A client for what is done once: it waits for as long as a busy machine takes."""
-        store = PatientEtcdStore(self.access)
-        try:
-            yield store
-        finally:
-            await store.close()
+    async def until(self, what: Callable[[], bool | Awaitable[bool]], why_not: str) -> None:
+        """Wait until ``what`` holds."""
+        assert await eventually(what, UNTIL_S), self.story(why_not)
 
     async def settled(self) -> None:
         """Wait until everybody writes, sees and is registered again."""
         goes_on = self._drill.goes_on()
         held = [one.registrar.registered for one in self.pods if one.name not in self.fenced]
-        settled = await eventually(
-            lambda: goes_on() and all(one.is_set() for one in held), SETTLE_S
+        await self.until(
+            lambda: goes_on() and all(one.is_set() for one in held), "not everybody came back"
         )
-        assert settled, self.story("not everybody came back")
 
     def measure_from_now(self) -> None:
         """Take what the fault has done so far for its preparation."""
         self._since_s = time.monotonic()
 
-    async def outlast(self, seconds: float) -> None:
-        """Let a fault of one member last; by its end everybody has gone past it, and renewed."""
-        gone_past, renewed = self._drill.goes_on(), self._renewed()
-        await calm_time(seconds, self._health.served_at_s)
-        assert gone_past(), self.story("they wait for the end of the fault")
-        # Who renewed just before it is due once more only when a third of its lease has passed.
-        due_s = self.lease_ttl_s / RENEWALS_PER_TTL
-        await calm_time(due_s, self._health.served_at_s, enough=renewed)
-        assert renewed(), self.story("they do not renew before the end of the fault")
+    async def outlasted(self) -> None:
+        """A fault that leaves the store whole lasts until everybody has gone past it, and renewed.
 
-    def _renewed(self) -> Callable[[], bool]:
-        """What tells whether each sidecar has renewed its lease from now on."""
+        A client that waited for its end would wait for ever.
+        """
+        gone_past = self._drill.goes_on()
         before = [one.registrar.lease_valid_until_s for one in self.pods]
-        return lambda: all(
-            one.registrar.lease_valid_until_s > valid_s
-            for one, valid_s in zip(self.pods, before, strict=True)
+        await self.until(gone_past, "they wait for the end of the fault")
+        await self.until(
+            lambda: all(
+                one.registrar.lease_valid_until_s > valid_s
+                for one, valid_s in zip(self.pods, before, strict=True)
+            ),
+            "they do not renew before the end of the fault",
         )
+        if self.job is not None:
+            await asyncio.sleep(self.lease_ttl_s)
 
-    async def _come_back(self, seconds: float) -> None:
-        """A fault is over: everybody goes on within so much of the time that counts."""
-        goes_on = self._drill.goes_on()
-        await calm_time(seconds, self._health.served_at_s, enough=goes_on)
-        assert goes_on(), self.story(f"not everybody went on within {seconds:g} s")
+    async def noticed(self) -> None:
+        """Wait until no sidecar says any more that all is well with the store."""
+        await self.until(
+            lambda: not any(one.mirror.healthy(time.monotonic()) for one in self.pods),
+            "somebody says that all is well",
+        )
 
     async def most_used(self) -> int:
         """The member that most of the sidecars' bytes go through."""
@@ -221,13 +205,13 @@ class FaultRig:
 
     # -- measuring
 
-    async def endure(self, fault: Fault, porcupine: Path, *, back_s: float) -> Effect:
-        """Measure what ``fault`` does; everybody must go on ``back_s`` after it, and recover."""
+    async def endure(self, fault: Fault, porcupine: Path) -> Effect:
+        """See what ``fault`` does; everybody must recover from it."""
         before = [one.registrar.held for one in self.pods]
         rounds_before = await self._round()
         worlds_before = self.agents.worlds() if self.agents else 0
         history = History()
-        health = self._health = Health(self.cluster.metrics_urls)
+        health = Health(self.cluster.metrics_urls)
         numbers = Numbers(self.store, self.keys)
         seen = [Seen(one.mirror, numbers.prefix) for one in self.pods]
         swaps = [Swaps(one.store, f"{self.keys.prefix}swap/{one.name}") for one in self.pods]
@@ -245,11 +229,9 @@ class FaultRig:
                 for one in self.pods
             }
             await self.settled()
-            self.cut_s = 0.0
             self.measure_from_now()
             await fault(self)
             self.tell("the fault is over")
-            await self._come_back(back_s)
             await self.settled()
             since_s = self._since_s
             store_gap_s = gap_s(health.served_at_s, since_s)
@@ -259,7 +241,7 @@ class FaultRig:
             for name in self.fenced:
                 # Its sidecar is parked for good: what its client has asked for waits for ever.
                 loaded.pop(name).cancel()
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(UNTIL_S):
                 await asyncio.gather(*loaded.values())
             busy[0].cancel()
             await eventually(lambda: not any(one.lost(numbers.count) for one in seen), 60)
@@ -271,7 +253,6 @@ class FaultRig:
             self.tell("another round has been formed")
         return Effect(
             store_gap_s=store_gap_s,
-            cut_s=self.cut_s,
             watch_gap_s=watch_gap_s,
             write_outage_s=write_outage_s,
             events=numbers.count,
@@ -348,10 +329,9 @@ class FaultRig:
 
 @asynccontextmanager
 async def fault_rig(
-    cluster: EtcdCluster, driver: str, *, lease_ttl_s: float, access: Access | None = None
+    cluster: EtcdCluster, driver: str, access: Access, lease_ttl_s: float
 ) -> AsyncIterator[FaultRig]:
     """A job of three registered sidecars; ``agents`` is for the caller to set."""
-    access = access or cluster.access()
     keys = JobKeys("faults", f"job-{next(_jobs)}")
     async with AsyncExitStack() as stack:
         store = EtcdStore(access)

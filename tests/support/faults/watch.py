@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count, pairwise
@@ -147,11 +147,14 @@ class Drill:
         )
 
 
-async def eventually(what: Callable[[], bool], timeout_s: float) -> bool:
+async def eventually(what: Callable[[], bool | Awaitable[bool]], timeout_s: float) -> bool:
     """Wait until ``what`` holds; say whether it came to that."""
     deadline_s = time.monotonic() + timeout_s
     while True:
-        if (held := what()) or time.monotonic() > deadline_s:
+        held = what()
+        if not isinstance(held, bool):
+            held = await held
+        if held or time.monotonic() > deadline_s:
             return held
         await asyncio.sleep(0.05)
 

@@ -30,9 +30,20 @@ class Ended:
     err: str
 
 
+CONSOLE = ("-m", "console.main")
+"""Python's arguments that run the command line."""
+
+
 async def muster(*arguments: str, **environ: str) -> Ended:
     """Run one command to its end."""
-    process = await _start(arguments, environ)
+    return await ended(arguments, environ)
+
+
+async def ended(
+    arguments: tuple[str, ...], environ: dict[str, str], runner: tuple[str, ...] = CONSOLE
+) -> Ended:
+    """Run one command to its end, as ``runner`` has it."""
+    process = await _start(arguments, environ, runner)
     async with asyncio.timeout(PATIENCE_S):
         out, err = await process.communicate()
     assert process.returncode is not None
@@ -42,7 +53,7 @@ async def muster(*arguments: str, **environ: str) -> Ended:
 async def _start(
     arguments: tuple[str, ...],
     environ: dict[str, str],
-    runner: tuple[str, ...] = ("-m", "console.main"),
+    runner: tuple[str, ...] = CONSOLE,
 ) -> asyncio.subprocess.Process:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
     return await asyncio.create_subprocess_exec(
@@ -122,7 +133,7 @@ async def sidecar(
     endpoint: str,
     run_dir: Path,
     name: str = "node-0",
-    runner: tuple[str, ...] = ("-m", "console.main"),
+    runner: tuple[str, ...] = CONSOLE,
     /,
     **environ: str,
 ) -> AsyncIterator[Sidecar]:

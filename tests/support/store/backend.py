@@ -18,7 +18,7 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import PATIENT
+from tests.support.store.patient_store import patient
 from tests.support.store.secure import ELECTION, root_access
 
 _numbers = itertools.count(1)
@@ -42,12 +42,11 @@ class Backend:
         self._clients: list[Store] = []
 
     def connect(self) -> Store:
-        """A patient client: what the store does is asked of it, and not how fast the machine is."""
         client = self._connect()
         self._clients.append(client)
         return client
 
-    def connect_by(self, targets: Sequence[str]) -> Store:
+    def connect_by(self, targets: Sequence[str]) -> EtcdStore:
         """A client of the driver itself that goes another way; the caller closes it."""
         assert self._access is not None
         scheme = "https://" if self._access.tls else ""
@@ -73,12 +72,12 @@ class Following:
     def seen(self) -> list[tuple[str, str, bytes]]:
         return [(event.kind, event.kv.key, event.kv.value) for event in self.events]
 
-    async def until(self, condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+    async def until(self, condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
         async with asyncio.timeout(deadline_s):
             while not condition():
                 self.batches.append(await anext(self._batches))
 
-    async def count(self, events: int, deadline_s: float = 20.0) -> None:
+    async def count(self, events: int, deadline_s: float = 60.0) -> None:
         await self.until(lambda: len(self.events) >= events, deadline_s)
 
 
@@ -130,7 +129,7 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
     elif name == "embedded":
         async with EmbeddedServer() as server:
             access = Access((server.endpoint,))
-            made = Backend(lambda: PATIENT[EtcdStore](access), access)
+            made = Backend(lambda: patient(EtcdStore(access)), access)
             yield made
             await made.close()
     else:
@@ -139,7 +138,7 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
         if name.endswith(SECURE):
             access = await asyncio.to_thread(root_access, cluster)
         first = itertools.count()
-        made = Backend(lambda: PATIENT[driver](access, first=next(first)), access, driver)
+        made = Backend(lambda: patient(driver(access, first=next(first))), access, driver)
         yield made
         await made.close()
 

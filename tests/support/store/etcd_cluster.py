@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -251,12 +250,27 @@ class EtcdCluster:
 
     def healthy(self, member: int) -> bool:
         """Whether the member can commit; blocks for up to 1 s."""
-        url = f"{self.metrics_urls[member]}/health"
+        return b'"health":"true"' in self._page(member, "health")
+
+    def leader(self) -> int:
+        """Wait until one member, and no other, says that it leads."""
+        deadline = time.monotonic() + START_S
+        while True:
+            pages = [self._page(member, "metrics") for member in range(len(self))]
+            leaders = [n for n, page in enumerate(pages) if b"\netcd_server_is_leader 1\n" in page]
+            if len(leaders) == 1:
+                return leaders[0]
+            assert time.monotonic() < deadline, f"members {leaders} lead"
+            time.sleep(0.1)
+
+    def _page(self, member: int, name: str) -> bytes:
+        """What a member shows anybody; nothing where it does not answer within 1 s."""
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
-                return bool(json.load(answer)["health"] == "true")
-        except (OSError, ValueError):
-            return False
+            with urllib.request.urlopen(f"{self.metrics_urls[member]}/{name}", timeout=1) as answer:
+                page: bytes = answer.read()
+                return page
+        except OSError:
+            return b""
 
     def close(self) -> None:
         for process in self._processes:

@@ -52,12 +52,10 @@ class TcpProxy:
         if down:
             self._down.clear()
 
-    def strand(self, target: str) -> None:
-        """Hold what is connected for good, and lead new connections to another target."""
+    def strand(self) -> None:
+        """Hold what is connected for good; new connections get through."""
         self.hold()
         self._up, self._down = asyncio.Event(), asyncio.Event()
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
         self.mend()
 
     def mend(self) -> None:
