@@ -7,9 +7,9 @@ Each takes one rule away from the production code, by name, for as long as one s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -42,11 +42,33 @@ from tests.simulation.ranks import Rank
 Patch = AbstractContextManager[Any]
 
 
+@dataclass(frozen=True)
+class Plant:
+    """A bug; it is found in ``plot``, within ``seeds`` of its seeds."""
+
+    plot: str
+    seeds: int
+    patches: Callable[[], list[Patch]]
+
+
+PLANTS: dict[str, Plant] = {}
+"""All of them, by name."""
+
+
+def plant(plot: str, seeds: int) -> Callable[[Callable[[], list[Patch]]], None]:
+    """Enter a bug among the plants, under the name of the function that makes its patches."""
+
+    def enter(patches: Callable[[], list[Patch]]) -> None:
+        PLANTS[patches.__name__.replace("_", "-")] = Plant(plot, seeds, patches)
+
+    return enter
+
+
 @contextmanager
 def planted(name: str) -> Iterator[None]:
     """Plant one bug for as long as the block runs; none for an empty name."""
     with ExitStack() as stack:
-        for one in PLANTS[name]() if name else ():
+        for one in PLANTS[name].patches() if name else ():
             stack.enter_context(one)
         yield
 
@@ -54,6 +76,7 @@ def planted(name: str) -> Iterator[None]:
 # --- members ---
 
 
+@plant("members", 30)
 def lease_loss_ignored() -> list[Patch]:
     """A sidecar whose lease is lost renews it all the same, for ever."""
     original = Registrar._superseded
@@ -77,6 +100,7 @@ def lease_loss_ignored() -> list[Patch]:
     ]
 
 
+@plant("members", 30)
 def watch_resumes_late() -> list[Patch]:
     """A watch begins one revision after the one that it should begin with."""
 
@@ -87,6 +111,7 @@ def watch_resumes_late() -> list[Patch]:
     return [patch.object(Watching, "_follow", follow)]
 
 
+@plant("evicted-members", 20)
 def name_not_compared() -> list[Patch]:
     """A registration does not compare who holds the name by then."""
     original = Registrar._transaction
@@ -98,6 +123,7 @@ def name_not_compared() -> list[Patch]:
     return [patch.object(Registrar, "_transaction", transaction)]
 
 
+@plant("strays", 4)
 def former_uids_forgotten() -> list[Patch]:
     """A late pod of a deleted Job takes the job over at once."""
     return [
@@ -106,6 +132,7 @@ def former_uids_forgotten() -> list[Patch]:
     ]
 
 
+@plant("restores", 15)
 def restored_name_fences() -> list[Patch]:
     """Whoever held a name when the store was backed up has it for ever."""
     original = rdzv.members.registration.plan
@@ -119,26 +146,31 @@ def restored_name_fences() -> list[Patch]:
     return [patch("rdzv.members.registrar.plan", plan)]
 
 
+@plant("early-progress", 4)
 def late_events_dropped() -> list[Patch]:
     """Events that a server shows after it has said that it had are dropped."""
     return [patch.object(Link, "_find_out", lambda self, revision: None)]
 
 
+@plant("early-progress", 15)
 def false_progress_resumed() -> list[Patch]:
     """A watch whose connection breaks goes on after what it was told, and not what was shown."""
     return [patch.object(Link, "_resumed_after", staticmethod(lambda certain, told: told))]
 
 
+@plant("crash-loops", 8)
 def crash_loops_let_in() -> list[Patch]:
     """Nobody is quarantined."""
     return [patch.object(Snapshot, "quarantine_of", lambda self, member: None)]
 
 
+@plant("other-runs", 4)
 def quarantined_for_ever() -> list[Patch]:
     """Whoever is quarantined is never let in again."""
     return [patch("launcher_shim.c10d.quarantining.after_time", lambda *_: QuarantineDecision())]
 
 
+@plant("drains", 60)
 def drained_member_listed() -> list[Patch]:
     """Whoever drains stays listed."""
     original = rdzv.listing._reason_against
@@ -149,11 +181,13 @@ def drained_member_listed() -> list[Patch]:
     return [patch("rdzv.listing._reason_against", against)]
 
 
+@plant("cuts-of-all", 20)
 def lost_hosts_dropped_at_once() -> list[Patch]:
     """A host whose record vanishes is off the list at once, be it the last one."""
     return [patch("launcher_shim.horovod.hosts.CONFIRM_S", -1e9)]
 
 
+@plant("unseen-drains", 20)
 def lost_leaver_listed() -> list[Patch]:
     """A host that drained and was lost unseen is one that may return."""
     original = HostDelivery._left
@@ -164,6 +198,7 @@ def lost_leaver_listed() -> list[Patch]:
     return [patch.object(HostDelivery, "_left", left)]
 
 
+@plant("unregistered", 10)
 def departures_unseen() -> list[Patch]:
     """A sidecar that is started again follows nobody's departure until it has registered."""
 
@@ -173,6 +208,7 @@ def departures_unseen() -> list[Patch]:
     return [patch.object(HostDelivery, "follow_departures", follow)]
 
 
+@plant("aliens", 4)
 def foreign_keys_taken_in() -> list[Patch]:
     """Keys that Muster has not written are mirrored like its own."""
     return [patch.object(Mirror, "_is_ours", lambda self, key: True)]
@@ -181,6 +217,7 @@ def foreign_keys_taken_in() -> list[Patch]:
 # --- rounds ---
 
 
+@plant("never-started", 8)
 def places_by_age() -> list[Patch]:
     """The oldest members have the places, whether or not their torchrun asks for one."""
     original = launcher_shim.c10d.rounds.run_membership.run_membership
@@ -192,6 +229,7 @@ def places_by_age() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.run_membership.run_membership", members)]
 
 
+@plant("rounds", 100)
 def round_completed_twice() -> list[Patch]:
     """A decision about the round does not compare what it rests on."""
 
@@ -207,6 +245,7 @@ def round_completed_twice() -> list[Patch]:
     return [patch.object(RoundKey, "decide", decide)]
 
 
+@plant("evicted-rounds", 30)
 def launchers_not_fenced() -> list[Patch]:
     """What a launcher stores does not compare the registration of its sidecar."""
 
@@ -216,6 +255,7 @@ def launchers_not_fenced() -> list[Patch]:
     return [patch.object(Registered, "holds", holds)]
 
 
+@plant("outages", 60)
 def cut_taken_for_death() -> list[Patch]:
     """Nobody is given time to return from a cut."""
     return [
@@ -223,7 +263,7 @@ def cut_taken_for_death() -> list[Patch]:
             "launcher_shim.c10d.rounds.observations._return_until",
             lambda *_, **__: float("-inf"),
         ),
-        patch("launcher_shim.c10d.endpoint.Policy", _hasty_policy),
+        patch("launcher_shim.c10d.endpoint.RoundPolicy", _hasty_policy),
     ]
 
 
@@ -231,6 +271,7 @@ def _hasty_policy(*args: Any, **changes: Any) -> RoundPolicy:
     return replace(RoundPolicy(*args, **changes), confirm_s=0.0, orphan_hold_s=0.0)
 
 
+@plant("returns", 40)
 def fillers_forgotten() -> list[Patch]:
     """Who was given a filler stays where it says, once all of its world are back."""
     original = launcher_shim.c10d.rounds.views.view
@@ -241,6 +282,7 @@ def fillers_forgotten() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.rendezvous.view", view)]
 
 
+@plant("earlier-lives-restored", 3)
 def lost_rounds_entered() -> list[Patch]:
     """A round that the store had lost is entered by who was not in it yet."""
     original = launcher_shim.c10d.rounds.views.hand
@@ -252,6 +294,7 @@ def lost_rounds_entered() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.rendezvous.hand", hand)]
 
 
+@plant("earlier-lives-restored", 10)
 def lost_worlds_not_awaited() -> list[Patch]:
     """The first world of a later life forms at once, whoever has trained in that life before."""
     return [
@@ -262,6 +305,7 @@ def lost_worlds_not_awaited() -> list[Patch]:
     ]
 
 
+@plant("unseen-drains", 40)
 def leavers_excused() -> list[Patch]:
     """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
 
@@ -282,6 +326,7 @@ def leavers_excused() -> list[Patch]:
     ]
 
 
+@plant("failures", 20)
 def failure_is_final() -> list[Patch]:
     """A run that is closed by failure is closed for good, as one that has succeeded."""
 
@@ -303,6 +348,7 @@ def _as_success(snapshot: Any) -> Any:
     return replace(snapshot, round=replace(snapshot.round, closed=closed))
 
 
+@plant("uneven-ends", 12)
 def losses_untold_once_one_has_finished() -> list[Patch]:
     """Once one stands in the exit barrier, nobody is told that another one is lost."""
     original = launcher_shim.c10d.rounds.views._is_lost
@@ -313,6 +359,7 @@ def losses_untold_once_one_has_finished() -> list[Patch]:
     return [patch("launcher_shim.c10d.rounds.views._is_lost", is_lost)]
 
 
+@plant("stuck-workers", 12)
 def stuck_workers_awaited() -> list[Patch]:
     """A torchrun that asks for anything is waited for, however long its workers take to end."""
     return [patch("launcher_shim.c10d.rounds.rendezvous.trains_no_more", lambda *known: False)]
@@ -321,6 +368,7 @@ def stuck_workers_awaited() -> list[Patch]:
 # --- drains ---
 
 
+@plant("drains", 30)
 def done_before_all_have_saved() -> list[Patch]:
     """One acknowledgement is enough."""
     original = rdzv.drain.decision._save
@@ -334,6 +382,7 @@ def done_before_all_have_saved() -> list[Patch]:
     return [patch("rdzv.drain.decision._save", save)]
 
 
+@plant("drains", 40)
 def vote_not_one_more() -> list[Patch]:
     """A vote is the highest boundary, where it has to be the one after it."""
     original = rdzv.drain.gate._vote
@@ -348,6 +397,7 @@ def vote_not_one_more() -> list[Patch]:
     return [patch("rdzv.drain.gate._vote", vote)]
 
 
+@plant("drains", 50)
 def stale_gate() -> list[Patch]:
     """A rank looks at the gate that it read at the boundary before."""
     original = Rank._gate
@@ -363,6 +413,7 @@ def stale_gate() -> list[Patch]:
     return [patch.object(Rank, "_gate", gate)]
 
 
+@plant("drains", 30)
 def released_before_done() -> list[Patch]:
     """The pod is told to go while its ranks still save."""
     original = OwnDrain._phase_now
@@ -376,51 +427,15 @@ def released_before_done() -> list[Patch]:
     return [patch.object(OwnDrain, "_phase_now", phase)]
 
 
+@plant("evicted-drains", 20)
 def drains_not_fenced() -> list[Patch]:
     """What is written of drains compares no registration."""
     return [patch.object(DrainWriter, "_registered", lambda self, generation: [])]
 
 
+@plant("drains", 40)
 def min_not_compared() -> list[Patch]:
     """Whoever drains is let go below min."""
     return [
         patch("rdzv.drain.decision.is_enough", lambda membership, listing: True),
     ]
-
-
-PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
-    plant.__name__.replace("_", "-"): plant
-    for plant in (
-        lease_loss_ignored,
-        watch_resumes_late,
-        name_not_compared,
-        former_uids_forgotten,
-        restored_name_fences,
-        late_events_dropped,
-        false_progress_resumed,
-        foreign_keys_taken_in,
-        crash_loops_let_in,
-        quarantined_for_ever,
-        drained_member_listed,
-        leavers_excused,
-        lost_hosts_dropped_at_once,
-        lost_leaver_listed,
-        departures_unseen,
-        places_by_age,
-        round_completed_twice,
-        launchers_not_fenced,
-        cut_taken_for_death,
-        failure_is_final,
-        losses_untold_once_one_has_finished,
-        stuck_workers_awaited,
-        fillers_forgotten,
-        lost_rounds_entered,
-        lost_worlds_not_awaited,
-        done_before_all_have_saved,
-        vote_not_one_more,
-        stale_gate,
-        released_before_done,
-        drains_not_fenced,
-        min_not_compared,
-    )
-}

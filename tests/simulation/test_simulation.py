@@ -37,42 +37,6 @@ LIVE = (
 )
 """Plots in which some pods cannot train, ever or for a while, and the others must."""
 
-FOUND_IN = {
-    "crash-loops-let-in": ("crash-loops", 8),
-    "cut-taken-for-death": ("outages", 60),
-    "departures-unseen": ("unregistered", 10),
-    "done-before-all-have-saved": ("drains", 30),
-    "drained-member-listed": ("drains", 60),
-    "drains-not-fenced": ("evicted-drains", 20),
-    "failure-is-final": ("failures", 20),
-    "fillers-forgotten": ("returns", 40),
-    "false-progress-resumed": ("early-progress", 15),
-    "foreign-keys-taken-in": ("aliens", 4),
-    "former-uids-forgotten": ("strays", 4),
-    "late-events-dropped": ("early-progress", 4),
-    "launchers-not-fenced": ("evicted-rounds", 30),
-    "lease-loss-ignored": ("members", 30),
-    "leavers-excused": ("unseen-drains", 40),
-    "lost-rounds-entered": ("earlier-lives-restored", 3),
-    "lost-worlds-not-awaited": ("earlier-lives-restored", 10),
-    "losses-untold-once-one-has-finished": ("uneven-ends", 12),
-    "lost-leaver-listed": ("unseen-drains", 20),
-    "lost-hosts-dropped-at-once": ("cuts-of-all", 20),
-    "min-not-compared": ("drains", 40),
-    "name-not-compared": ("evicted-members", 20),
-    "places-by-age": ("never-started", 8),
-    "quarantined-for-ever": ("other-runs", 4),
-    "released-before-done": ("drains", 30),
-    "restored-name-fences": ("restores", 15),
-    "round-completed-twice": ("rounds", 100),
-    "stale-gate": ("drains", 50),
-    "stuck-workers-awaited": ("stuck-workers", 12),
-    "vote-not-one-more": ("drains", 40),
-    "watch-resumes-late": ("members", 30),
-}
-"""In which plot, and within how many of its seeds, each planted bug is found."""
-
-
 DAILY = [
     (plot.name, first)
     for plot in PLOTS
@@ -108,11 +72,10 @@ def test_invariants_hold_for_many_more(plot: str, part: int) -> None:
     _run(plot, part * daily, daily)
 
 
-@pytest.mark.parametrize("name", sorted(FOUND_IN))
+@pytest.mark.parametrize("name", sorted(PLANTS))
 def test_planted_bugs_are_found(name: str) -> None:
-    assert FOUND_IN.keys() == PLANTS.keys()
-    plot, count = FOUND_IN[name]
-    outcomes = (simulate(seed, name, plot) for seed in range(count))
+    plot = PLANTS[name].plot
+    outcomes = (simulate(seed, name, plot) for seed in range(PLANTS[name].seeds))
     found = next((outcome for outcome in outcomes if outcome.failure is not None), None)
     assert found is not None
     # Anything else would be a bug that was badly planted.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "console")
+from tests.support.sources import PACKAGES, ROOT, imports, relative, sources, tree
 
 MAY_IMPORT = {
     "muster": {"muster"},
@@ -44,22 +43,6 @@ NEEDS = {**CALLBACKS, "muster/choice.py": "torch"}
 """What is only imported by a callback, and needs what that one needs."""
 
 
-def sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports, at its top or later; relative ones made absolute."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
-            base = ".".join([*package, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
 def files(path: Path) -> Iterator[str]:
     """Every file of ours that a file imports something from."""
     for name in imports(path):
@@ -74,12 +57,9 @@ def in_users_containers() -> list[Path]:
 
 
 def part_of(path: Path) -> str:
-    name = path.relative_to(ROOT).as_posix()
-    return max((part for part in MAY_IMPORT if f"{name}/".startswith(f"{part}/")), key=len)
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return max(
+        (part for part in MAY_IMPORT if f"{relative(path)}/".startswith(f"{part}/")), key=len
+    )
 
 
 @pytest.mark.parametrize("path", sources(), ids=relative)
@@ -98,8 +78,8 @@ def test_the_users_containers_need_only_the_standard_library(path: Path) -> None
 
 @pytest.mark.parametrize("path", in_users_containers(), ids=relative)
 def test_the_users_containers_may_have_python_3_8(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
-    annotated = any(isinstance(node, ast.FunctionDef | ast.AnnAssign) for node in ast.walk(tree))
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+    annotated = any(isinstance(n, ast.FunctionDef | ast.AnnAssign) for n in ast.walk(tree(path)))
     # Without it, an annotation such as list[int] would be run, and fail there.
     assert not annotated or "__future__.annotations" in imports(path)
 
@@ -139,7 +119,7 @@ def test_what_is_delivered_to_pods_imports_nothing_of_ours_but_what_is_shared(ro
     ],
 )
 def test_packages_on_the_way_to_pod_programs_import_nothing(package: str) -> None:
-    assert list(imports(ROOT / package / "__init__.py")) == []
+    assert imports(ROOT / package / "__init__.py") == ()
 
 
 def test_every_package_is_looked_at() -> None:

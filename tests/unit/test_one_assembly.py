@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import ROOT, imports, relative, sources, tree
+
 FOLDERS = ("agent", "benchmarks", "console", "launcher_shim", "muster", "rdzv", "tests")
 
 ASSEMBLY = "agent/parts.py"
@@ -68,31 +68,26 @@ CLOCKS = {
 }
 
 
-def sources() -> Iterator[Path]:
-    for folder in FOLDERS:
-        yield from sorted((ROOT / folder).rglob("*.py"))
-
-
-def imported(tree: ast.AST) -> dict[str, tuple[str, str]]:
+def imported(read: ast.AST) -> dict[str, tuple[str, str]]:
     """By the name that a file calls it, what it imports from which module."""
     return {
         alias.asname or alias.name: (node.module or "", alias.name)
-        for node in ast.walk(tree)
+        for node in ast.walk(read)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
 
 
-def made(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def made(read: ast.AST) -> Iterator[tuple[str, str]]:
     """Each thing from another module that a file calls, by that module and its name there."""
-    names = imported(tree)
+    names = imported(read)
     modules = {
         alias.asname or alias.name: alias.name
-        for node in ast.walk(tree)
+        for node in ast.walk(read)
         if isinstance(node, ast.Import)
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in ast.walk(read):
         if not isinstance(node, ast.Call):
             continue
         called = node.func
@@ -108,10 +103,10 @@ def made(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def makers() -> dict[tuple[str, str], set[str]]:
     """Where each part is made."""
     found: dict[tuple[str, str], set[str]] = {part: set() for part in MADE_IN}
-    for path in sources():
-        for called in made(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in sources(*FOLDERS):
+        for called in made(tree(path)):
             if called in found:
-                found[called].add(path.relative_to(ROOT).as_posix())
+                found[called].add(relative(path))
     return found
 
 
@@ -124,11 +119,8 @@ def test_a_part_is_made_where_the_sidecar_is_put_together(
 
 @pytest.mark.parametrize("path", [ASSEMBLY, DRAINS, CLIENT, "agent/running.py"])
 def test_the_assembly_is_given_its_clocks(path: str) -> None:
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    assert not CLOCKS & {*imported(tree).values()}
-    assert not [
-        n for n in ast.walk(tree) if isinstance(n, ast.Import) and n.names[0].name == "time"
-    ]
+    assert not CLOCKS & {*imported(tree(ROOT / path)).values()}
+    assert "time" not in imports(ROOT / path)
 
 
 @pytest.mark.parametrize(

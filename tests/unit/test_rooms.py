@@ -10,27 +10,22 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "console")
+from tests.support.sources import ROOT, sources, tree
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the product by its dotted name; a package by its ``__init__``."""
-    found = {}
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+def module(path: Path) -> str:
+    """The dotted name of a file; a package by its ``__init__``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = modules()
+MODULES = {module(path): path for path in sources()}
 ROOMS = sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
 
 
 def imported(path: Path) -> Iterator[str]:
     """The modules of the product that a file imports, at its top, later, or for types alone."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -3,23 +3,11 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
-
-
-def imported(path: Path) -> Iterator[str]:
-    """The modules and names below ``tests`` that a file imports."""
-    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("tests."))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+from tests.support.sources import ROOT, imports, relative, sources
 
 
 def refused(path: Path, name: str) -> bool:
@@ -31,9 +19,10 @@ def refused(path: Path, name: str) -> bool:
     return parts[1] not in ({"support", "simulation"} & {"support", path.parts[1]})
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
+@pytest.mark.parametrize("path", sources("tests"), ids=relative)
 def test_only_what_tests_share_is_imported(path: Path) -> None:
-    assert [name for name in imported(path) if refused(path, name)] == []
+    names = [name for name in imports(path) if name.startswith("tests.")]
+    assert [name for name in names if refused(path.relative_to(ROOT), name)] == []
 
 
 @pytest.mark.parametrize(
