@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,8 @@ from rdzv.membership import snapshot_of
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Put
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.clocks.awake_clock import awake_clock
-from tests.support.clocks.calm import calmly
 from tests.support.ports import free_ports
 from tests.support.sidecars.listeners import listening
 from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, sidecar, until
@@ -32,15 +30,9 @@ from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, sidecar, 
 KEYS = JobKeys("default", "digits")
 
 
-@asynccontextmanager
-async def serving() -> AsyncIterator[EmbeddedServer]:
-    async with awake_clock() as clock, EmbeddedServer(engine=MemoryEngine(clock)) as running:
-        yield running
-
-
 @pytest.fixture
 async def server() -> AsyncIterator[EmbeddedServer]:
-    async with serving() as running:
+    async with EmbeddedServer() as running:
         yield running
 
 
@@ -135,22 +127,17 @@ async def test_a_state_that_cannot_be_read_is_a_fresh_start(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_it_leave(tmp_path: Path, number: signal.Signals) -> None:
-    async def leaving(attempt: int) -> None:
-        async with (
-            serving() as server,
-            sidecar(server.endpoint, tmp_path / str(attempt), MUSTER_LEASE_TTL="60") as one,
-        ):
-            await one.until_ready()
-            assert await one.end(number) == 0
-            snapshot = await seen(server)
-            assert snapshot.members == {}
-            assert snapshot.job is not None
-            assert snapshot.job.vacated
-            assert "Traceback" not in str(one.lines)
-
-    # It has little time to leave, and the store of this process must answer in it.
-    await calmly(leaving)
+async def test_a_signal_lets_it_leave(
+    server: EmbeddedServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="60") as one:
+        await one.until_ready()
+        assert await one.end(number) == 0
+        snapshot = await seen(server)
+        assert snapshot.members == {}
+        assert snapshot.job is not None
+        assert snapshot.job.vacated
+        assert "Traceback" not in str(one.lines)
 
 
 async def test_a_leave_is_seen_by_the_others_at_once(
@@ -256,8 +243,7 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
     tmp_path: Path,
 ) -> None:
     async with AsyncExitStack() as stack:
-        clock = await stack.enter_async_context(awake_clock())
-        server = EmbeddedServer(f"127.0.0.1:{free_ports(1)[0]}", engine=MemoryEngine(clock))
+        server = EmbeddedServer(f"127.0.0.1:{free_ports(1)[0]}")
         async with server:
             one = await stack.enter_async_context(
                 sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="3")

@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 
 async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one:
         agent = connect(one.rendezvous)
         await Client(agent).join()
         news = one.rendezvous._news
@@ -31,7 +31,7 @@ async def test_news_that_comes_before_the_task_that_waits_for_it_has_begun() -> 
 
 
 async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one:
         agent = connect(one.rendezvous)
         waiting = asyncio.ensure_future(agent.stirs())
         agent.request_began()
@@ -39,7 +39,7 @@ async def test_a_request_that_comes_before_the_task_that_waits_for_it_has_begun(
 
 
 async def test_an_end_that_comes_before_the_task_that_waits_for_it_has_begun() -> None:
-    async with pod(MemoryEngine(now), "a") as one, asyncio.timeout(PATIENCE_S):
+    async with pod(MemoryEngine(now), "a") as one:
         agent = connect(one.rendezvous)
         waiting = asyncio.ensure_future(agent.stirs())
         agent.closed()

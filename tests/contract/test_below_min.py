@@ -10,6 +10,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import job
 
+pytestmark = pytest.mark.virtual
+
 QUICK = RoundPolicy(3, 3, last_call_s=0.5, first_call_s=30.0, confirm_s=0.5, hold_s=0.2, park_s=0.2)
 JOIN_S = 5.0
 
@@ -22,7 +24,7 @@ async def test_too_few_outlive_their_join_time_out_and_form_a_world_once_they_ar
         # One a second would be a compare-and-set for each look.
         assert all(torchrun.compare_sets(began) <= 5 for torchrun in waiting)
         await one.node("c")
-        await one.world("a", "b", "c")
+        await one.world("abc")
 
 
 async def test_one_that_is_left_alone_waits_for_others_to_come_back() -> None:
@@ -31,7 +33,7 @@ async def test_one_that_is_left_alone_waits_for_others_to_come_back() -> None:
         await one.until(lambda: alone.wire.agent.claim.parked)
         for name in "bc":
             await one.node(name)
-        await one.world("a", "b", "c")
+        await one.world("abc")
         for name in "bc":
             one.torchruns[name].kill()
         await one.until(lambda: alone.restarts == 1 and alone.wire.agent.claim.parked)
@@ -39,4 +41,4 @@ async def test_one_that_is_left_alone_waits_for_others_to_come_back() -> None:
         assert alone.failure is None
         for name in "bc":
             one.torchrun(name)
-        await one.world("a", "b", "c")
+        await one.world("abc")

@@ -25,7 +25,6 @@ from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from tests.support.clocks.calm import complaints, loop_lag
 from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, until
 
 KEYS = JobKeys("default", "digits")
@@ -79,10 +78,9 @@ def of(server: EmbeddedServer) -> dict[str, str]:
 
 
 async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
-    async with loop_lag() as lag_s:
-        ended = await muster("status", **of(server))
-        assert ended.status == 0
-        assert only_the_corrupt_record(ended.err, lag_s())
+    ended = await muster("status", **of(server))
+    assert ended.status == 0
+    assert tells_once_of_the_corrupt_record(ended.err)
     headline, _, *rows = ended.out.splitlines()
     assert headline == "default/digits, generation 3: 2 listed of min 1 and max 2, 1 on standby"
     assert [row.split()[:2] for row in rows[:4]] == [
@@ -173,7 +171,7 @@ async def test_watch_shows_hostile_text_spelled_out(server: EmbeddedServer) -> N
 async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, command: str) -> None:
     process = await watching(server, [command, "--watch"])
     assert process.stdout is not None
-    async with asyncio.timeout(PATIENCE_S), loop_lag() as lag_s:
+    async with asyncio.timeout(PATIENCE_S):
         first = await process.stdout.readline()
         assert b"join" in first if command == "history" else b"a" in first
         store = MemoryStore(server.engine)
@@ -184,13 +182,11 @@ async def test_watch_prints_a_line_for_each_change(server: EmbeddedServer, comma
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 130
         assert process.stderr is not None
-        assert only_the_corrupt_record((await process.stderr.read()).decode(), lag_s())
+        assert tells_once_of_the_corrupt_record((await process.stderr.read()).decode())
 
 
-def only_the_corrupt_record(text: str, lag_s: float) -> bool:
-    """Whether that record is told once, and nothing else (click ends a line at Ctrl-C)."""
-    lines = complaints(text, lag_s)
-    return len(lines) == 1 and LIVE.member("bad") in lines[0] and "\x1b" not in text
+def tells_once_of_the_corrupt_record(text: str) -> bool:
+    return text.count(LIVE.member("bad")) == 1 and "Traceback" not in text and "\x1b" not in text
 
 
 def entry(member: str) -> bytes:

@@ -18,7 +18,7 @@ from muster.progress import ProgressFile
 from rdzv.errors import StoreAmbiguous, StoreUnavailable
 from rdzv.store import Operation, Put
 from tests.support.sidecars.cable import Moment
-from tests.support.sidecars.drains import DEADLINE_S, HERE, Job, job
+from tests.support.sidecars.drains import HERE, Job, job
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.ranks import Loop
 
@@ -52,8 +52,7 @@ async def test_the_sidecar_of_the_pod_that_drains_dies(when: str) -> None:
         drained = one.pods["b"]
         tripped = drained.cable.trip(*WHEN[when])
         client = drained.notice("sigterm", 120)
-        async with asyncio.timeout(DEADLINE_S):
-            await tripped.wait()
+        await tripped.wait()
         await drained.kill()
         await drained.start()
         assert await client.release() == "committed"
@@ -66,8 +65,7 @@ async def test_the_sidecar_of_another_pod_dies(when: str) -> None:
     async with job("abc", trains="abc", loop=SAVES) as one:
         tripped = one.pods["a"].cable.trip(*WHEN[when])
         client = one.pods["b"].notice("sigterm", 120)
-        async with asyncio.timeout(DEADLINE_S):
-            await tripped.wait()
+        await tripped.wait()
         await one.pods["a"].kill()
         await asyncio.sleep(0)
         await one.pods["a"].start()
@@ -179,8 +177,7 @@ async def with_file(name: str, content: bytes) -> None:
         drained = one.pods["b"]
         tripped = drained.cable.trip("answering", HERE.votes_of(1))
         client = drained.notice("sigterm", 120)
-        async with asyncio.timeout(DEADLINE_S):
-            await tripped.wait()
+        await tripped.wait()
         await drained.kill()
         drained.files[name] = content
         await drained.start()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -35,7 +34,6 @@ from launcher_shim.horovod.exec.frames import (
     encode,
     encode_start,
 )
-from tests.support.clocks.calm import calmly
 
 SHIM = Path(launcher_shim.__file__).parent
 HOST = "node-0.1a2b3c4d"
@@ -360,22 +358,17 @@ def test_a_pipe_held_from_another_session_delays_the_end_and_no_more(pods: Pods)
 
 @one_python_is_enough
 @about_silence
-async def test_a_launcher_that_does_not_read_loses_neither_worker_nor_output(pods: Pods) -> None:
+def test_a_launcher_that_does_not_read_loses_neither_worker_nor_output(pods: Pods) -> None:
     lines = 400_000
-
-    def read_late() -> None:
-        with pods.start(command("sh", "-c", f"seq {lines}; exit 4")) as worker:
-            try:
-                time.sleep(SILENCE_S + 2)
-                assert worker.poll() is None
-                out, err = worker.communicate(timeout=PATIENCE_S)
-            finally:
-                worker.kill()
-        assert (worker.returncode, err) == (4, b"")
-        assert out == b"".join(b"%d\n" % number for number in range(1, lines + 1))
-
-    # Each side takes the other for gone also where it stands still for so long.
-    await calmly(lambda _: asyncio.to_thread(read_late))
+    with pods.start(command("sh", "-c", f"seq {lines}; exit 4")) as worker:
+        try:
+            time.sleep(SILENCE_S + 2)
+            assert worker.poll() is None
+            out, err = worker.communicate(timeout=PATIENCE_S)
+        finally:
+            worker.kill()
+    assert (worker.returncode, err) == (4, b"")
+    assert out == b"".join(b"%d\n" % number for number in range(1, lines + 1))
 
 
 def test_the_socket_is_for_its_own_user_alone(pods: Pods) -> None:

@@ -23,7 +23,6 @@ from tests.support.sidecars.jobs import begin_next_life
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.store.backend import Backend
-from tests.support.store.patient_store import CALL_S
 
 TTL_S = 60.0
 """No lease is to end by itself here, however long this machine stands still."""
@@ -83,7 +82,7 @@ def job() -> JobKeys:
 
 async def stored(one: Pod, keys: JobKeys) -> tuple[KeyValue, ...]:
     runs = keys.in_generation(1).runs
-    return (await one.store.range(runs, prefix=True, timeout_s=CALL_S)).kvs
+    return (await one.store.range(runs, prefix=True, timeout_s=DEADLINE_S)).kvs
 
 
 async def before(client: RawClient) -> None:
@@ -181,7 +180,7 @@ async def test_i5_what_a_launcher_writes_without_a_registration_is_stored_once_i
         await held_back.under_way(2)
         lease = one.registrar.lease_id
         assert lease is not None
-        await backend.connect().lease_revoke(lease, timeout_s=CALL_S)
+        await backend.connect().lease_revoke(lease, timeout_s=DEADLINE_S)
         held_back.passing.set()
         async with asyncio.timeout(DEADLINE_S):
             assert await first.number() == 42
@@ -202,20 +201,20 @@ async def test_i5_what_is_under_way_when_the_job_begins_its_next_life_is_stored_
         held_back.passing.clear()
         client.send(wire.Add(b"/sum", 2))
         await held_back.under_way(1)
-        now = Job.from_kv((await store.range(keys.job, timeout_s=CALL_S)).kvs[0])
+        now = Job.from_kv((await store.range(keys.job, timeout_s=DEADLINE_S)).kvs[0])
         await begin_next_life(store, keys, now)
         held_back.passing.set()
         async with asyncio.timeout(DEADLINE_S):
             assert await client.number() == 2
         assert await client.ask(wire.Get(b"/sum")) == b"2"
         run = keys.in_generation(2).run(run_id or SHARED_RUN)
-        found = (await store.range(run.sums, prefix=True, timeout_s=CALL_S)).kvs
+        found = (await store.range(run.sums, prefix=True, timeout_s=DEADLINE_S)).kvs
         assert [kv.value for kv in found] == [b"2"]
 
 
 async def next_life(one: Pod, keys: JobKeys) -> None:
     """Have the job begin its next life, and wait until this sidecar serves it."""
-    now = Job.from_kv((await one.store.range(keys.job, timeout_s=CALL_S)).kvs[0])
+    now = Job.from_kv((await one.store.range(keys.job, timeout_s=DEADLINE_S)).kvs[0])
     former = one.endpoint.sessions.shared
     await begin_next_life(one.store, keys, now)
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from agent.drain.view import DrainView
 from agent.drain.voted_epoch import VotedEpoch
-from agent.parts import endpoint_of, job_client, member_parts
 from agent.rundir.files import RunDir
-from agent.surroundings import MemberSettings, Sockets
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision, transaction
 from rdzv.records.commit import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.sidecars.jobs import KEYS, identity, surroundings
+from tests.support.sidecars.endpoints import pod
+from tests.support.sidecars.jobs import KEYS
 
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")
@@ -43,65 +41,32 @@ FOREIGN_KEYS = {
 }
 
 
-class Pod:
-    """The parts of a sidecar that follow the store."""
-
-    def __init__(self, engine: MemoryEngine, name: str) -> None:
-        around = surroundings(MemoryStore(engine), name)
-        settings = MemberSettings(keys=KEYS, identity=identity(name), lease_ttl_s=60)
-        client = job_client(around, KEYS)
-        member = member_parts(around, settings, client)
-        self.client = client
-        self.mirror, self.membership = client.mirror, client.membership
-        self.registrar = member.registrar
-        self.endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
-        self._watching = client.watching
-
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            for part in (self._watching, self.registrar, self.endpoint):
-                tasks.create_task(part.run())
-
-
-@asynccontextmanager
-async def running(engine: MemoryEngine, name: str) -> AsyncIterator[Pod]:
-    """A pod that must not end by itself before the block does."""
-    pod = Pod(engine, name)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(pod.run())
-        async with asyncio.timeout(30):
-            await pod.registrar.registered.wait()
-            await pod.endpoint.sessions.ready()
-        yield pod
-        task.cancel()
-
-
 @pytest.mark.parametrize("foreign_key", FOREIGN_KEYS.values(), ids=FOREIGN_KEYS.keys())
 async def test_i8_a_foreign_key_is_skipped_and_said_once(
     foreign_key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
-    async with running(engine, "w-0") as first:
+    async with pod(engine, "w-0") as first:
         # With a run that every sidecar holds keys of.
         await writer.txn([], [Put(RUN.round, Round().to_json())])
         for value in (b"x", b"y"):
             await writer.txn([], [Put(foreign_key, value)])
         last = (await writer.txn([], [Put(RUN.value(b"mine"), b"1")])).revision
         async with asyncio.timeout(30):
-            await first.mirror.reached(last)
-        assert foreign_key not in first.mirror.kvs
-        assert RUN.value(b"mine") in first.mirror.kvs
+            await first.client.mirror.reached(last)
+        assert foreign_key not in first.client.mirror.kvs
+        assert RUN.value(b"mine") in first.client.mirror.kvs
         warnings = [record for record in caplog.records if record.name == "rdzv.mirror"]
         assert [record.levelname for record in warnings] == ["WARNING"]
         assert ascii(foreign_key)[1:-1] in warnings[0].getMessage()
         assert warnings[0].getMessage().isprintable()
         # And one that starts with it there.
-        async with running(engine, "w-1") as second:
+        async with pod(engine, "w-1") as second:
             async with asyncio.timeout(30):
-                while set(first.membership.snapshot().members) != {"w-0", "w-1"}:
-                    await first.mirror.changed_after(first.mirror.sequence)
-            assert foreign_key not in second.mirror.kvs
+                while set(first.client.membership.snapshot().members) != {"w-0", "w-1"}:
+                    await first.client.mirror.changed_after(first.client.mirror.sequence)
+            assert foreign_key not in second.client.mirror.kvs
 
 
 @pytest.mark.parametrize("foreign_key", [LIFE.drains + "\udcff", LIFE.drains])
@@ -110,12 +75,12 @@ async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_wri
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
-    async with running(engine, "w-0") as one, asyncio.timeout(30):
+    async with pod(engine, "w-0") as one, asyncio.timeout(30):
         run_dir = RunDir(str(tmp_path))
         sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
         # Nothing of the membership changes after it.
         written = await writer.txn([], [Put(foreign_key, b"x")])
-        await one.mirror.reached(written.revision)
+        await one.client.mirror.reached(written.revision)
         seen = await sight.snapshot()
         compares, operations = transaction(
             KEYS, seen, DrainDecision(Commit(1, "digits", phase="hold"))
@@ -127,8 +92,8 @@ async def test_many_foreign_keys_are_no_flood_of_warnings(caplog: pytest.LogCapt
     engine = MemoryEngine()
     writer = MemoryStore(engine)
     await writer.txn([], [Put(f"{KEYS.prefix}é{number}", b"") for number in range(100)])
-    async with running(engine, "w-0") as pod:
-        assert not any("é" in key for key in pod.mirror.kvs)
+    async with pod(engine, "w-0") as one:
+        assert not any("é" in key for key in one.client.mirror.kvs)
     assert len([record for record in caplog.records if record.name == "rdzv.mirror"]) < 20
 
 
@@ -145,18 +110,18 @@ async def test_a_part_that_fails_on_news_takes_nobody_down(
                 raise LookupError("no such thing")
             seen.append(event.kv.key.rpartition("/")[2])
 
-    async with running(engine, "w-0") as pod:
-        pod.mirror.subscribe(fragile)
+    async with pod(engine, "w-0") as one:
+        one.client.mirror.subscribe(fragile)
         names = ["good", "bad", "better"]
         await writer.txn([], [Put(KEYS.prefix + name, b"") for name in names])
-        async with running(engine, "w-1"):
+        async with pod(engine, "w-1"):
             async with asyncio.timeout(30):
-                while set(pod.membership.snapshot().members) != {"w-0", "w-1"}:
-                    await pod.mirror.changed_after(pod.mirror.sequence)
-        assert {KEYS.prefix + name for name in names} <= set(pod.mirror.kvs)
+                while set(one.client.membership.snapshot().members) != {"w-0", "w-1"}:
+                    await one.client.mirror.changed_after(one.client.mirror.sequence)
+        assert {KEYS.prefix + name for name in names} <= set(one.client.mirror.kvs)
         # What came with it is not lost on the part that failed.
         assert {"good", "better"} <= set(seen)
-        assert pod.mirror.listener_errors == 1
+        assert one.client.mirror.listener_errors == 1
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 1
     assert errors[0].exc_info is not None

@@ -72,9 +72,8 @@ async def sidecars(*faults: Faults | None) -> AsyncIterator[list[Kv]]:
 
 async def soon(kv: Kv, key: bytes, value: bytes | None) -> None:
     """Wait until the watch has brought ``value`` to another sidecar's cache."""
-    async with asyncio.timeout(5):
-        while kv.cells.value(key) != value:
-            await kv._mirror.changed_after(kv._mirror.sequence)
+    while kv.cells.value(key) != value:
+        await kv._mirror.changed_after(kv._mirror.sequence)
 
 
 class Counted(Faults):
@@ -147,7 +146,7 @@ async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
 async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
     many = [(b"/rank/%d" % n, b"%d" % n) for n in range(300)]
     large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
-    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+    async with sidecars(None, None) as (one, two):
         await put(one, [*many, *large])
         assert await two.get(b"/rank/299") == b"299"
         assert await two.get(b"/large/1") == b"v" * MAX_VALUE_BYTES
@@ -205,8 +204,7 @@ async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> 
         await soon(one, b"/x", b"1")
         assert not waiting.done()
         await two.add(b"/y", 1, Stamp("t", 1))
-        async with asyncio.timeout(5):
-            await waiting
+        await waiting
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
@@ -258,7 +256,7 @@ async def present(kv: Kv) -> None:
 async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_is_shown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+    async with sidecars(None, None) as (one, two):
         arriving = stamps("others")
         await two.add(b"/barrier", 1, next(arriving))
         waiting = asyncio.create_task(one.count_reached(b"/barrier", 2))
@@ -284,7 +282,7 @@ async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_i
 async def test_who_has_seen_a_queue_is_told_nothing_from_before(
     see: Callable[[Kv], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+    async with sidecars(None, None) as (one, two):
         await put(two, [(b"/a", b"old")])
         await two.push(b"/emptied", b"1", Stamp("first", 1))
         await present(one)
@@ -300,7 +298,7 @@ async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the history of an addition is compacted its sum is that of later."""
-    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+    async with sidecars(None, None) as (one, two):
         await put(two, [(b"/a", b"old")])
         await two.add(b"/n", 1, Stamp("adder", 1))
         await present(one)
@@ -315,7 +313,7 @@ async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
 
 async def test_many_missing_keys_are_looked_for_in_one_read() -> None:
     held, many = Held(), [b"/rank/%d" % n for n in range(READS_MAX)]
-    async with sidecars(held) as (kv,), asyncio.timeout(20):
+    async with sidecars(held) as (kv,):
         assert not await kv.check(many)
         assert held.txns == 1
         assert await kv.get_all(many) == [None] * READS_MAX
@@ -331,7 +329,7 @@ async def test_many_missing_keys_are_looked_for_in_one_read() -> None:
 async def test_more_keys_are_looked_for_than_one_transaction_of_etcd_takes() -> None:
     many = [b"/rank/%d" % n for n in range(5 * READS_MAX)]
     held = Held()
-    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+    async with sidecars(held, None) as (kv, other):
         kv._unsubscribe()  # the watch brings nothing
         await put(other, [(key, b"v" + key) for key in many[1:]])
         assert await kv.get_all(many) == [None, *(b"v" + key for key in many[1:])]
@@ -359,7 +357,7 @@ async def test_a_read_is_answered_by_the_watch_while_the_store_is_still_to_answe
     reading: Callable[[Kv], Awaitable[object]], answer: object
 ) -> None:
     held = Held()
-    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+    async with sidecars(held, None) as (kv, other):
         held.passing.clear()
         asked = asyncio.ensure_future(reading(kv))
         await held.held.wait()
@@ -402,14 +400,14 @@ async def test_clients_that_write_at_once_find_what_they_have_written(seed: int)
             assert await kv.get_all([key, b"/none"]) == [value, None]
 
     uneven = Uneven(Random(seed))
-    async with sidecars(uneven) as (kv,), asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with sidecars(uneven) as (kv,), asyncio.TaskGroup() as tasks:
         for name in range(4):
             tasks.create_task(work(kv, name))
 
 
 async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
     held = Held()
-    async with sidecars(held, None) as (kv, other), asyncio.timeout(20):
+    async with sidecars(held, None) as (kv, other):
         held.passing.clear()
         checking = asyncio.create_task(kv.check([b"/q"]))
         await held.held.wait()
@@ -423,7 +421,7 @@ async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
 
 async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
     counted = Counted()
-    async with sidecars(counted) as (kv,), asyncio.timeout(5):
+    async with sidecars(counted) as (kv,):
         first = asyncio.create_task(kv.wait([b"/q"]))
         second = asyncio.create_task(kv.wait([b"/q"]))
         await until_asked(counted, 2)
@@ -438,7 +436,7 @@ async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
 
 async def test_a_push_counts_for_those_that_wait_for_more_and_wakes_the_next() -> None:
     counted = Counted()
-    async with sidecars(counted) as (kv,), asyncio.timeout(5):
+    async with sidecars(counted) as (kv,):
         both = asyncio.create_task(kv.wait([b"/q", b"/x"]))
         one = asyncio.create_task(kv.wait([b"/q"]))
         await until_asked(counted, 2)
@@ -553,7 +551,7 @@ async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 0.01)
-    async with sidecars(None, None) as (one, two), asyncio.timeout(20):
+    async with sidecars(None, None) as (one, two):
         one._unsubscribe()  # the watch brings nothing
         assert await two.add(b"/n", 5, Stamp("b", 1)) == 5
         assert await one.add(b"/n", 1, Stamp("a", 1)) == 6
@@ -576,8 +574,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
         read = await direct.range(RUN.prefix, prefix=True)
         one.mirror.relists += 1
         kv._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
-        async with asyncio.timeout(5):
-            assert await adding == 1
+        assert await adding == 1
 
 
 async def until_added(kv: Kv) -> None:
@@ -617,13 +614,12 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
                     ):
                         break
 
-        async with asyncio.timeout(30):
-            await asyncio.gather(*(work(n) for n in range(3)))
-            assert read_number(await kvs[0].get(b"/n") or b"") == sum(deltas)
-            log = (await kvs[1].get(b"/log") or b"").decode()
-            chain = (await kvs[2].get(b"/chain") or b"").decode()
-            while (rest := await kvs[0].pop(b"/q", next(authors[0])))[0]:
-                popped.append(rest[1])
+        await asyncio.gather(*(work(n) for n in range(3)))
+        assert read_number(await kvs[0].get(b"/n") or b"") == sum(deltas)
+        log = (await kvs[1].get(b"/log") or b"").decode()
+        chain = (await kvs[2].get(b"/chain") or b"").decode()
+        while (rest := await kvs[0].pop(b"/q", next(authors[0])))[0]:
+            popped.append(rest[1])
     numbers = sorted(range(45))
     assert sorted(int(part) for part in log.strip("[]").split("][")) == numbers
     assert sorted(int(part) for part in chain.strip(".").split(".")) == numbers
@@ -643,8 +639,7 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
         done, _ = await asyncio.wait([writing], timeout=0.5)
         assert not done
         cut.mend()
-        async with asyncio.timeout(5):
-            await writing
+        await writing
         assert await kv.get(b"/late") == b"2"
 
 
@@ -664,8 +659,7 @@ async def test_a_store_that_was_emptied_is_believed() -> None:
     async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)
         await put(kv, [(b"/old", b"1")])
-        async with asyncio.timeout(5):
-            await one.mirror.changed_after(one.mirror.sequence)
+        await one.mirror.changed_after(one.mirror.sequence)
         one.mirror.replace([], 1)
         assert kv.cells.value(b"/old") is None
         assert list(kv.cells.existing()) == []
@@ -697,8 +691,7 @@ async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> 
         for author in (direct, *others):
             await kv.append(b"/log", b"x", Stamp(author, 1))
         last = (await one.store.status()).revision
-        async with asyncio.timeout(5):
-            await one.mirror.reached(last)
+        await one.mirror.reached(last)
         await kv.forget_records(kv.left_behind("w-0"))
         left = (await one.store.range(RUN.operations, prefix=True)).kvs
         assert {record.key for record in left} == {RUN.operation(each) for each in others[1:]}
@@ -742,8 +735,7 @@ async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_
         kv = Kv(RUN, one.mirror, one.store, Registered(member_key, lambda: lease, NEVER))
         many = [(b"/rank/%d" % n, b"v") for n in range(BATCH_MAX + 1)]
         writing = asyncio.ensure_future(put(kv, many))
-        async with asyncio.timeout(5):
-            await counted.held.wait()
+        await counted.held.wait()
         await store.lease_revoke(lease)
         counted.passing.set()
         done, _ = await asyncio.wait([writing], timeout=2.5 * RETRY_PAUSE_S)
@@ -752,6 +744,5 @@ async def test_a_later_batch_that_waits_for_the_registration_does_not_press_the_
         await until_asked(counted, 3)
         await store.lease_grant(lease, 600)
         await store.txn([], [Put(member_key, b"{}", lease)])
-        async with asyncio.timeout(5):
-            await writing
+        await writing
         assert kv.cells.value(many[-1][0]) == b"v"

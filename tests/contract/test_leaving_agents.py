@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,8 +34,12 @@ from tests.support.sidecars.jobs import KEYS
 
 HERE = KEYS.in_generation(1)
 MAX_RESTARTS = 3
+NAMES = ("w-0", "w-1", "w-2")
 PATIENT_S = 30.0
-"""A last call so long that who comes late, because this machine is slow, is waited for."""
+"""A last call so long that all three are waited for."""
+
+DEADLINE_S = 90.0
+"""Ends what hangs."""
 
 
 class MakeBelieve(SimpleElasticAgent):  # type: ignore[misc]
@@ -127,15 +130,58 @@ class Torchrun:
             handler._stop_heartbeats()
 
 
-async def until(what: Callable[[], bool], timeout_s: float = 25) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
+class Job:
+    """Pods, each with a torchrun; all of them are the first world."""
+
+    def __init__(self, stack: AsyncExitStack, *, closes: bool) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.torchruns: dict[str, Torchrun] = {}
+        self._engine = MemoryEngine()
+        self._stack = stack
+        self._stacks: dict[str, AsyncExitStack] = {}
+        self._closes = closes
+
+    async def add(self, name: str, uid: str = "") -> None:
+        self._stacks[name] = await self._stack.enter_async_context(AsyncExitStack())
+        self.pods[name] = await self._stacks[name].enter_async_context(
+            pod(self._engine, name, uid=uid, last_call_s=PATIENT_S)
+        )
+        address = f"127.0.0.{len(self.torchruns) + 1}"
+        self.torchruns[name + uid] = Torchrun(self.pods[name].port, address, closes=self._closes)
+
+    async def remove(self, name: str) -> None:
+        await self._stacks[name].aclose()
+
+    async def put(self, *puts: Put) -> None:
+        await MemoryStore(self._engine).txn([], puts)
+
+    async def formed(self, times: int, *names: str) -> set[tuple[int, str]]:
+        """Wait until these have formed so many worlds; return the last of each."""
+        torchruns = [self.torchruns[name] for name in names]
+        await until(lambda: all(len(one.worlds) == times for one in torchruns))
+        return {one.worlds[-1] for one in torchruns}
 
 
-async def put(engine: MemoryEngine, *puts: Put) -> None:
-    await MemoryStore(engine).txn([], puts)
+@asynccontextmanager
+async def job(*, closes: bool = True) -> AsyncIterator[Job]:
+    async with AsyncExitStack() as stack:
+        one = Job(stack, closes=closes)
+        for name in NAMES:
+            await one.add(name)
+        try:
+            yield one
+        finally:
+            torchruns = one.torchruns.values()
+            for torchrun in torchruns:
+                if torchrun.agent is not None:
+                    torchrun.terminate()
+            await until(lambda: all(torchrun.ended for torchrun in torchruns))
+
+
+async def until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not what():  # noqa: ASYNC110 - torch's threads have no event to give
+            await asyncio.sleep(0.02)
 
 
 def drain_of(name: str) -> Drain:
@@ -144,142 +190,86 @@ def drain_of(name: str) -> Drain:
 
 @pytest.mark.parametrize("closes", [False, True], ids=["leaves", "closes"])
 async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: bool) -> None:
-    engine = MemoryEngine()
-    async with AsyncExitStack() as stack:
-        pods: dict[str, Pod] = {}
-        leaving = await stack.enter_async_context(AsyncExitStack())
-        for name in ("w-0", "w-1", "w-2"):
-            where = leaving if name == "w-0" else stack
-            pods[name] = await where.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
-        torchruns = {
-            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=closes)
-            for at, (name, one) in enumerate(pods.items())
-        }
-        try:
-            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
-            ((size, master),) = {t.worlds[0] for t in torchruns.values()}
-            assert size == 3
-            # What each sidecar tells the drains is what the workers were told.
-            for one in pods.values():
-                live = one.endpoint.live_round()
-                assert live is not None
-                assert (live.members, live.master) == (("w-0", "w-1", "w-2"), master)
-                assert (live.number, live.left, live.newcomers) == (0, frozenset(), False)
+    async with job(closes=closes) as one:
+        ((size, master),) = await one.formed(1, *NAMES)
+        assert size == 3
+        # What each sidecar tells the drains is what the workers were told.
+        for each in one.pods.values():
+            live = each.endpoint.live_round()
+            assert live is not None
+            assert (live.members, live.master) == (NAMES, master)
+            assert (live.number, live.left, live.newcomers) == (0, frozenset(), False)
 
-            await put(engine, Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()))
-            commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
-            seen = pods["w-1"].endpoint.live_round()
-            await put(engine, Put(HERE.commit, commit.to_json()))
-            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
-            async with asyncio.timeout(10):
-                while seen is None or not (seen.live and seen.number == 1 and seen.master):
-                    seen = await pods["w-1"].endpoint.live_round_changed(seen)
-            assert seen.members == ("w-1", "w-2")
-            assert {torchruns[n].worlds[1] for n in ("w-1", "w-2")} == {(2, seen.master)}
-            assert seen.master != master
-            leaver = torchruns["w-0"]
-            assert len(leaver.worlds) == 1
+        await one.put(Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()))
+        commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
+        seen = one.pods["w-1"].endpoint.live_round()
+        await one.put(Put(HERE.commit, commit.to_json()))
+        worlds = await one.formed(2, "w-1", "w-2")
+        async with asyncio.timeout(DEADLINE_S):
+            while seen is None or not (seen.live and seen.number == 1 and seen.master):
+                seen = await one.pods["w-1"].endpoint.live_round_changed(seen)
+        assert seen.members == ("w-1", "w-2")
+        assert worlds == {(2, seen.master)}
+        assert seen.master != master
+        leaver = one.torchruns["w-0"]
+        assert len(leaver.worlds) == 1
 
-            leaver.terminate()
-            await until(lambda: leaver.ended)
-            assert isinstance(leaver.failure, SignalException)
-            await leaving.aclose()
-            await put(
-                engine,
-                Put(HERE.commit, replace(commit, round=1, refused=True, joins=True).to_json()),
-            )
-            again = await stack.enter_async_context(
-                pod(engine, "w-0", uid="uid-of-another", last_call_s=PATIENT_S)
-            )
-            torchruns["w-0 again"] = Torchrun(again.port, "127.0.0.1")
-            there = [torchruns[n] for n in ("w-1", "w-2", "w-0 again")]
-            await until(lambda: all(t.worlds and t.worlds[-1][0] == 3 for t in there))
-            assert [t.agent.burnt for t in torchruns.values() if t.agent] == [0, 0, 0, 0]
-            assert [len(t.worlds) for t in there] == [3, 3, 1]
-            assert again.endpoint.rendezvous()[RUN_ID].closed == ""
-        finally:
-            for torchrun in torchruns.values():
-                if torchrun.agent is not None:
-                    torchrun.terminate()
-            await until(lambda: all(t.ended for t in torchruns.values()))
+        leaver.terminate()
+        await until(lambda: leaver.ended)
+        assert isinstance(leaver.failure, SignalException)
+        await one.remove("w-0")
+        admitting = replace(commit, round=1, refused=True, joins=True)
+        await one.put(Put(HERE.commit, admitting.to_json()))
+        await one.add("w-0", " again")
+        await one.formed(3, "w-1", "w-2")
+        ((size, _),) = await one.formed(1, "w-0 again")
+        assert size == 3
+        assert [t.agent.burnt for t in one.torchruns.values() if t.agent] == [0, 0, 0, 0]
+        assert one.pods["w-0"].endpoint.rendezvous()[RUN_ID].closed == ""
 
 
 async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_save() -> None:
-    engine = MemoryEngine()
-    async with AsyncExitStack() as stack:
-        names = ("w-0", "w-1", "w-2")
-        pods = {
-            name: await stack.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
-            for name in names
-        }
-        torchruns = {
-            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=True)
-            for at, (name, one) in enumerate(pods.items())
-        }
-        try:
-            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
-            commit = Commit(1, RUN_ID, 0, "commit", 40, ("uid-w-0",))
-            await put(
-                engine,
-                Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()),
-                Put(HERE.commit, commit.to_json()),
-                Put(HERE.vote(1, "w-0"), Vote(1, 0, "uid-w-0", 40, acked=40).to_json()),
-                Put(HERE.vote(1, "w-1"), Vote(1, 0, "uid-w-1", 40).to_json()),
-            )
-            torchruns["w-0"].terminate()
-            await until(lambda: torchruns["w-0"].ended)
-            for name in ("w-1", "w-2"):
-                await until(lambda name=name: "w-0" in _left(pods[name]))  # type: ignore[misc]
-            # Each agent has looked for waiters again: it does so after each of its intervals.
-            looks = {name: torchruns[name].looks for name in names}
-            await until(lambda: all(torchruns[n].looks > looks[n] + 5 for n in ("w-1", "w-2")))
-            assert [len(t.worlds) for t in torchruns.values()] == [1, 1, 1]
-            done = replace(commit, phase="done")
-            await put(engine, Put(HERE.commit, done.to_json()))
-            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
-            assert {torchruns[n].worlds[1][0] for n in ("w-1", "w-2")} == {2}
-        finally:
-            for torchrun in torchruns.values():
-                if torchrun.agent is not None:
-                    torchrun.terminate()
-            await until(lambda: all(t.ended for t in torchruns.values()))
+    async with job() as one:
+        await one.formed(1, *NAMES)
+        commit = Commit(1, RUN_ID, 0, "commit", 40, ("uid-w-0",))
+        await one.put(
+            Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()),
+            Put(HERE.commit, commit.to_json()),
+            Put(HERE.vote(1, "w-0"), Vote(1, 0, "uid-w-0", 40, acked=40).to_json()),
+            Put(HERE.vote(1, "w-1"), Vote(1, 0, "uid-w-1", 40).to_json()),
+        )
+        one.torchruns["w-0"].terminate()
+        await until(lambda: one.torchruns["w-0"].ended)
+        stay = [one.torchruns[name] for name in ("w-1", "w-2")]
+        await until(lambda: all("w-0" in _left(one.pods[name]) for name in ("w-1", "w-2")))
+        # Each agent has looked for waiters again: it does so after each of its intervals.
+        looks = [torchrun.looks for torchrun in stay]
+        await until(
+            lambda: all(t.looks > before + 5 for t, before in zip(stay, looks, strict=True))
+        )
+        assert [len(t.worlds) for t in one.torchruns.values()] == [1, 1, 1]
+        await one.put(Put(HERE.commit, replace(commit, phase="done").to_json()))
+        ((size, _),) = await one.formed(2, "w-1", "w-2")
+        assert size == 2
 
 
 async def test_a_leaver_whose_ranks_end_with_the_job_waits_for_nobody() -> None:
-    engine = MemoryEngine()
-    async with AsyncExitStack() as stack:
-        names = ("w-0", "w-1", "w-2")
-        pods = {
-            name: await stack.enter_async_context(pod(engine, name, last_call_s=PATIENT_S))
-            for name in names
-        }
-        torchruns = {
-            name: Torchrun(one.port, f"127.0.0.{at + 1}", closes=True)
-            for at, (name, one) in enumerate(pods.items())
-        }
-        try:
-            await until(lambda: all(len(t.worlds) == 1 for t in torchruns.values()))
-            commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
-            by_hand = replace(drain_of("w-0"), source="operator", outcome="committed")
-            await put(
-                engine,
-                Put(HERE.drain("uid-w-0"), by_hand.to_json()),
-                Put(HERE.commit, commit.to_json()),
-            )
-            await until(lambda: all(len(torchruns[n].worlds) == 2 for n in ("w-1", "w-2")))
-            for name in ("w-1", "w-2"):
-                torchruns[name].finish()
-            await until(lambda: all(torchruns[n].ended for n in ("w-1", "w-2")))
-            await until(lambda: _succeeded(pods["w-0"]))
-            # Its sidecar tells its ranks so; its agent waits for all of its former world then.
-            torchruns["w-0"].finish()
-            await until(lambda: torchruns["w-0"].ended)
-            assert [t.failure for t in torchruns.values()] == [None, None, None]
-        finally:
-            for torchrun in torchruns.values():
-                if torchrun.agent is not None:
-                    torchrun.terminate()
-            await until(lambda: all(t.ended for t in torchruns.values()))
+    async with job() as one:
+        await one.formed(1, *NAMES)
+        commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
+        by_hand = replace(drain_of("w-0"), source="operator", outcome="committed")
+        await one.put(
+            Put(HERE.drain("uid-w-0"), by_hand.to_json()), Put(HERE.commit, commit.to_json())
+        )
+        await one.formed(2, "w-1", "w-2")
+        for name in ("w-1", "w-2"):
+            one.torchruns[name].finish()
+        await until(lambda: all(one.torchruns[name].ended for name in ("w-1", "w-2")))
+        await until(lambda: _succeeded(one.pods["w-0"]))
+        # Its sidecar tells its ranks so; its agent waits for all of its former world then.
+        one.torchruns["w-0"].finish()
+        await until(lambda: one.torchruns["w-0"].ended)
+        assert [t.failure for t in one.torchruns.values()] == [None, None, None]
 
 
 def _left(one: Pod) -> frozenset[str]:

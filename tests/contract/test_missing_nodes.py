@@ -174,12 +174,11 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
     store.meanwhile = lose
     running = asyncio.create_task(own.run(lambda: None))
     own.aim(Node("a", "asking", "n", 1, "10.0.0.1", 7, 0))
-    async with asyncio.timeout(20):
-        await store.lost.wait()
-        batches = store.watch(RUN.node("a"), store.engine.revision + 1)
-        async with aclosing(batches):
-            while not (await anext(batches)).events:
-                continue
+    await store.lost.wait()
+    batches = store.watch(RUN.node("a"), store.engine.revision + 1)
+    async with aclosing(batches):
+        while not (await anext(batches)).events:
+            continue
     assert own.take_loss()
     running.cancel()
 
@@ -208,19 +207,18 @@ async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_rec
     store = Restored(MemoryEngine(now))
     own = await own_node(store)
     node = Node("a", "asking", "n", 1, "10.0.0.1", 7, 0)
-    async with asyncio.timeout(20):
-        running = asyncio.create_task(own.run(lambda: None))
-        own.aim(node)
-        await own.written(node)
-        # What the record rests on is there again at once, and the watch tells of nothing yet.
-        store.engine, store.asked = MemoryEngine(now), 0
-        await store.lease_grant(1, TTL_S)
-        await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
-        again = replace(node, ask=2)
-        own.aim(again)
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert store.asked < 10
-        own.forget()
-        await own.written(again)
+    running = asyncio.create_task(own.run(lambda: None))
+    own.aim(node)
+    await own.written(node)
+    # What the record rests on is there again at once, and the watch tells of nothing yet.
+    store.engine, store.asked = MemoryEngine(now), 0
+    await store.lease_grant(1, TTL_S)
+    await store.txn([], [Put(GENERATION.member("a"), b"{}", 1)])
+    again = replace(node, ask=2)
+    own.aim(again)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert store.asked < 10
+    own.forget()
+    await own.written(again)
     running.cancel()

@@ -20,6 +20,8 @@ from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.rendezvous import Job, Torchrun, job
 
+pytestmark = pytest.mark.virtual
+
 QUICK = RoundPolicy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
 FOR_LONG = Terms(deaths=2, first_s=3600.0)
 
@@ -54,10 +56,10 @@ def is_through(torchrun: Torchrun) -> bool:
 
 async def dies(one: Job, member: str, deaths: int) -> None:
     """Let its torchrun die in a world of all three, once more."""
-    await one.world("a", "b", member)
+    await one.world(f"ab{member}")
     one.torchruns[member].kill()
     await one.until(lambda: counted(one, member) == deaths)
-    await one.world("a", "b")
+    await one.world("ab")
 
 
 async def dies_parked(one: Job, member: str, deaths: int) -> None:
@@ -68,9 +70,7 @@ async def dies_parked(one: Job, member: str, deaths: int) -> None:
 
 
 async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
-    async with job(QUICK, terms=FOR_LONG) as one:
-        for name in "abc":
-            await one.node(name)
+    async with job(QUICK, terms=FOR_LONG, world="abc") as one:
         await dies(one, "c", 1)
         one.torchrun("c")
         await dies(one, "c", 2)
@@ -83,24 +83,20 @@ async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
         assert known is not None
         assert known.out
         await MemoryStore(one.engine).txn([], [Delete(KEYS.in_generation(1).quarantine("c"))])
-        await one.world("a", "b", "c")
+        await one.world("abc")
     assert told_of(one, "c") == ["quarantine"] * 4
 
 
 async def test_who_has_lived_for_a_while_is_let_in_again() -> None:
-    async with job(QUICK, terms=Terms(deaths=1, first_s=1.5)) as one:
-        for name in "abc":
-            await one.node(name)
+    async with job(QUICK, terms=Terms(deaths=1, first_s=1.5), world="abc") as one:
         await dies(one, "c", 1)
         one.torchrun("c")
-        await one.world("a", "b", "c")
+        await one.world("abc")
         assert told_of(one, "c") == ["quarantine", "admit"]
 
 
 async def test_a_sidecar_started_again_keeps_its_torchrun_out() -> None:
-    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
-        for name in "abc":
-            await one.node(name)
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1), world="abc") as one:
         await dies(one, "c", 1)
         held = one.sidecars["c"].registrar.held
         await one.stop_sidecar("c")
@@ -113,20 +109,16 @@ async def test_a_sidecar_started_again_keeps_its_torchrun_out() -> None:
 
 
 async def test_who_is_quarantined_is_let_in_where_too_few_others_train() -> None:
-    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
-        for name in "abc":
-            await one.node(name)
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1), world="abc") as one:
         await dies(one, "c", 1)
         kept_out = one.torchrun("c")
         await parked(one, kept_out)
         one.torchruns["b"].kill()
-        await one.world("a", "c")
+        await one.world("ac")
 
 
 async def test_who_gives_up_waiting_because_it_is_kept_out_has_not_died_and_is_let_in() -> None:
-    async with job(QUICK, terms=Terms(deaths=1, first_s=6.0)) as one:
-        for name in "abc":
-            await one.node(name)
+    async with job(QUICK, terms=Terms(deaths=1, first_s=6.0), world="abc") as one:
         await dies(one, "c", 1)
         for _ in range(20):
             # Its own maximum is another one, so it waits where torch's time-out counts, as all do
@@ -136,7 +128,7 @@ async def test_who_gives_up_waiting_because_it_is_kept_out_has_not_died_and_is_l
             if kept_out.worlds:
                 break
             assert isinstance(kept_out.failure, RendezvousTimeoutError)
-        await one.world("a", "b", "c")
+        await one.world("abc")
         known = record(one, "c")
         assert known is not None
         assert known.deaths == 1
@@ -144,11 +136,8 @@ async def test_who_gives_up_waiting_because_it_is_kept_out_has_not_died_and_is_l
 
 
 async def test_a_torchrun_that_ends_in_a_drain_has_not_died() -> None:
-    async with job(QUICK, terms=replace(FOR_LONG, deaths=1)) as one:
-        for name in "abc":
-            await one.node(name)
-        await one.world("a", "b", "c")
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1), world="abc") as one:
         await one.tell(granted="c")
         one.torchruns["c"].kill()
-        await one.world("a", "b")
+        await one.world("ab")
         assert record(one, "c") is None

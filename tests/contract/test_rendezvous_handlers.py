@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 
 import pytest
@@ -19,21 +18,24 @@ from torch.distributed.elastic.rendezvous.api import (
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store.memory.client import MemoryEngine
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.all_handlers import QUICK, all_of
 from tests.support.sidecars.rendezvous import RUN_ID, Job, job
+
+pytestmark = pytest.mark.virtual
 
 HASTY_S = 0.5
 """A first call that is over at once: for what follows a first world, where everybody comes."""
 
 PATIENT = replace(QUICK, last_call_s=20.0)
-"""For counting rounds where everybody comes: a machine that is slow makes none of them smaller."""
+"""For counting rounds where everybody comes."""
 
 
 async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> None:
     names = "abcdefgh"
     async with job(replace(PATIENT, max_nodes=8, first_call_s=20)) as one:
         await all_of(one, names)
-        assert await one.world(*names) == 0
+        assert await one.world(names) == 0
         # One more makes torch's sentinel when the client is made.
         assert {t.compare_sets() for t in one.everyone} == {2}
 
@@ -41,9 +43,9 @@ async def test_everyone_at_once_is_one_round_with_one_compare_and_set_each() -> 
 async def test_nobody_sits_out_the_last_call_when_everyone_is_there() -> None:
     async with job(replace(QUICK, last_call_s=30, first_call_s=30)) as one:
         await all_of(one, "abc")
-        began = time.monotonic()
-        await one.world("a", "b", "c")
-        assert time.monotonic() - began < 15
+        began = now()
+        await one.world("abc")
+        assert now() - began < 15
 
 
 async def test_a_member_whose_torchrun_is_still_to_come_is_waited_for() -> None:
@@ -55,48 +57,34 @@ async def test_a_member_whose_torchrun_is_still_to_come_is_waited_for() -> None:
         rendezvous = one.sidecars["a"].rendezvous
         await one.until(lambda: "waiting for c" in rendezvous.reason)
         one.torchrun("c")
-        assert await one.world("a", "b", "c") == 0
+        assert await one.world("abc") == 0
 
 
 async def test_a_member_whose_torchrun_never_comes_is_waited_for_once() -> None:
     async with job(replace(QUICK, first_call_s=1.0)) as one:
         for name in "abc":
             await one.sidecar(name)
-        began = time.monotonic()
+        began = now()
         one.torchrun("a")
         one.torchrun("b")
-        await one.world("a", "b")
-        assert time.monotonic() - began >= 1.0
+        await one.world("ab")
+        assert now() - began >= 1.0
 
 
 async def test_a_joiner_is_let_in_and_everyone_gets_the_same_world() -> None:
-    async with job(PATIENT) as one:
-        await all_of(one, "ab")
-        first = await one.world("a", "b")
-        began = time.monotonic()
+    async with job(PATIENT, world="ab") as one:
+        began = now()
         await one.node("c")
-        assert await one.world("a", "b", "c") == first + 1
+        assert await one.world("abc") == 1
         # Exit, join and at most one promotion; torch sends no more than it must.
         assert all(one.torchruns[name].compare_sets(began) <= 3 for name in "ab")
 
 
-async def test_a_killed_torchrun_is_missed_at_once_and_its_successor_let_in() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
-        one.torchruns["a"].kill()
-        await one.world("b", "c")
-        one.torchrun("a")
-        await one.world("a", "b", "c")
-
-
 async def test_workers_that_fail_bring_everyone_into_a_new_round() -> None:
-    async with job(PATIENT) as one:
-        await all_of(one, "abc")
-        first = await one.world("a", "b", "c")
+    async with job(PATIENT, world="abc") as one:
         one.torchruns["b"].order("rejoin")
         await one.until(lambda: one.torchruns["b"].world != one.torchruns["b"].worlds[0])
-        assert await one.world("a", "b", "c") == first + 1
+        assert await one.world("abc") == 1
 
 
 async def test_a_torchrun_with_the_same_address_pid_and_id_is_another_one() -> None:
@@ -105,31 +93,27 @@ async def test_a_torchrun_with_the_same_address_pid_and_id_is_another_one() -> N
         for name in "abc":
             await one.sidecar(name)
             one.torchrun(name, node=twin)
-        first = await one.world("a", "b", "c")
+        first = await one.world("abc")
         one.torchruns["b"].kill()
         await one.until(lambda: one.torchruns["b"].ended)
         one.torchrun("b", node=twin)
-        assert await one.world("a", "b", "c") > first
+        assert await one.world("abc") > first
         assert len(one.torchruns["b"].worlds) == 1
 
 
 async def test_one_more_than_the_maximum_is_parked_and_outlives_its_join_time_out() -> None:
-    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0, world="ab") as one:
         spare = await one.node("c", join_s=1)
         began = await one.passed(3)
         assert spare.compare_sets(began) <= 3
         assert spare.failure is None
         one.torchruns["b"].kill()
         await one.stop_sidecar("b")
-        await one.world("a", "c")
+        await one.world("ac")
 
 
 async def test_one_that_was_parked_for_long_has_all_its_time_to_join_again() -> None:
-    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), ttl_s=1.0, world="ab") as one:
         spare = await one.node("c", join_s=3)
         # One makes torch's sentinel; when it has sent another, its time to join runs.
         await one.until(lambda: spare.compare_sets() >= 2)
@@ -141,14 +125,11 @@ async def test_one_that_was_parked_for_long_has_all_its_time_to_join_again() -> 
         await one.passed(3.5)
         assert spare.failure is None
         one.torchrun("a")
-        await one.world("a", "c")
+        await one.world("ac")
 
 
-@pytest.mark.long
 async def test_a_launcher_with_another_maximum_does_not_spin() -> None:
-    async with job(replace(QUICK, max_nodes=2)) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), world="ab") as one:
         for name in "cd":
             await one.sidecar(name)
         one.torchrun("c", max_nodes=3)
@@ -160,33 +141,27 @@ async def test_a_launcher_with_another_maximum_does_not_spin() -> None:
 
 
 async def test_a_hung_torchrun_is_given_up_and_comes_back_when_it_wakes() -> None:
-    async with job(replace(QUICK, hung_s=2.5)) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(replace(QUICK, hung_s=2.5), world="abc") as one:
         one.torchruns["b"].awake.clear()
-        await one.world("a", "c")
+        await one.world("ac")
         one.torchruns["b"].awake.set()
-        await one.world("a", "b", "c")
+        await one.world("abc")
 
 
 async def test_one_that_cannot_stop_its_workers_is_left_behind_and_let_in_when_it_can() -> None:
-    async with job(replace(QUICK, leave_s=1.5)) as one:
-        await all_of(one, "abcd")
-        await one.world("a", "b", "c", "d")
+    async with job(replace(QUICK, leave_s=1.5), world="abcd") as one:
         stuck = one.torchruns["c"]
         stuck.can_stop.clear()
         one.torchruns["d"].kill()
-        await one.world("a", "b")
+        await one.world("ab")
         assert (stuck.failure, len(stuck.worlds)) == (None, 1)
         stuck.can_stop.set()
-        await one.world("a", "b", "c")
+        await one.world("abc")
         assert (stuck.restarts, len(stuck.worlds)) == (1, 2)
 
 
 async def test_one_that_is_slow_to_stop_its_workers_is_waited_for() -> None:
-    async with job(replace(PATIENT, leave_s=60.0)) as one:
-        await all_of(one, "abcd")
-        first = await one.world("a", "b", "c", "d")
+    async with job(replace(PATIENT, leave_s=60.0), world="abcd") as one:
         slow = one.torchruns["c"]
         slow.can_stop.clear()
         one.torchruns["d"].kill()
@@ -197,13 +172,11 @@ async def test_one_that_is_slow_to_stop_its_workers_is_waited_for() -> None:
         ]
         slow.can_stop.set()
         one.torchrun("d")
-        assert await one.world("a", "b", "c", "d") == first + 1
+        assert await one.world("abcd") == 1
 
 
 async def test_closed_by_success_stays_closed() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(QUICK, world="ab") as one:
         for torchrun in one.everyone:
             torchrun.order("finish")
         await one.until(lambda: all(t.ended for t in one.everyone))
@@ -216,12 +189,8 @@ async def test_closed_by_success_stays_closed() -> None:
 
 
 async def test_nobody_is_let_in_while_one_stands_in_the_exit_barrier() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
-        await asyncio.wrap_future(
-            asyncio.get_running_loop().run_in_executor(None, one.torchruns["a"].wire.exit_barrier)
-        )
+    async with job(QUICK, world="ab") as one:
+        await one.torchruns["a"].wire.barrier()
         late = await one.node("c")
         await one.passed(2.5)
         assert one.torchruns["b"].restarts == 0
@@ -229,9 +198,7 @@ async def test_nobody_is_let_in_while_one_stands_in_the_exit_barrier() -> None:
 
 
 async def test_a_waiter_that_times_out_does_not_close_a_running_job() -> None:
-    async with job(replace(QUICK, max_nodes=3)) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         # Its own maximum is larger: it waits in the wait list, where torch's time-out counts.
         late = await one.node("d", max_nodes=4, join_s=1)
         await one.until(lambda: late.ended)
@@ -245,11 +212,9 @@ async def test_a_waiter_that_times_out_does_not_close_a_running_job() -> None:
 
 
 async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_enough() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(QUICK, world="abc") as one:
         one.torchruns["a"].order("fail")
-        await one.world("b", "c")
+        await one.world("bc")
         rounds: list[Round] = []
         rendezvous = one.sidecars["c"].rendezvous
 
@@ -265,35 +230,29 @@ async def test_an_agent_that_fails_leaves_the_job_to_the_others_while_they_are_e
 
 
 async def test_closed_by_failure_the_others_leave_at_once_and_go_on_with_who_comes_back() -> None:
-    async with job(replace(QUICK, max_nodes=2)) as one:
-        await all_of(one, "ab")
-        first = await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), world="ab") as one:
         one.torchruns["a"].order("fail")
         await one.until(lambda: one.torchruns["a"].ended)
         assert one.torchruns["a"].failure is None
         # Its world is lost: it stops its workers and asks, without anybody having come back.
         await one.until(lambda: one.torchruns["b"].restarts == 1)
         one.torchrun("a")
-        assert await one.world("a", "b") == first + 1
+        assert await one.world("ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
 
 
 async def test_closed_by_failure_a_spare_takes_the_place_of_the_one_that_failed() -> None:
-    async with job(replace(QUICK, max_nodes=2)) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), world="ab") as one:
         spare = await one.node("c")
         await one.until(lambda: "c" in one.sidecars["a"].rendezvous.snapshot().nodes)
         one.torchruns["a"].order("fail")
-        await one.world("b", "c")
+        await one.world("bc")
         assert [t.failure for t in one.everyone] == [None, None, None]
         assert (one.torchruns["b"].restarts, spare.restarts) == (1, 0)
 
 
 async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
-    async with job(replace(QUICK, max_nodes=2)) as one:
-        await all_of(one, "ab")
-        first = await one.world("a", "b")
+    async with job(replace(QUICK, max_nodes=2), world="ab") as one:
         one.torchruns["b"].awake.clear()
         one.torchruns["a"].order("fail")
         rendezvous = one.sidecars["a"].rendezvous
@@ -303,7 +262,7 @@ async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
         await one.until(lambda: "nobody asks" in rendezvous.reason)
         for name in "ab":
             one.torchrun(name)
-        assert await one.world("a", "b") > first
+        assert await one.world("ab") > 0
 
 
 async def stands_in_the_exit_barrier(one: Job, name: str) -> None:
@@ -318,9 +277,7 @@ async def stands_in_the_exit_barrier(one: Job, name: str) -> None:
 
 @pytest.mark.parametrize("how", ["rejoin", "fail", "kill"])
 async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(how: str) -> None:
-    async with job(replace(QUICK, max_nodes=3)) as one:
-        await all_of(one, "abc")
-        first = await one.world("a", "b", "c")
+    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         await stands_in_the_exit_barrier(one, "a")
         if how == "kill":
@@ -333,7 +290,7 @@ async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(h
             # Alone it is too few: who is done holds on, as natively.
             assert not done.ended
             one.torchrun("c")
-        assert await one.world("b", "c") == first + 1
+        assert await one.world("bc") == 1
         await one.until(lambda: done.ended)
         assert (done.failure, len(done.worlds)) == (None, 1)
         await one.until(lambda: one.sidecars["b"].rendezvous.snapshot().nodes["a"].state == "left")
@@ -342,44 +299,38 @@ async def test_one_that_trains_leaves_at_once_what_fails_while_another_is_done(h
 
 
 async def test_closed_by_failure_while_one_is_done_the_others_leave_and_go_on() -> None:
-    async with job(replace(PATIENT, min_nodes=3, max_nodes=3)) as one:
-        await all_of(one, "abc")
-        first = await one.world("a", "b", "c")
+    async with job(replace(PATIENT, min_nodes=3, max_nodes=3), world="abc") as one:
         await stands_in_the_exit_barrier(one, "a")
         one.torchruns["c"].order("fail")
         await one.until(lambda: one.torchruns["b"].restarts == 1)
         assert one.sidecars["b"].rendezvous.closed == "failure"
         one.torchrun("c")
         await one.node("d")
-        assert await one.world("b", "c", "d") == first + 1
+        assert await one.world("bcd") == 1
         await one.until(lambda: one.everyone[0].ended)
         assert [t.failure for t in one.everyone] == [None] * 5
 
 
 async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on_with() -> None:
-    async with job(replace(QUICK, max_nodes=3)) as one:
-        await all_of(one, "abc")
-        first = await one.world("a", "b", "c")
+    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         await stands_in_the_exit_barrier(one, "a")
         trains.can_stop.clear()
         fails.kill()
         await one.until(lambda: trains.restarts == 1)
         # Its time in the exit barrier is over before the other one has stopped its workers.
-        barrier = f"/torch.rendezvous.{RUN_ID}.{first}/torchelastic/agent/terminal_state/"
+        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
         one.kv[f"{barrier}last_member"] = b"over"
         await one.until(lambda: done.ended)
         trains.can_stop.set()
         one.torchrun("c")
-        assert await one.world("b", "c") == first + 1
+        assert await one.world("bc") == 1
         assert one.sidecars["b"].rendezvous.closed == ""
         assert [done.failure, trains.failure] == [None, None]
 
 
 async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> None:
-    async with job(PATIENT) as one:
-        await all_of(one, "ab")
-        first = await one.world("a", "b")
+    async with job(PATIENT, world="ab") as one:
         one.torchruns["b"].order("rejoin")
         rendezvous = one.sidecars["a"].rendezvous
         one.torchruns["a"].awake.clear()
@@ -389,62 +340,31 @@ async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> N
         one.torchruns["a"].awake.set()
         await one.until(lambda: one.torchruns["a"].ended)
         one.torchrun("a")
-        assert await one.world("a", "b") == first + 1
+        assert await one.world("ab") == 1
         assert [t.failure for t in one.everyone] == [None, None, None]
 
 
-async def test_a_leaver_is_kept_out_and_the_others_form_again() -> None:
-    async with job(PATIENT) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
-        for sidecar in one.sidecars.values():
-            sidecar.leaving = sidecar.granted = frozenset("b")
-        assert await one.world("a", "c") == 1
-        leaver = one.torchruns["b"]
-        assert leaver.restarts == 0
-        began = time.monotonic()
-        leaver.order("fail")
-        await one.until(lambda: leaver.ended)
-        assert leaver.compare_sets(began) <= 3
-        assert one.sidecars["a"].rendezvous.closed == ""
-        assert one.torchruns["a"].world == one.torchruns["a"].worlds[1]
-
-
-async def test_a_node_cut_off_is_missed_and_comes_back() -> None:
-    async with job(QUICK, ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
-        one.sidecars["b"].cut.cut()
-        await one.world("a", "c")
-        one.sidecars["b"].cut.mend()
-        await one.world("a", "b", "c")
-
-
 async def test_i5_everyone_cut_off_for_three_lease_times_goes_on_undisturbed() -> None:
-    async with job(PATIENT, ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
         one.form_by(replace(PATIENT, first_call_s=HASTY_S))
         await one.sidecar("d")
         for name in "abc":
             one.sidecars[name].cut.cut()
-        began = time.monotonic()
+        began = now()
         beholder = one.sidecars["d"].rendezvous
         await one.until(lambda: not beholder.snapshot().nodes)
         spare = one.torchrun("d")
-        await one.until(lambda: time.monotonic() - began > 4)
+        await one.until(lambda: now() - began > 4)
         assert spare.worlds == []
         for name in "abc":
             one.sidecars[name].cut.mend()
         # The one that came meanwhile is let in, and that is all that happens.
-        assert await one.world("a", "b", "c", "d") == 1
+        assert await one.world("abcd") == 1
         assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
 
 
 async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once() -> None:
-    async with job(replace(PATIENT, return_s=15), ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(replace(PATIENT, return_s=15), ttl_s=1.0, world="abc") as one:
         one.form_by(replace(one.policy, first_call_s=HASTY_S))
         await one.sidecar("d")
         for name in "abc":
@@ -466,14 +386,12 @@ async def test_i5_a_world_that_comes_back_one_by_one_lets_a_newcomer_in_once() -
             assert [t.restarts for t in one.everyone] == [0, 0, 0, 0]
             assert spare.worlds == []
         await comes_back("b")
-        assert await one.world("a", "b", "c", "d") == 1
+        assert await one.world("abcd") == 1
         assert [one.torchruns[name].restarts for name in "abcd"] == [1, 1, 1, 0]
 
 
 async def test_i5_everyone_cut_off_without_a_witness_goes_on_undisturbed() -> None:
-    async with job(QUICK, ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(QUICK, ttl_s=1.0, world="abc") as one:
         for sidecar in one.sidecars.values():
             sidecar.cut.cut()
         await one.passed(4)
@@ -489,9 +407,7 @@ async def test_i5_everyone_cut_off_without_a_witness_goes_on_undisturbed() -> No
 
 
 async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
-    async with job(PATIENT, ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(PATIENT, ttl_s=1.0, world="abc") as one:
         fresh = MemoryEngine(one.engine.clock)
         for sidecar in one.sidecars.values():
             sidecar.move(fresh)
@@ -508,13 +424,11 @@ async def test_i5_a_store_that_is_emptied_is_seeded_again() -> None:
         await one.passed(4)
         assert [t.restarts for t in one.everyone] == [0, 0, 0]
         await one.node("d")
-        assert await one.world("a", "b", "c", "d") == 1
+        assert await one.world("abcd") == 1
 
 
 async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
-    async with job(QUICK, ttl_s=3.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(QUICK, ttl_s=3.0, world="abc") as one:
         await one.stop_sidecar("b")
         wire = one.torchruns["b"].wire
         after = await one.sidecar("b", one.sidecars["b"].registrar.held)
@@ -523,45 +437,28 @@ async def test_a_sidecar_is_restarted_behind_a_client_that_lives_on() -> None:
         await one.passed(4)
         assert [t.restarts for t in one.everyone] == [0, 0, 0]
         await one.node("d")
-        await one.world("a", "b", "c", "d")
+        await one.world("abcd")
 
 
-async def test_everyone_dies_and_all_begin_anew() -> None:
-    async with job(PATIENT) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
-        for torchrun in one.everyone:
-            torchrun.kill()
-        await one.until(lambda: all(t.ended for t in one.everyone))
-        for name in "abc":
-            one.torchrun(name)
-        assert await one.world("a", "b", "c") == 1
-
-
-@pytest.mark.long
 async def test_a_newer_torchrun_of_a_pod_replaces_the_older_one() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(QUICK, world="ab") as one:
         older = one.torchruns["a"]
         one.torchrun("a")
-        await one.world("a", "b")
-        began = time.monotonic()
+        await one.world("ab")
+        began = now()
         older.order("rejoin")
-        await one.until(lambda: time.monotonic() - began > 5)
+        await one.until(lambda: now() - began > 5)
         assert older.compare_sets(began) <= 10
         assert one.torchruns["a"].restarts == 0
 
 
 async def test_i1_two_partial_worlds_cannot_form() -> None:
     """min 2 of 3: with one node cut off for good, only the others form a world."""
-    async with job(replace(QUICK, max_nodes=3), ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(replace(QUICK, max_nodes=3), ttl_s=1.0, world="abc") as one:
         one.sidecars["c"].cut.cut()
-        await one.world("a", "b")
+        await one.world("ab")
         one.torchruns["c"].order("rejoin")
         await one.passed(2)
         assert len(one.torchruns["c"].worlds) == 1
         one.sidecars["c"].cut.mend()
-        await one.world("a", "b", "c")
+        await one.world("abc")

@@ -12,8 +12,10 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.resume_note import Note
 from launcher_shim.c10d.torch.agent import connect
-from tests.support.sidecars.all_handlers import QUICK, all_of
+from tests.support.sidecars.all_handlers import QUICK
 from tests.support.sidecars.rendezvous import Job, job
+
+pytestmark = pytest.mark.virtual
 
 
 async def lost(one: Job, name: str) -> Node:
@@ -36,25 +38,21 @@ async def come_back(one: Job, name: str, kept: Node) -> None:
 
 
 async def test_a_node_that_the_store_has_lost_is_put_back_before_it_is_missed() -> None:
-    async with job(replace(QUICK, confirm_s=10.0, return_s=10.0), ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(replace(QUICK, confirm_s=10.0, return_s=10.0), ttl_s=1.0, world="abc") as one:
         await come_back(one, "b", await lost(one, "b"))
         await one.until(lambda: "b" in one.sidecars["a"].rendezvous.snapshot().nodes)
         await one.passed(2)
         assert [t.restarts for t in one.everyone] == [0, 0, 0]
         await one.node("d")
-        await one.world("a", "b", "c", "d")
+        await one.world("abcd")
 
 
 async def test_a_torchrun_whose_world_went_on_without_it_asks_again() -> None:
-    async with job(QUICK, ttl_s=1.0) as one:
-        await all_of(one, "abc")
-        await one.world("a", "b", "c")
+    async with job(QUICK, ttl_s=1.0, world="abc") as one:
         kept = await lost(one, "b")
-        await one.world("a", "c")
+        await one.world("ac")
         await come_back(one, "b", kept)
-        await one.world("a", "b", "c")
+        await one.world("abc")
         assert one.torchruns["b"].failure is None
 
 
@@ -76,15 +74,13 @@ async def test_one_that_was_given_fillers_leaves_its_world_though_all_of_it_are_
         await one.until(lambda: bool(first.worlds))
         other.awake.set()
         await one.until(lambda: len(other.worlds) == len(first.worlds) == 2)
-        assert await one.world("a", "b") == 1
+        assert await one.world("ab") == 1
 
 
 async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with job(replace(QUICK, max_nodes=3)) as one:
-        await all_of(one, "abc")
-        first = await one.world("a", "b", "c")
+    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         # An older sidecar notes for its relay that a torchrun has finished, and not in its record.
         monkeypatch.setattr(one.sidecars["a"].rendezvous, "finish", lambda claim: None)
@@ -104,21 +100,19 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
         assert not done.ended
         trains.can_stop.set()
         one.torchrun("c")
-        assert await one.world("b", "c") == first + 1
+        assert await one.world("bc") == 1
         await one.until(lambda: done.ended)
         assert one.sidecars["b"].rendezvous.closed == ""
         assert [done.failure, trains.failure] == [None, None]
 
 
 async def test_a_client_that_a_newer_one_has_replaced_does_not_take_its_place_back() -> None:
-    async with job(QUICK) as one:
-        await all_of(one, "ab")
-        await one.world("a", "b")
+    async with job(QUICK, world="ab") as one:
         older = one.torchruns["a"].wire.agent
         kept = older.node
         assert kept is not None
         one.torchrun("a")
-        await one.world("a", "b")
+        await one.world("ab")
         again = connect(one.sidecars["a"].rendezvous, older.claim.nonce, kept)
         assert again.node is None
         await one.passed(1)

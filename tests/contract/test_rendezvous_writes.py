@@ -38,6 +38,7 @@ from tests.support.sidecars.runs import (
     complete,
     pod,
     until,
+    world,
 )
 
 pytestmark = pytest.mark.virtual
@@ -82,8 +83,7 @@ async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer()
         for one in (a, b):
             one.policy = replace(POLICY, max_nodes=2, hold_s=60.0)
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        async with asyncio.timeout(40):
-            states = await asyncio.gather(*(client.join() for client in clients))
+        states = await asyncio.gather(*(client.join() for client in clients))
         assert all(state.complete for state in states)
 
 
@@ -132,10 +132,7 @@ async def test_i6_a_stale_incarnation_changes_nothing() -> None:
 
 async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
     engine, cut = MemoryEngine(now), Cut()
-    async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(engine, cut, None) as ((a, *_), clients):
         cut.cut()
         clients[0].agent.closed()
         assert not clients[1].get().wait_list
@@ -147,10 +144,7 @@ async def test_a_tombstone_that_could_not_be_written_is_written_later() -> None:
 
 async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
     engine = MemoryEngine(now)
-    async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(engine, None, None) as ((a, *_), clients):
         direct = MemoryStore(engine)
         await direct.lease_revoke(a.lease)
         await until(lambda: a.node is None)
@@ -168,18 +162,14 @@ async def test_a_key_that_lapsed_is_put_back_on_the_new_lease() -> None:
 
 async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> None:
     engine, cut = MemoryEngine(now), Cut()
-    async with pod(engine, "a", cut) as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(engine, cut, None) as ((a, *_), clients):
         cut.cut()
         assert complete(clients[0])
         leaving = asyncio.create_task(clients[0].leave())
         done, _ = await asyncio.wait([leaving], timeout=0.5)
         assert not done
         cut.mend()
-        async with asyncio.timeout(5):
-            await leaving
+        await leaving
         assert a.node is not None
         assert a.node.state == "left"
 
@@ -187,10 +177,7 @@ async def test_reads_are_answered_while_the_store_is_away_and_writes_wait() -> N
 async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
     engine = MemoryEngine(now)
     key = b"/torch.rendezvous.digits.0/MASTER_ADDR"
-    async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(engine, None, None) as (_, clients):
         agent = clients[0].agent
         assert agent.filler(key) is None
         clients[1].agent.closed()
@@ -201,11 +188,7 @@ async def test_keys_of_a_round_are_filled_only_once_it_cannot_be() -> None:
 
 
 async def test_no_key_is_filled_once_an_agent_stands_in_the_exit_barrier() -> None:
-    engine = MemoryEngine(now)
-    async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(MemoryEngine(now), None, None) as ((a, *_), clients):
         await clients[0].agent.exit_barrier()
         assert a.rendezvous.round.finishing
         clients[1].agent.closed()
@@ -232,8 +215,7 @@ async def test_the_exit_barrier_survives_an_answer_that_is_lost() -> None:
         await client.join()
         await until(lambda: complete(client))
         faults.armed = True
-        async with asyncio.timeout(5):
-            await client.agent.exit_barrier()
+        await client.agent.exit_barrier()
         await until(lambda: a.rendezvous.round.finishing)
 
 
@@ -253,11 +235,7 @@ async def test_who_gives_up_waiting_has_not_died(steps: tuple[str, ...]) -> None
 
 
 async def test_who_fails_in_a_world_has_died() -> None:
-    engine = MemoryEngine(now)
-    async with pod(engine, "a") as a, pod(engine, "b") as b, pod(engine, "c") as c:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b, c)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(MemoryEngine(now), None, None, None) as ((a, *_), clients):
         await clients[0].close()
         clients[0].agent.closed()
         assert a.endings == ["died"]
@@ -278,11 +256,7 @@ async def test_a_sidecar_that_stood_still_itself_calls_nobody_hung() -> None:
 
 
 async def test_one_that_falls_silent_in_the_exit_barrier_is_done_and_not_lost() -> None:
-    engine = MemoryEngine(now)
-    async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(MemoryEngine(now), None, None) as ((a, *_), clients):
         await clients[0].agent.exit_barrier()
         a.policy = replace(POLICY, hung_s=0.5)
         await until(lambda: a.node is not None and a.node.state == "left")
@@ -319,10 +293,7 @@ async def test_i8_what_is_no_state_changes_nothing(blob: bytes) -> None:
 
 async def test_i8_corrupt_records_stop_nobody() -> None:
     engine = MemoryEngine(now)
-    async with pod(engine, "a") as a, pod(engine, "b") as b:
-        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        await asyncio.gather(*(client.join() for client in clients))
-        await until(lambda: all(map(complete, clients)))
+    async with world(engine, None, None) as ((a, *_), clients):
         direct = MemoryStore(engine)
         junk = await direct.txn([], [Put(RUN.round, b"\xff junk"), Put(RUN.node("c"), b"{}")])
         # Who saw the round puts it back.
@@ -372,8 +343,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
     assert not looked.is_set()
     running = asyncio.create_task(rendezvous.run())
     try:
-        async with asyncio.timeout(5):
-            await looked.wait()
+        await looked.wait()
     finally:
         running.cancel()
         await asyncio.wait({running})

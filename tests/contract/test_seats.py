@@ -12,6 +12,8 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.sidecars.rendezvous import job
 
+pytestmark = pytest.mark.virtual
+
 QUICK = RoundPolicy(
     3, 3, last_call_s=0.5, first_call_s=60.0, confirm_s=0.5, return_s=1.0, hold_s=0.2
 )
@@ -23,7 +25,7 @@ async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:
         await one.sidecar("b")
         await one.node("c")
         await one.node("d")
-        await one.world("a", "c", "d")
+        await one.world("acd")
         late = one.torchrun("b")
         await one.until(lambda: late.wire.agent.claim.parked)
         assert len(one.torchruns["a"].worlds) == 1
@@ -31,25 +33,19 @@ async def test_a_spare_has_the_place_of_a_torchrun_that_never_comes() -> None:
 
 @pytest.mark.parametrize("least", [2, 3])
 async def test_a_spare_has_the_place_of_a_torchrun_that_was_killed(least: int) -> None:
-    async with job(replace(QUICK, min_nodes=least)) as one:
-        for name in "abc":
-            await one.node(name)
-        await one.world("a", "b", "c")
+    async with job(replace(QUICK, min_nodes=least), world="abc") as one:
         spare = await one.node("d")
         await one.until(lambda: spare.wire.agent.claim.parked)
         one.torchruns["b"].kill()
-        await one.world("a", "c", "d")
+        await one.world("acd")
 
 
 async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trains() -> None:
-    async with job(replace(QUICK, min_nodes=2, max_nodes=2), ttl_s=3) as one:
-        for name in "ab":
-            await one.node(name)
-        await one.world("a", "b")
+    async with job(replace(QUICK, min_nodes=2, max_nodes=2), ttl_s=3, world="ab") as one:
         spare = await one.node("c")
         await one.until(lambda: spare.wire.agent.claim.parked)
         one.sidecars["a"].cut.cut()
-        await one.world("b", "c", timeout_s=30)
+        await one.world("bc")
         one.torchruns["a"].kill()
         one.sidecars["a"].cut.mend()
         here = one.sidecars["b"].job
@@ -57,4 +53,4 @@ async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trai
         before = one.torchruns["b"].world
         one.torchruns["b"].order("rejoin")
         await one.until(lambda: one.torchruns["b"].world is not before)
-        await one.world("b", "c")
+        await one.world("bc")

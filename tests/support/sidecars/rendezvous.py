@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch's own rendezvous handlers, each in a thread, behind real sidecar parts on one engine."""
+"""torch's own rendezvous handlers, each in a strand, behind real sidecar parts on one engine."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -36,10 +33,18 @@ from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut
-from tests.support.clocks.awake_clock import awake_clock
+from tests.support.clocks import strands
+from tests.support.clocks.strands import Strand, torch_in_strands
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
 
 RUN_ID = "digits"
+
+DEADLINE_S = 120.0
+"""Ends what hangs, in virtual time."""
+
+MONITOR_S = 0.1
+"""Between two looks of torch's agent at its workers, and at who waits."""
 
 
 @dataclass
@@ -84,7 +89,7 @@ class Sidecar:
             self._client,
             self.registrar.identity,
             registered=lambda: registered,
-            clock=time.monotonic,
+            clock=now,
             terms=terms,
         )
         self.rendezvous = Rendezvous(
@@ -96,7 +101,7 @@ class Sidecar:
             client=self._client,
             policy=lambda: self.policy,
             membership=self._membership,
-            clock=time.monotonic,
+            clock=now,
             random=Random(name),
             came=self.quarantining.came,
             ended=self.quarantining.ended,
@@ -128,18 +133,14 @@ class Sidecar:
 
 
 class Wire:
-    """What torch's backend takes for a store: it calls the agent on the sidecar's loop."""
+    """What torch's backend takes for a store: it calls the agent, and waits in its strand."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, agent: TorchAgent) -> None:
-        self._loop = loop
+    def __init__(self, agent: TorchAgent) -> None:
         self.agent = agent
         self.calls: list[Call] = []
-        self.stores = threading.Event()
+        self.stores = asyncio.Event()
         """Whether what its agent sets is stored at once; else it waits until it may be."""
         self.stores.set()
-        self._lock = threading.Lock()
-        self._pending: set[Future[bytes]] = set()
-        self._down = False
 
     def get(self, key: str) -> bytes:
         return self._call("get", self._get)
@@ -150,7 +151,7 @@ class Wire:
         )
 
     def exit_barrier(self) -> None:
-        self._call("add", self._barrier)
+        self._call("add", self.barrier)
 
     def wait(self, kv: dict[str, bytes], key: str) -> bytes:
         return self._call("wait", lambda: self._value(kv, key))
@@ -162,18 +163,15 @@ class Wire:
                 return value
             await asyncio.sleep(0.02)
 
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self.agent.closed)
-
     async def _get(self) -> bytes:
         return self.agent.get_state()
 
-    async def _barrier(self) -> bytes:
+    async def barrier(self) -> bytes:
         await self.agent.exit_barrier()
         return b""
 
     def _call(self, what: str, make: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        self.calls.append(Call(what, time.monotonic()))
+        self.calls.append(Call(what, strands.Time.monotonic()))
 
         async def serve() -> bytes:
             self.agent.request_began()
@@ -182,23 +180,7 @@ class Wire:
             finally:
                 self.agent.request_ended()
 
-        with self._lock:
-            if self._down:
-                raise RuntimeError("the test is over")
-            pending = asyncio.run_coroutine_threadsafe(serve(), self._loop)
-            self._pending.add(pending)
-        try:
-            return pending.result()
-        finally:
-            self._pending.discard(pending)
-
-    def tear_down(self) -> None:
-        """End what is pending, and whatever may still come."""
-        with self._lock:
-            self._down = True
-            self.stores.set()
-            for pending in tuple(self._pending):
-                pending.cancel()
+        return strands.wait(serve)
 
 
 class RoundStore:
@@ -210,7 +192,7 @@ class RoundStore:
         self._prefix = f"/torch.rendezvous.{RUN_ID}.{number}/"
 
     def set(self, key: str, value: bytes) -> None:
-        self._wire.stores.wait()
+        strands.wait(self._wire.stores.wait)
         self._kv[self._prefix + key] = value
 
     def get(self, key: str) -> bytes:
@@ -227,7 +209,7 @@ class World:
 
 
 class Torchrun:
-    """torch's handler in a thread, and as much of its agent's loop as a rendezvous sees."""
+    """torch's handler in a strand, and as much of its agent's loop as a rendezvous sees."""
 
     def __init__(
         self,
@@ -240,16 +222,16 @@ class Torchrun:
         self.worlds: list[World] = []
         self.failure: BaseException | None = None
         self.restarts = 0
-        self.awake = threading.Event()
+        self.awake = asyncio.Event()
         self.awake.set()
-        self.can_stop = threading.Event()
+        self.can_stop = asyncio.Event()
         """Whether its workers end when it tells them to; it goes on asking meanwhile."""
         self.can_stop.set()
         self._make = make
         self._handler: DynamicRendezvousHandler | None = None
         self._commands: list[str] = []
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._strand = Strand(asyncio.get_running_loop(), self._run)
+        self._strand.task.add_done_callback(lambda _: self.wire.agent.closed())
 
     @property
     def world(self) -> World | None:
@@ -257,7 +239,7 @@ class Torchrun:
 
     @property
     def ended(self) -> bool:
-        return not self._thread.is_alive()
+        return self._strand.task.done()
 
     def order(self, command: str) -> None:
         """What happens to it next.
@@ -270,10 +252,7 @@ class Torchrun:
 
     def kill(self) -> None:
         """As kill -9 does, at any moment: the kernel closes the connection."""
-        self._commands.append("end")
-        self.wire.tear_down()
-        self.awake.set()
-        self.can_stop.set()
+        self._strand.kill()
 
     def busiest_second(self) -> int:
         """The most compare-and-sets that it sent within a second."""
@@ -290,7 +269,7 @@ class Torchrun:
         """As torch does after any exception: close the rendezvous, wherever it stands."""
         handler = self._handler
         assert handler is not None
-        threading.Thread(target=handler.shutdown, daemon=True).start()
+        Strand(asyncio.get_running_loop(), handler.shutdown)
 
     def compare_sets(self, since_s: float = 0.0) -> int:
         """How many compare-and-sets it sent from ``since_s`` on."""
@@ -300,32 +279,27 @@ class Torchrun:
         try:
             self._handler = self._make()
             self._live(self._handler)
-        except BaseException as failure:
+        except Exception as failure:
             self.failure = failure
             if self._handler is not None:
                 # As torch's launcher does after any exception, wherever it stands.
                 self._handler.shutdown()
-        finally:
-            self.wire.close()
 
     def _live(self, handler: DynamicRendezvousHandler) -> None:
-        try:
-            self._form(handler)
-            while True:
-                time.sleep(0.05)
-                if not self.awake.is_set():
-                    # As SIGSTOP does to all threads of a process.
-                    handler._stop_heartbeats()
-                    self.awake.wait()
-                    handler._start_heartbeats()
-                if self._commands and self._obey(handler, self._commands.pop(0)):
-                    return
-                if handler.num_nodes_waiting() > 0:
-                    self.restarts += 1
-                    self.can_stop.wait()
-                    self._form(handler)
-        finally:
-            handler._stop_heartbeats()
+        self._form(handler)
+        while True:
+            strands.Time.sleep(MONITOR_S)
+            if not self.awake.is_set():
+                # As SIGSTOP does to all threads of a process.
+                handler._stop_heartbeats()
+                strands.wait(self.awake.wait)
+                handler._start_heartbeats()
+            if self._commands and self._obey(handler, self._commands.pop(0)):
+                return
+            if handler.num_nodes_waiting() > 0:
+                self.restarts += 1
+                strands.wait(self.can_stop.wait)
+                self._form(handler)
 
     def _obey(self, handler: DynamicRendezvousHandler, command: str) -> bool:
         """Return whether that was the end."""
@@ -388,7 +362,7 @@ class Job:
         node: tuple[str, int, int] | None = None,
     ) -> Torchrun:
         """Start a torchrun on the sidecar ``name``."""
-        wire = Wire(asyncio.get_running_loop(), connect(self.sidecars[name].rendezvous))
+        wire = Wire(connect(self.sidecars[name].rendezvous))
 
         def make() -> DynamicRendezvousHandler:
             handler = DynamicRendezvousHandler.from_backend(
@@ -400,6 +374,7 @@ class Job:
                 local_addr=f"10.0.0.{name}",
                 timeout=RendezvousTimeout(join=timedelta(seconds=join_s)),
             )
+            handler._heartbeat_lock = strands.Lock()
             handler._get_store = lambda: RoundStore(
                 wire, self.kv, handler._state_holder.state.round
             )
@@ -417,21 +392,20 @@ class Job:
         await self.sidecar(name)
         return self.torchrun(name, **options)
 
-    async def until(self, what: Callable[[], bool], timeout_s: float = 20) -> None:
+    async def until(self, what: Callable[[], bool]) -> None:
         """Wait until ``what`` holds; on failure say where everybody stands."""
-        deadline = time.monotonic() + timeout_s
+        deadline_s = now() + DEADLINE_S
         while not what():
-            if time.monotonic() > deadline:
-                raise AssertionError(self.story())
+            assert now() < deadline_s, self.story()
             await asyncio.sleep(0.02)
 
     async def passed(self, seconds: float) -> float:
         """Let time pass in which something must not happen; return when it began."""
-        began = time.monotonic()
-        await self.until(lambda: time.monotonic() - began >= seconds, seconds + 5)
-        return began
+        began_s = now()
+        await asyncio.sleep(seconds)
+        return began_s
 
-    async def world(self, *names: str, timeout_s: float = 20) -> int:
+    async def world(self, names: str) -> int:
         """Wait until these nodes are the world, all of one round; return its number."""
 
         def formed() -> bool:
@@ -442,7 +416,7 @@ class Job:
                 world.rank for world in worlds if world
             } == set(range(len(names)))
 
-        await self.until(formed, timeout_s)
+        await self.until(formed)
         world = self.torchruns[names[0]].world
         assert world is not None
         return world.round
@@ -474,18 +448,27 @@ class Job:
 
 
 @asynccontextmanager
-async def job(policy: RoundPolicy, ttl_s: float = 60.0, terms: Terms = TERMS) -> AsyncIterator[Job]:
-    """A job without nodes; whatever it started is gone afterwards.
+async def job(
+    policy: RoundPolicy, ttl_s: float = 60.0, terms: Terms = TERMS, world: str = ""
+) -> AsyncIterator[Job]:
+    """A job whose first world is of the nodes in ``world``; all of it is gone afterwards.
 
     ``ttl_s`` is to be short where a lease has to end, and only there.
     """
-    async with awake_clock() as clock, asyncio.TaskGroup() as tasks:
-        one = Job(MemoryEngine(clock), policy, ttl_s, tasks, terms)
-        try:
-            yield one
-        finally:
-            for torchrun in one.everyone:
-                torchrun.kill()
-            await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
-            for task in one.running.values():
-                task.cancel()
+    with torch_in_strands():
+        async with asyncio.TaskGroup() as tasks:
+            one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms)
+            try:
+                for name in world:
+                    await one.sidecar(name)
+                for name in world:
+                    one.torchrun(name)
+                if world:
+                    assert await one.world(world) == 0
+                yield one
+            finally:
+                for torchrun in one.everyone:
+                    torchrun.kill()
+                await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
+                for task in one.running.values():
+                    task.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import Random
@@ -13,7 +13,7 @@ from random import Random
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
-from launcher_shim.c10d.torch.agent import TorchAgent
+from launcher_shim.c10d.torch.agent import TorchAgent, connect
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     Flavour,
@@ -149,6 +149,22 @@ async def pod(
         finally:
             for task in running:
                 task.cancel()
+
+
+@asynccontextmanager
+async def world(
+    engine: MemoryEngine, *faults: Faults | None
+) -> AsyncIterator[tuple[list[Pod], list[Client]]]:
+    """A world of pods, by name from a on, with a client each; one for each of ``faults``."""
+    async with AsyncExitStack() as stack:
+        pods = [
+            await stack.enter_async_context(pod(engine, name, fault))
+            for name, fault in zip("abcd", faults, strict=False)
+        ]
+        clients = [Client(connect(one.rendezvous)) for one in pods]
+        await asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: all(map(complete, clients)))
+        yield pods, clients
 
 
 async def until(what: Callable[[], bool], timeout_s: float = 10) -> None:
