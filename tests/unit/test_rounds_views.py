@@ -414,3 +414,10 @@ def test_one_that_asks_in_a_round_that_does_not_form_is_parked_until_it_is_froze
     assert shown(asks, current=OPEN, waited_s=waited_s - 0.1).role == "asking"
     # Without a redundancy list there is nowhere to park it.
     assert shown(asks, current=OPEN, parks=False, waited_s=1e6).role == "asking"
+
+
+@pytest.mark.parametrize("me", [node("d", "in"), node("a", "in", ask=2)], ids=["no seat", "later"])
+def test_i1_who_is_in_another_world_of_that_number_leaves_it(me: Node) -> None:
+    """As after a restore, where the number was given out once more before its world was back."""
+    others = (one for one in (A, B, C) if one.member != me.member)
+    assert shown(me, *others) == View("apart", Round(3), phantom=True)

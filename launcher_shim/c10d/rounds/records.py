@@ -152,6 +152,14 @@ class Round:
     restored: bool = False
     restored_at: int = 0
 
+    def is_world_of(self, node: Node) -> bool:
+        """Whether ``node`` was handed this round, and not another one of that number.
+
+        A store that lost a round may have given its number out once more before it was back.
+        """
+        handed = self.complete and (node.state, node.round) == ("in", self.number)
+        return handed and node.seat in self.frozen
+
     def is_later_than(self, node: Node) -> bool:
         """Whether ``node`` is what a restored store had of a member before it got its place here.
 

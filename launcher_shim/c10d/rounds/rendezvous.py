@@ -240,9 +240,8 @@ class Rendezvous:
 
     def live_node(self, claim: Claim) -> Node | None:
         """The record of ``claim`` if it takes part in the live round."""
-        node, current = self.own_node(claim), self._run.round
-        live = node and node.state == "in" and current.complete and node.round == current.number
-        return node if live else None
+        node = self.own_node(claim)
+        return node if node is not None and self._run.round.is_world_of(node) else None
 
     def take_over(self, claim: Claim) -> None:
         """Let ``claim`` be the one that counts; the one before is gone."""

@@ -63,7 +63,7 @@ def view(
     current = snapshot.round
     member = node.member
     leaving = member in snapshot.membership.leaving
-    if node.state == "in" and node.round == current.number and current.complete:
+    if current.is_world_of(node):
         again = trains_no_more(snapshot, standings, node, filled_round) or (
             not leaving and not node.finished and must_form_again(snapshot, standings, policy)
         )
@@ -94,9 +94,7 @@ def trains_no_more(
     ``filled_round``: as for ``view``. A world that is only to let somebody in trains until it does.
     """
     current = snapshot.round
-    if node.state != "in" or node.round != current.number or not current.complete:
-        return False
-    if node.finished:
+    if not current.is_world_of(node) or node.finished:
         return False
     # A filler cannot be taken back: its workers look for each other where nobody is, whoever of its
     # world has returned.
