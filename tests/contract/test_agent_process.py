@@ -83,7 +83,7 @@ def check_delivery(run_dir: Path, c10d_port: int) -> None:
 
 
 async def test_metrics_tell_the_membership(server: EmbeddedServer, tmp_path: Path) -> None:
-    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="60") as one:
+    async with sidecar(server.endpoint, tmp_path) as one:
         await one.until_ready()
         status, text = await one.get("/metrics")
     assert status == 200
@@ -130,7 +130,7 @@ async def test_a_state_that_cannot_be_read_is_a_fresh_start(
 async def test_a_signal_lets_it_leave(
     server: EmbeddedServer, tmp_path: Path, number: signal.Signals
 ) -> None:
-    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="60") as one:
+    async with sidecar(server.endpoint, tmp_path) as one:
         await one.until_ready()
         assert await one.end(number) == 0
         snapshot = await seen(server)
@@ -144,8 +144,8 @@ async def test_a_leave_is_seen_by_the_others_at_once(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with (
-        sidecar(server.endpoint, tmp_path / "a", "node-0", MUSTER_LEASE_TTL="60") as one,
-        sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two,
+        sidecar(server.endpoint, tmp_path / "a", "node-0") as one,
+        sidecar(server.endpoint, tmp_path / "b", "node-1") as two,
     ):
         await one.until_ready()
         await two.until_ready()
@@ -250,8 +250,7 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
             )
             await one.until_ready()
             hosts, before = await one.hosts(), await the_member(server)
-        away_until = asyncio.get_running_loop().time() + 9
-        while asyncio.get_running_loop().time() < away_until:
+        for _ in range(18):
             assert (await one.get("/healthz"))[0] == 200
             assert (await one.get("/readyz"))[0] == 200
             assert await one.hosts() == hosts
@@ -260,21 +259,18 @@ async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
         assert "muster_lease_remaining_seconds 0.0" in metrics
         assert "muster_registered 0.0" in metrics
         async with EmbeddedServer(server.endpoint, engine=server.engine) as server:
-            registered: list[Member] = []
 
             async def registered_again() -> bool:
-                members = (await seen(server)).members.values()
-                registered.extend(m for m in members if m.incarnation > before.incarnation)
-                return bool(registered)
+                members = (await seen(server)).members
+                return "node-0" in members and members["node-0"].incarnation > before.incarnation
 
             await until(registered_again)
-            (after,) = registered
-            assert (after.name, after.pod_uid) == ("node-0", before.pod_uid)
+            after = await the_member(server)
+            assert after.pod_uid == before.pod_uid
             assert await one.hosts() == hosts
             job = (await seen(server)).job
             assert job is not None
             assert job.generation == 1
-            assert one.process.returncode is None
             assert await one.end() == 0
 
 
@@ -318,12 +314,12 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
         Put(member.decode(), b'{"schema":1,"name":"$(reboot)","slots":1}'),
         Put(KEYS.in_generation(1).drain("x"), b"[]"),
     ]
-    async with sidecar(server.endpoint, tmp_path, MUSTER_LEASE_TTL="60") as one:
+    async with sidecar(server.endpoint, tmp_path) as one:
         await one.until_ready()
         await store.txn([], junk)
         for request in (b"\x00" * 4096, b"GET /" + b"a" * 100_000 + b"\r\n", b"GET"):
             assert b"200 OK" not in await answer_to(one.http_port, request)
-        async with sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two:
+        async with sidecar(server.endpoint, tmp_path / "b", "node-1") as two:
             await two.until_ready()
             assert await two.end() == 0
 
@@ -339,8 +335,8 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     async with (
-        sidecar(server.endpoint, tmp_path / "a", "node-0", MUSTER_LEASE_TTL="60") as one,
-        sidecar(server.endpoint, tmp_path / "b", "node-1", MUSTER_LEASE_TTL="60") as two,
+        sidecar(server.endpoint, tmp_path / "a", "node-0") as one,
+        sidecar(server.endpoint, tmp_path / "b", "node-1") as two,
     ):
         await one.until_ready()
         await two.until_ready()

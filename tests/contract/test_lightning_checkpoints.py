@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +13,10 @@ from typing import Any
 
 import pytest
 
-import muster
 from tests.support.ports import free_ports
+from tests.support.training.worker import SCRIPTS, START_S, worker
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-
-ROOT = Path(muster.__file__).parents[1]
-START_S = 100.0
-"""For the libraries to be imported, on cores that are shared."""
 
 
 @pytest.fixture
@@ -142,33 +137,23 @@ def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:
     whole = save(tmp_path / "0" / "muster-10.ckpt", 10)
     save(tmp_path / "1" / "muster-7.ckpt", 7)
     (port,) = free_ports(1)
-    environ = {
-        "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT),
-        "HOME": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "TORCHELASTIC_RUN_ID": "job",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": "2",
-    }
-    script = ROOT / "tests" / "support" / "scripts" / "choosing_rank.py"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path / rank)],
-            env={**environ, "RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        for rank in ranks:
-            said, complaints = rank.communicate(timeout=START_S)
-            assert rank.returncode == 0, complaints
+    script = SCRIPTS / "choosing_rank.py"
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                worker(
+                    script,
+                    tmp_path / rank,
+                    run_dir=tmp_path,
+                    master=f"127.0.0.1:{port}",
+                    WORLD_SIZE="2",
+                    RANK=rank,
+                    LOCAL_RANK=rank,
+                )
+            )
+            for rank in "01"
+        ]
+        for process in ranks:
+            said, complaints = process.communicate(timeout=START_S)
+            assert process.returncode == 0, complaints
             assert said == f"{whole} {whole} 2\n"
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import shlex
 import signal
 import socket
@@ -71,12 +70,6 @@ class Started:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.out: list[str] = []
-        self.terminated_s = float("nan")
-
-    def terminate(self) -> None:
-        """Send SIGTERM, and note when: before anybody can have noticed."""
-        self.terminated_s = time.monotonic()
-        self.process.send_signal(signal.SIGTERM)
 
     async def said(self, line: str) -> None:
         """Read its output up to a line."""
@@ -206,23 +199,6 @@ async def test_it_imports_nothing_that_is_heavy(bare: Path, tmp_path: Path) -> N
     assert imported.isdisjoint(HEAVY)
     packages = {name.partition(".")[0] for name in imported}
     assert packages - sys.stdlib_module_names == {"launcher_shim"}
-
-
-@pytest.mark.long
-async def test_it_starts_quickly(bare: Path) -> None:
-    """Counted in time of the processor, which a busy machine does not change."""
-
-    def used_s() -> float:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return usage.ru_utime + usage.ru_stime
-
-    costs_s = []
-    for _ in range(3):
-        before_s = used_s()
-        async with started(bare, "muster-run", "--", "true") as run:
-            assert await run.ended() == 0
-        costs_s.append(used_s() - before_s)
-    assert min(costs_s) < 0.3
 
 
 # --- beside a sidecar ---
@@ -412,7 +388,7 @@ async def held(
         started(run_dir, "muster-run", *command, MUSTER_GRACE_S=f"{grace_s:g}") as run,
     ):
         await run.said("ready")
-        run.terminate()
+        run.process.send_signal(signal.SIGTERM)
         await server.came()
         yield run, server
 
@@ -490,15 +466,15 @@ async def test_a_sidecar_that_dies_is_told_again_when_it_is_back(run_dir: Path) 
 
 
 @pytest.mark.parametrize("dies", [True, False])
-async def test_the_deadline_minus_the_reserve_is_kept_whatever_the_sidecar_does(
+async def test_the_end_of_the_grace_is_kept_whatever_the_sidecar_does(
     run_dir: Path, *, dies: bool
 ) -> None:
+    # How much of it is kept in reserve is a table of tests/unit.
     async with held(run_dir, grace_s=15) as (run, server):
+        assert await unheard(run)
         if dies:
             await server.die()
         await run.said("got 15")
-        # The reserve is a third of 15 s.
-        assert time.monotonic() - run.terminated_s > 9.9
         assert await run.ended() == 143
 
 
@@ -560,10 +536,11 @@ async def test_the_hold_ends_with_the_drain(run_dir: Path) -> None:
 
 
 async def test_the_hold_ends_before_the_grace_does(run_dir: Path) -> None:
-    started_hold = started(run_dir, "muster-hold", MUSTER_GRACE_S="15")
-    async with notice_server(run_dir) as server, started_hold as hold:
+    async with (
+        notice_server(run_dir) as server,
+        started(run_dir, "muster-hold", MUSTER_GRACE_S="15") as hold,
+    ):
         await server.came()
-        # Nobody lets it go.
         assert await hold.ended() == 0
 
 

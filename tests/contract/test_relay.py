@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 
@@ -24,8 +24,6 @@ from tests.support.sidecars.raw_client import RawClient, connected
 from tests.support.sidecars.relayed_pod import RelayedPod, relayed_pod
 
 PATIENCE_S = 60.0
-IMPORTED_S = 100.0
-"""For torch to be imported twice, on cores that are shared, and to do its part."""
 
 
 @pytest.fixture
@@ -82,22 +80,6 @@ async def test_what_no_sidecar_would_read_closes_that_connection_alone(pod: Rela
     pod.runner.send_signal(signal.SIGINT)
     _, err = await pod.runner.communicate()
     assert b"the sidecar closed the connection of a launcher: b'word' is not a 64-bit" in err
-
-
-async def test_a_frozen_sidecar_is_waited_for(pod: RelayedPod) -> None:
-    assert pod.sidecar is not None
-    async with connected(pod.port) as one:
-        assert await one.ask(wire.Add(b"/n", 1)) == 1
-        pod.sidecar.process.send_signal(signal.SIGSTOP)
-        one.send(wire.Add(b"/n", 1))
-        async with connected(pod.port) as two:  # greeted all the same
-            two.send(wire.Add(b"/n", 1))
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await one.number()
-            pod.sidecar.process.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(PATIENCE_S):
-                assert sorted([await one.number(), await two.number()]) == [2, 3]
 
 
 async def test_a_client_that_sends_more_than_is_taken_is_held_back(pod: RelayedPod) -> None:
@@ -237,72 +219,6 @@ async def test_kill_9_amid_all_kinds_of_requests_loses_and_doubles_nothing(
 @pytest.mark.parametrize("seed", range(2, 8))
 async def test_kill_9_at_many_more_moments(pod: RelayedPod, seed: int) -> None:
     await killed_again_and_again(pod, 12, seed)
-
-
-TORCH_CLIENT = """
-import select, sys
-from datetime import timedelta
-import torch.distributed as dist
-name, port = sys.argv[1], int(sys.argv[2])
-store = dist.TCPStore(
-    "localhost", port, is_master=False, timeout=timedelta(seconds=100), wait_for_workers=False
-)
-PAGE = 200
-def turn(done):
-    store.add("sum", 1)
-    store.append(f"log {done // PAGE}", f"{name}.{done} ")
-    store.set(f"own {name}", str(done))
-    assert store.get(f"own {name}") == str(done).encode()
-done, closed = 1, False
-turn(done)
-print("connected", flush=True)
-while not closed:
-    closed = bool(select.select([sys.stdin], [], [], 0)[0])
-    done += 1
-    turn(done)
-store.set(f"done {name}", str(done))
-store.wait(["done a", "done b"], timedelta(seconds=100))
-ended = {n: int(store.get(f"done {n}")) for n in "ab"}
-marks = sorted(f"{n}.{i}" for n in "ab" for i in range(1, ended[n] + 1))
-assert store.add("sum", 0) == len(marks)
-pages = [store.get(f"log {page}") for page in range(max(ended.values()) // PAGE + 1)]
-assert sorted(b"".join(pages).decode().split()) == marks
-print(len(marks), flush=True)
-"""
-"""A client that does its first turn before it is connected, and its last after its stdin ended."""
-
-
-@pytest.mark.torch
-@pytest.mark.timeout(300)
-async def test_torchs_own_clients_go_on_with_the_next_sidecar(pod: RelayedPod) -> None:
-    clients = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", TORCH_CLIENT, name, str(pod.port)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        for name in "ab"
-    ]
-    try:
-        for client in clients:
-            assert client.stdout is not None
-            async with asyncio.timeout(IMPORTED_S):
-                assert await client.stdout.readline() == b"connected\n"
-        for _ in range(2):
-            await pod.kill_sidecar()
-            await pod.start_sidecar()
-        for client in clients:
-            assert client.stdin is not None
-            client.stdin.close()
-        async with asyncio.timeout(IMPORTED_S):
-            ended = [await client.communicate() for client in clients]
-        assert [client.returncode for client in clients] == [0, 0]
-        assert int(ended[0][0]) == int(ended[1][0])
-    finally:
-        for client in clients:
-            with suppress(ProcessLookupError):
-                client.kill()
-            await client.wait()
 
 
 async def test_what_a_client_set_before_it_ended_is_set_though_the_sidecar_was_away(

@@ -1,47 +1,220 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is logged of a store that does not answer, once, and of one that does so again."""
+"""A mirror beside a store that is silent, refuses, or tells it what is not so.
+
+What a store that does not answer is told of in the log, once, and one that does so again. And a
+server that tells a watch that all has been sent while events are on their way: etcd does so up to
+3.4.24 and 3.5.7 (etcd#15220), in an answer to a request for progress.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from time import monotonic
 
+import grpc
 import pytest
+from grpc.aio import ServicerContext
 
-from rdzv.errors import StoreRefused, StoreUnavailable
+from rdzv.errors import Compacted, StoreRefused, StoreUnavailable
 from rdzv.mirror import Mirror, Watching
-from rdzv.store import Store
+from rdzv.store import Put, Store, WatchBatch, WatchEvent
+from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.server import EmbeddedServer
+from rdzv.store.memory.server_calls import ServedCalls
+from rdzv.store.memory.server_watch import _Stream
+from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.sidecars.processes import until
-from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.backend import DRIVERS
 
 AWAY = "the store does not answer, the last snapshot stays in force: "
 REFUSES = "the store refuses, the last snapshot stays in force: "
 BACK = "the store answers again"
+FALSE, TRUE = "3.5.7", "3.5.8"
+"""Versions of etcd whose word about progress is not to be relied on, and is."""
+
+
+class Hasty:
+    """One server's watch streams. Once, it keeps events back until it has told of progress past
+    them, and then may end the stream before it sends them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.keeping_back = False
+        self.ending = False
+        self._began = asyncio.Event()
+        self._streams: list[_Stream] = []
+        responses, create = _Stream.responses, _Stream._create
+
+        def hasty(stream: _Stream) -> Iterator[pb.WatchResponse]:
+            if self.keeping_back and stream._watchers:
+                if not stream._progress_wanted:
+                    return
+                self.keeping_back = stream._progress_wanted = False
+                yield pb.WatchResponse(header=stream._header(), watch_id=-1)
+                if self.ending:
+                    stream.end()
+                    return
+            yield from responses(stream)
+
+        def begin(stream: _Stream, request: pb.WatchCreateRequest) -> None:
+            create(stream, request)
+            self._began.set()
+            self._streams.append(stream)
+
+        monkeypatch.setattr(_Stream, "responses", hasty)
+        monkeypatch.setattr(_Stream, "_create", begin)
+        monkeypatch.setattr("rdzv.store.etcd.watch.ASK_S", 0.05)
+        self._monkeypatch = monkeypatch
+
+    def be(self, version: str) -> None:
+        """Give this for the server's version."""
+        self._monkeypatch.setattr("rdzv.store.memory.server_calls.VERSION", version)
+
+    async def end_stream(self) -> None:
+        """End the streams there are, and wait until the client has opened another one."""
+        self._began.clear()
+        while self._streams:
+            self._streams.pop().end()
+        await self._began.wait()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Hasty:
+    hasty = Hasty(monkeypatch)
+    hasty.be(FALSE)
+    return hasty
+
+
+@pytest.fixture
+async def server(hasty: Hasty) -> AsyncIterator[EmbeddedServer]:
+    async with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(params=DRIVERS)
+async def store(request: pytest.FixtureRequest, server: EmbeddedServer) -> AsyncIterator[Store]:
+    store = DRIVERS[request.param](Access((server.endpoint,)))
+    yield store
+    await store.close()
 
 
 @asynccontextmanager
-async def followed(store: Store) -> AsyncIterator[Mirror]:
+async def mirrored(store: Store) -> AsyncIterator[Mirror]:
     mirror = Mirror("/team/", monotonic)
     following = asyncio.create_task(Watching(store, mirror).run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await mirror.changed_after(0)
-        yield mirror
+            yield mirror
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        await store.close()
 
 
-@pytest.fixture(autouse=True)
-def _everything(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+async def collect(batches: AsyncIterator[WatchBatch], told: list[WatchEvent]) -> None:
+    async for batch in batches:
+        told += batch.events
+
+
+async def shown(mirror: Mirror, key: str) -> None:
+    while key not in mirror.kvs:
+        await mirror.changed_after(mirror.sequence)
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["late", "after another stream"])
+async def test_events_that_were_told_to_have_been_sent_are_not_dropped(
+    hasty: Hasty, server: EmbeddedServer, store: Store, ending: bool
+) -> None:
+    direct = MemoryStore(server.engine)
+    told: list[WatchEvent] = []
+    start = (await direct.txn([], [Put("/team/a", b"")])).revision
+    async with asyncio.timeout(60), aclosing(store.watch("/team/", start + 1)) as batches:
+        await anext(batches)
+        await direct.txn([], [Put("/team/b", b"")])
+        while not told:
+            told += (await anext(batches)).events
+        hasty.keeping_back, hasty.ending = True, ending
+        late = (await direct.txn([], [Put("/team/late", b"")])).revision
+        with pytest.raises(Compacted, match="had all been sent") as gone:
+            await collect(batches, told)
+    assert gone.value.compact_revision == late
+    assert [event.kv.key for event in told] == ["/team/b"]
+
+
+@pytest.mark.parametrize("ending", [False, True], ids=["late", "after another stream"])
+async def test_a_mirror_is_read_anew_after_such_a_word(
+    hasty: Hasty, server: EmbeddedServer, store: Store, ending: bool
+) -> None:
+    direct = MemoryStore(server.engine)
+    await direct.txn([], [Put("/team/a", b"")])
+    async with mirrored(store) as mirror:
+        await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
+        hasty.keeping_back, hasty.ending = True, ending
+        late = (await direct.txn([], [Put("/team/late", b"1")])).revision
+        await mirror.reached(late)
+        await shown(mirror, "/team/late")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.PERMISSION_DENIED],
+    ids=lambda code: code.name,
+)
+async def test_a_store_that_does_not_tell_its_version_is_followed_all_the_same(
+    hasty: Hasty, monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode
+) -> None:
+    """As behind a proxy that lets through no more than a job's calls."""
+
+    async def refused(
+        calls: ServedCalls, request: pb.StatusRequest, context: ServicerContext
+    ) -> None:
+        await context.abort(code, "planted")
+
+    monkeypatch.setattr(ServedCalls, "status", refused)
+    async with asyncio.timeout(60), EmbeddedServer() as server:
+        store, direct = EtcdStore((server.endpoint,)), MemoryStore(server.engine)
+        try:
+            start = (await direct.txn([], [Put("/team/a", b"")])).revision
+            async with aclosing(store.watch("/team/", start)) as batches:
+                assert [event.kv.key for event in (await anext(batches)).events] == ["/team/a"]
+        finally:
+            await store.close()
+
+
+async def quiet_for_long(server: EmbeddedServer, mirror: Mirror) -> None:
+    """Only others write, the watch is told of it, and all of that is compacted."""
+    direct = MemoryStore(server.engine)
+    for _ in range(3):
+        elsewhere = (await direct.txn([], [Put("/others/a", b"")])).revision
+    await mirror.reached(elsewhere)
+    await direct.compact(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("version", "relists"), [(TRUE, 1), (FALSE, 2)], ids=["true word", "false word"]
+)
+async def test_a_quiet_job_is_read_anew_at_most_once_after_a_compaction(
+    hasty: Hasty, server: EmbeddedServer, store: Store, version: str, relists: int
+) -> None:
+    """Where the word can be relied on it is resumed behind the compaction, and never read anew."""
+    hasty.be(version)
+    direct = MemoryStore(server.engine)
+    await direct.txn([], [Put("/team/a", b"")])
+    async with mirrored(store) as mirror:
+        await quiet_for_long(server, mirror)
+        await hasty.end_stream()
+        await mirror.reached((await direct.txn([], [Put("/team/b", b"")])).revision)
+        assert mirror.relists == relists
+        for turn in range(3):
+            await hasty.end_stream()
+            await direct.txn([], [Put(f"/team/{turn}", b"")])
+            await shown(mirror, f"/team/{turn}")
+        assert mirror.relists == relists
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -66,32 +239,13 @@ def check_one_outage(caplog: pytest.LogCaptureFixture, away: str = AWAY) -> None
 async def test_a_watch_that_is_silent_is_told_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     cut = Cut()
-    async with followed(MemoryStore(MemoryEngine(), faults=cut)) as mirror:
+    async with mirrored(MemoryStore(MemoryEngine(), faults=cut)) as mirror:
         cut.cut()
         await until_said(caplog, AWAY)
         assert not mirror.healthy(monotonic())
         cut.mend()
-        await until_said(caplog, BACK)
-        assert mirror.healthy(monotonic())
-    check_one_outage(caplog)
-
-
-@pytest.fixture
-def etcd() -> Iterator[EtcdCluster]:
-    with EtcdCluster(1) as cluster:
-        yield cluster
-
-
-@pytest.mark.etcd
-async def test_a_store_that_is_killed_is_told_once_and_so_is_its_return(
-    etcd: EtcdCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with followed(EtcdStore(etcd.endpoints)) as mirror:
-        etcd.kill(0)
-        await until_said(caplog, AWAY)
-        assert not mirror.healthy(monotonic())
-        await asyncio.to_thread(etcd.restore)
         await until_said(caplog, BACK)
         assert mirror.healthy(monotonic())
     check_one_outage(caplog)
@@ -120,8 +274,9 @@ class Unreadable(Faults):
 async def test_a_store_that_cannot_be_read_anew_is_told_once(
     caplog: pytest.LogCaptureFixture, error: StoreRefused | StoreUnavailable, away: str
 ) -> None:
+    caplog.set_level(logging.INFO)
     faults = Unreadable()
-    async with followed(MemoryStore(MemoryEngine(), faults=faults)) as mirror:
+    async with mirrored(MemoryStore(MemoryEngine(), faults=faults)) as mirror:
         faults.error = error
         await until_said(caplog, away)
         failed = faults.failed

@@ -21,7 +21,6 @@ MADE_IN = {
         CLIENT,
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
         "tests/contract/test_slow_relist.py",
-        "tests/contract/test_store_false_progress.py",
         "tests/contract/test_watching.py",
         "tests/unit/test_commit_records.py",
         "tests/unit/test_commit_writes.py",
@@ -29,7 +28,6 @@ MADE_IN = {
     ("rdzv.mirror", "Watching"): {
         CLIENT,
         "tests/contract/test_slow_relist.py",
-        "tests/contract/test_store_false_progress.py",
         "tests/contract/test_watching.py",
     },
     ("rdzv.members.registrar", "Registrar"): {ASSEMBLY},

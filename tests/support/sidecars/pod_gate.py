@@ -12,7 +12,7 @@ from threading import Thread
 from agent.rundir.progress import ProgressLine, read_line
 from rdzv.drain.gate import Gate
 
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 class PodGate:

@@ -152,7 +152,7 @@ async def sidecar(
         "MUSTER_RUN_DIR": str(run_dir),
         "MUSTER_HTTP_PORT": str(http_port),
         "MUSTER_C10D_PORT": str(c10d_port),
-        "MUSTER_LEASE_TTL": "10",
+        "MUSTER_LEASE_TTL": "60",
         **environ,
     }
     process = await _start(("agent",), settings, runner)
