@@ -143,19 +143,34 @@ def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(LauncherSession, "__init__", begin)
 
 
+def _any_answer_may_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Floor, "may_tell", lambda *_: True)
+
+
+def _what_was_set_is_left_out_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_what_was_set(cell: Cell) -> bytes | None:
+        added = [int(part.value) for part in cell.addends.values() if part.value is not None]
+        return b"%d" % sum(added) if added else cell.base.value
+
+    monkeypatch.setattr(Cell, "value", without_what_was_set)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "plant",
+    ("plant", "judge"),
     [
-        _every_repetition_is_applied,
-        _own_writes_show_late,
-        _the_sum_is_that_of_later,
-        _what_may_be_told_is_asked_for_twice,
-        _nothing_is_known_of_a_former_sidecar,
+        (_every_repetition_is_applied, "each key"),
+        (_own_writes_show_late, "each key"),
+        (_the_sum_is_that_of_later, "each key"),
+        (_what_may_be_told_is_asked_for_twice, "each key"),
+        (_nothing_is_known_of_a_former_sidecar, "each key"),
+        (_any_answer_may_be_told, "the store's order"),
+        (_what_was_set_is_left_out_of_sums, "the store's order"),
     ],
 )
 async def test_a_planted_bug_is_found(
     plant: Callable[[pytest.MonkeyPatch], None],
+    judge: str,
     porcupine: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,6 +178,10 @@ async def test_a_planted_bug_is_found(
     plant(monkeypatch)
     for seed in range(HISTORIES):
         told = await unsteady_history(seed, tmp_path)
+        if judge == "the store's order":
+            if told.order.first_backward_step(told.history) is not None:
+                return
+            continue
         try:
             right, said = await verdict(porcupine, told.history, "ordered", 10)
         except Undecided:
@@ -171,34 +190,6 @@ async def test_a_planted_bug_is_found(
             assert "no order of these" in said
             return
     pytest.fail("no history showed the bug")
-
-
-@pytest.mark.timeout(600)
-async def test_a_planted_step_back_from_one_key_to_another_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Floor, "may_tell", lambda *_: True)
-    for seed in range(HISTORIES):
-        told = await unsteady_history(seed, tmp_path)
-        if told.order.first_backward_step(told.history) is not None:
-            return
-    pytest.fail("no history showed the bug")
-
-
-@pytest.mark.timeout(600)
-async def test_a_planted_error_of_the_cells_is_found_by_the_stores_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_what_was_set(cell: Cell) -> bytes | None:
-        added = [int(part.value) for part in cell.addends.values() if part.value is not None]
-        return b"%d" % sum(added) if added else cell.base.value
-
-    monkeypatch.setattr(Cell, "value", without_what_was_set)
-    for seed in range(HISTORIES):
-        told = await unsteady_history(seed, tmp_path)
-        if told.order.first_backward_step(told.history) is not None:
-            return
-    pytest.fail("no history showed the error")
 
 
 def told_in_turn(*records: Record) -> History:
@@ -259,19 +250,6 @@ def hard_to_judge(key: str) -> list[Record]:
     return [*added, read]
 
 
-async def test_what_is_not_decided_in_time_does_not_wait_for_ever(
-    porcupine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As on a machine so busy that nothing is collected: all that was taken for one part stays.
-    monkeypatch.setenv("GOGC", "off")
-    history = History()
-    for key in ("/a", "/b", "/c"):
-        history.records += hard_to_judge(key)
-    with pytest.raises(Undecided) as undecided:
-        await verdict(porcupine, history, "ordered", 0.05)
-    assert str(undecided.value).count("not decided within 50ms") == 3, undecided.value
-
-
 async def test_what_is_wrong_is_wrong_whatever_else_is_undecided(porcupine: Path) -> None:
     wrong = told_in_turn(*(replace(record) for record in OWN_WRITE_MISSED))
     for records in (hard_to_judge("/m") + wrong.records, wrong.records + hard_to_judge("/m")):
@@ -279,12 +257,3 @@ async def test_what_is_wrong_is_wrong_whatever_else_is_undecided(porcupine: Path
         history.records += records
         right, said = await verdict(porcupine, history, "ordered", 0.5)
         assert not right, said
-
-
-async def test_a_search_without_end_ends_before_the_memory_of_the_machine_does(
-    porcupine: Path,
-) -> None:
-    history = History()
-    history.records += hard_to_judge("/a")
-    with pytest.raises(Undecided, match="MiB"):
-        await verdict(porcupine, history, "ordered", 200)

@@ -4,23 +4,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from launcher_shim.tcpstore import wire
 from rdzv.errors import StoreAmbiguous, StoreError, StoreUnavailable
 from rdzv.keys import JobKeys
-from rdzv.store import Compare, Delete, Operation, TxnResult
-from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from rdzv.store import Compare, Delete, TxnResult
+from rdzv.store.memory.client import MemoryEngine
 from tests.support.histories.pods import pod
 from tests.support.sidecars.raw_client import connected
+from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 KEYS = JobKeys("team", "digits")
 PATIENCE_S = 30.0
 
 
-class Failing(MemoryStore):
+class Failing(TransactingStore):
     """Fails the first attempts to drop records: by ``error``, or as under another lease."""
 
     def __init__(self, engine: MemoryEngine, error: StoreError | None) -> None:
@@ -29,21 +30,15 @@ class Failing(MemoryStore):
         self._times = 2
         self.dropped = asyncio.Event()
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = 2.0,
-    ) -> TxnResult:
-        drops = any(isinstance(one, Delete) and "/ops/" in one.key for one in then)
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
+        drops = any(isinstance(one, Delete) and "/ops/" in one.key for one in asked.then)
         if drops and self._times:
             self._times -= 1
             if self._error is not None:
                 raise self._error
-            compares = [*compares, Compare(KEYS.job, "mod", "=", 1 << 40)]
-        result = await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+            never = Compare(KEYS.job, "mod", "=", 1 << 40)
+            asked = replace(asked, compares=[*asked.compares, never])
+        result = await carry(asked)
         if drops and result.succeeded:
             self.dropped.set()
         return result

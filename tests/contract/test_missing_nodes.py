@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
@@ -15,7 +15,7 @@ from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.members.guard import Registered
-from rdzv.store import Compare, Delete, KeyValue, Operation, Put, TxnResult, WatchEvent
+from rdzv.store import Delete, KeyValue, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore, transact
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
@@ -30,6 +30,7 @@ from tests.support.sidecars.runs import (
     pod,
     until,
 )
+from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 pytestmark = pytest.mark.virtual
 
@@ -138,7 +139,7 @@ async def own_node(store: MemoryStore) -> OwnNode:
     )
 
 
-class LateAnswers(MemoryStore):
+class LateAnswers(TransactingStore):
     """Answers a transaction only once the watch has shown what has happened since."""
 
     def __init__(self, engine: MemoryEngine) -> None:
@@ -146,15 +147,8 @@ class LateAnswers(MemoryStore):
         self.meanwhile: Callable[[], None] | None = None
         self.lost = asyncio.Event()
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = 2.0,
-    ) -> TxnResult:
-        result = await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
+        result = await carry(asked)
         if self.meanwhile is not None and result.succeeded:
             meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
@@ -183,24 +177,17 @@ async def test_a_record_that_was_lost_before_its_write_was_answered_is_written_a
     running.cancel()
 
 
-class Restored(MemoryStore):
+class Restored(TransactingStore):
     """Counts the transactions since it was restored, and lets others have their turns."""
 
     def __init__(self, engine: MemoryEngine) -> None:
         super().__init__(engine)
         self.asked = 0
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = 2.0,
-    ) -> TxnResult:
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
         self.asked += 1
         await asyncio.sleep(0)
-        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+        return await carry(asked)
 
 
 async def test_a_store_restored_unnoticed_is_not_asked_again_and_again_for_a_record() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -18,11 +18,12 @@ from rdzv.members.leftovers import KEPT_MIN
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
-from rdzv.store import Compare, Operation, Put, TxnResult
+from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Cut
 from tests.support.sidecars.jobs import KEYS, client
 from tests.support.sidecars.processes import until
+from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 HERE = KEYS.in_generation(1)
 
@@ -110,24 +111,17 @@ async def test_nobody_else_does(me: str, pod_uid: str) -> None:
         assert engine.revision == before + 3
 
 
-class Raced(MemoryStore):
+class Raced(TransactingStore):
     """Somebody takes the oldest name again, just before it is dropped."""
 
     raced = False
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = 2.0,
-    ) -> TxnResult:
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
         if not self.raced:
             self.raced = True
             back = Incarnation("gone-0000", 9, "uid-new").to_json()
-            await super().txn([], [Put(KEYS.incarnation("gone-0000"), back)])
-        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+            await carry(Transaction([], [Put(KEYS.incarnation("gone-0000"), back)]))
+        return await carry(asked)
 
 
 async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:

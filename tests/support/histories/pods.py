@@ -20,11 +20,12 @@ from rdzv.keys import JobKeys
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.mirror import Mirror
-from rdzv.store import DEFAULT_TIMEOUT_S, Compare, Operation, Store, TxnResult
+from rdzv.store import Store, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.histories.recorded import History, HistoryClient, history_client
 from tests.support.ports import free_ports
+from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 NODES = (2, 4)
 REGISTERS = ("/r0", "/r1", "/r2")
@@ -199,7 +200,7 @@ class Unsteady(Faults):
             await asyncio.sleep(0)
 
 
-class StragglingStore(MemoryStore):
+class StragglingStore(TransactingStore):
     """A client some of whose writes arrive long after it has given them up.
 
     As those do that a frozen member of etcd still has in its sockets.
@@ -211,30 +212,18 @@ class StragglingStore(MemoryStore):
         self._random = random
         self._late: set[asyncio.Task[None]] = set()
 
-    async def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> TxnResult:
+    async def transact(self, asked: Transaction, carry: Carry) -> TxnResult:
         if not self._unsteady.calm and self._random.random() < 0.06:
-            late = asyncio.create_task(self._arrive(compares, then, otherwise))
+            late = asyncio.create_task(self._arrive(asked))
             self._late.add(late)
             late.add_done_callback(self._late.discard)
             await asyncio.sleep(0.02)
             raise StoreAmbiguous("txn: it arrives later")
-        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+        return await carry(asked)
 
-    async def _arrive(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation],
-    ) -> None:
+    async def _arrive(self, asked: Transaction) -> None:
         await asyncio.sleep(self._random.uniform(0.05, 0.2))
-        await MemoryStore(self.engine).txn(compares, then, otherwise)
+        await MemoryStore(self.engine).txn(asked.compares, asked.then, asked.otherwise)
 
 
 class HistoryLoad:
