@@ -10,7 +10,7 @@ import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -216,6 +216,21 @@ async def test_close_cancels_what_is_under_way() -> None:
         assert all(result.cancelled() for result in sessions[0].results)
         assert sessions[0].is_closed.is_set()
         assert await client.ended() == b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_that_comes_as_the_server_closes_is_closed_too(turns: int) -> None:
+    async with serving(StepSession) as (server, port):
+        with socket.socket() as client:
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.close()
+            async with asyncio.timeout(PATIENCE_S):
+                with suppress(ConnectionResetError):
+                    assert await loop.sock_recv(client, 1) == b""
 
 
 # --- errors ---

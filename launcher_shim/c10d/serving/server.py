@@ -52,6 +52,7 @@ class C10dServer:
     ) -> None:
         self._connections_max = connections_max
         self._connections: set[Connection] = set()
+        self._closing = False
         self._host = ConnectionOwner(
             open_session,
             self._joined,
@@ -105,6 +106,7 @@ class C10dServer:
 
     async def close(self) -> None:
         """Stop listening, cancel what is under way, and close every connection."""
+        self._closing = True
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -126,7 +128,10 @@ class C10dServer:
 
     def _joined(self, connection: Connection) -> None:
         self._connections.add(connection)
-        if len(self._connections) > self._connections_max:
+        if self._closing:
+            # Accepted just before the listener was closed.
+            connection.give_up()
+        elif len(self._connections) > self._connections_max:
             connection.fail(f"there are already {self._connections_max} connections")
 
     def _left(self, connection: Connection) -> None:
