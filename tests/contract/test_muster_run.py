@@ -58,6 +58,14 @@ def bare(tmp_path: Path) -> Path:
     return path
 
 
+def on_path(folder: Path, name: str, script: str) -> str:
+    """Put a program in the place of the one of that name; return the PATH that begins with it."""
+    folder.mkdir()
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
 def deliver(path: Path) -> None:
     for name in PROGRAMS:
         (path / "bin" / name).write_bytes(program(name))
@@ -185,12 +193,8 @@ async def test_a_sigterm_that_a_shell_would_swallow_arrives_once(bare: Path, lin
 
 
 async def test_it_imports_nothing_that_is_heavy(bare: Path, tmp_path: Path) -> None:
-    python = tmp_path / "path" / "python3"
-    await asyncio.to_thread(python.parent.mkdir)
     telling = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -X importtime "$@"\n'
-    await asyncio.to_thread(python.write_text, telling)
-    await asyncio.to_thread(python.chmod, 0o755)
-    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
+    path = await asyncio.to_thread(on_path, tmp_path / "path", "python3", telling)
     async with started(bare, "muster-run", "--", "true", PATH=path) as run:
         assert await run.ended() == 0
     lines = [line for line in run.err.splitlines() if line.startswith("import time:")]
@@ -205,10 +209,8 @@ async def test_it_imports_nothing_that_is_heavy(bare: Path, tmp_path: Path) -> N
 
 
 async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
-    def deliver_more() -> None:
-        (run_dir / "env").write_text("PET_RDZV_ENDPOINT=elsewhere:1\nDELIVERED=a=b\n")
-
-    await asyncio.to_thread(deliver_more)
+    delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nDELIVERED=a=b\n"
+    await asyncio.to_thread((run_dir / "env").write_text, delivered)
     show = "echo $PET_RDZV_ENDPOINT $DELIVERED $PYTHONPATH $MUSTER_RUN_DIR $KEPT"
     async with started(
         run_dir,
@@ -224,12 +226,8 @@ async def test_what_is_delivered_is_the_last_word(run_dir: Path) -> None:
 async def test_a_larger_budget_and_foreign_options_are_kept_and_the_rest_is_said(
     run_dir: Path,
 ) -> None:
-    def deliver_more() -> None:
-        (run_dir / "env").write_text(
-            "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
-        )
-
-    await asyncio.to_thread(deliver_more)
+    delivered = "PET_RDZV_ENDPOINT=elsewhere:1\nPET_MAX_RESTARTS=10\nPET_RDZV_CONF=is_host=0\n"
+    await asyncio.to_thread((run_dir / "env").write_text, delivered)
     async with started(
         run_dir,
         *("muster-run", "--", "sh", "-c", "echo $PET_MAX_RESTARTS $PET_RDZV_CONF"),
@@ -303,13 +301,10 @@ which signals are blocked."""
 async def test_a_signal_before_python_has_started_is_not_lost(
     bare: Path, tmp_path: Path, name: str, number: signal.Signals
 ) -> None:
-    python, started_, go = (tmp_path / part for part in ("path/python3", "started", "go"))
-    await asyncio.to_thread(python.parent.mkdir)
+    started_, go = tmp_path / "started", tmp_path / "go"
     script = SLOW_TO_START.format(started=str(started_), go=str(go), python=sys.executable)
-    await asyncio.to_thread(python.write_text, script)
-    await asyncio.to_thread(python.chmod, 0o755)
+    path = await asyncio.to_thread(on_path, tmp_path / "path", "python3", script)
     command = ("--", "sleep", "600") if name == "muster-run" else ()
-    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     async with started(bare, name, *command, PATH=path) as run:
         await until(lambda: asyncio.to_thread(started_.exists))
         run.process.send_signal(number)
@@ -325,12 +320,9 @@ async def test_a_signal_while_the_shell_looks_for_python_is_handled(
     bare: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     """As the first process of a container it would get none that it has no handler for."""
-    env, started_, go = (tmp_path / part for part in ("path/env", "started", "go"))
-    await asyncio.to_thread(env.parent.mkdir)
+    started_, go = tmp_path / "started", tmp_path / "go"
     script = f"#!/bin/sh\ntouch {started_}\nuntil [ -e {go} ]; do sleep 0.01; done\nexit 125\n"
-    await asyncio.to_thread(env.write_text, script)
-    await asyncio.to_thread(env.chmod, 0o755)
-    path = f"{env.parent}{os.pathsep}{os.environ['PATH']}"
+    path = await asyncio.to_thread(on_path, tmp_path / "path", "env", script)
     async with started(bare, "muster-run", "--", "sleep", "600", PATH=path) as run:
         await until(lambda: asyncio.to_thread(started_.exists))
         run.process.send_signal(number)
@@ -339,11 +331,7 @@ async def test_a_signal_while_the_shell_looks_for_python_is_handled(
 
 
 async def test_an_env_that_can_block_nothing_is_done_without(bare: Path, tmp_path: Path) -> None:
-    env = tmp_path / "path" / "env"
-    await asyncio.to_thread(env.parent.mkdir)
-    await asyncio.to_thread(env.write_text, "#!/bin/sh\nexit 125\n")
-    await asyncio.to_thread(env.chmod, 0o755)
-    path = f"{env.parent}{os.pathsep}{os.environ['PATH']}"
+    path = await asyncio.to_thread(on_path, tmp_path / "path", "env", "#!/bin/sh\nexit 125\n")
     async with started(bare, "muster-run", "--", "sh", "-c", "exit 7", PATH=path) as run:
         assert await run.ended() == 7
 

@@ -66,26 +66,27 @@ async def until_asked(store: Versioned, times: int) -> None:
     await until(holds)
 
 
-async def test_a_version_that_is_not_fit_is_a_warning_told_once(
+@pytest.mark.parametrize(
+    ("versions", "asked", "levels", "last"),
+    [
+        (("3.5.7",), 5, ["WARNING"], ("etcd 3.5.7", "on their way", "use 3.5.23")),
+        (("3.6.16", "", "3.6.16", "3.5.1"), 6, ["INFO", "WARNING"], ("etcd 3.5.1",)),
+    ],
+    ids=["told once", "another one is told of too"],
+)
+async def test_each_version_is_told_once(
     caplog: pytest.LogCaptureFixture,
+    versions: tuple[str, ...],
+    asked: int,
+    levels: list[str],
+    last: tuple[str, ...],
 ) -> None:
     caplog.set_level(logging.INFO)
-    store = Versioned(MemoryEngine(), "3.5.7")
+    store = Versioned(MemoryEngine(), *versions)
     async with judging(store):
-        await until_asked(store, 5)
-    ((level, sentence),) = said(caplog)
-    assert level == "WARNING"
-    assert "etcd 3.5.7" in sentence
-    assert "on their way" in sentence
-    assert "use 3.5.23" in sentence
-
-
-async def test_another_version_is_told_of_too(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    store = Versioned(MemoryEngine(), "3.6.16", "", "3.6.16", "3.5.1")
-    async with judging(store):
-        await until_asked(store, 6)
-    assert [level for level, _ in said(caplog)] == ["INFO", "WARNING"]
+        await until_asked(store, asked)
+    assert [level for level, _ in said(caplog)] == levels
+    assert all(words in said(caplog)[-1][1] for words in last)
 
 
 async def test_a_sidecar_judges_its_store(

@@ -13,13 +13,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 
-from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from tests.support.faults.watch import eventually
+from tests.support.sidecars.handlers import handler_at
 
 MONITOR_S = 0.2
 FORM_S = 120.0
@@ -57,17 +55,10 @@ class Agent:
 
     def _run(self) -> None:
         try:
-            store = TCPStore(
-                "localhost", self._port, is_master=False, timeout=timedelta(seconds=300)
+            handler, _ = handler_at(
+                self._port, self._address, self._run_id, self._nodes, keep_alive_interval=1
             )
-            handler = self._handler = DynamicRendezvousHandler.from_backend(
-                self._run_id,
-                store,
-                C10dRendezvousBackend(store, self._run_id),
-                *self._nodes,
-                self._address,
-                keep_alive_interval=1,
-            )
+            self._handler = handler
             while not self._ended.is_set():
                 info = handler.next_rendezvous()
                 number = handler._state_holder.state.round

@@ -19,9 +19,13 @@ PATIENCE_S = 90.0
 """For torch's side of a rendezvous, on cores that are shared."""
 
 
-def handler_at(port: int, address: str, run_id: str = RUN_ID) -> tuple[Any, Any]:
+def handler_at(
+    port: int, address: str, run_id: str = RUN_ID, nodes: tuple[int, int] = (1, 4), **options: Any
+) -> tuple[Any, Any]:
     """Connect as torchrun does; blocks."""
     store = TCPStore("localhost", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
     backend = C10dRendezvousBackend(store, run_id)
-    handler = DynamicRendezvousHandler.from_backend(run_id, store, backend, 1, 4, address)
+    handler = DynamicRendezvousHandler.from_backend(
+        run_id, store, backend, *nodes, address, **options
+    )
     return handler, store
