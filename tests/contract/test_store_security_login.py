@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from rdzv.errors import StoreAmbiguous, StoreRefused, StoreUnavailable
+from rdzv.errors import StoreRefused, StoreUnavailable
 from rdzv.keys import JobKeys
 from rdzv.store import Compare, Put, Store
 from rdzv.store.access import Access
@@ -175,21 +175,6 @@ def logins(cluster: EtcdCluster) -> int:
         if line.startswith("grpc_server_started_total") and '"Authenticate"' in line
     ]
     return int(sum(found))
-
-
-async def test_a_member_that_started_again_knows_no_token_and_gets_a_new_one(
-    access: Access, keys: JobKeys, secure_cluster: EtcdCluster
-) -> None:
-    async with opened(access) as store:
-        await store.txn([], [Put(keys.job, b"1")])
-        await asyncio.to_thread(secure_cluster.restart, 0)
-        async with asyncio.timeout(10):
-            while True:
-                try:
-                    await store.txn([], [Put(keys.job, b"2")])
-                    break
-                except (StoreUnavailable, StoreAmbiguous):
-                    continue
 
 
 CROWD = 40

@@ -10,13 +10,10 @@ from random import Random
 
 import pytest
 
-from agent.parts import job_client, member_parts
-from agent.surroundings import MemberSettings
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.etcd.rights import JobRole, Rights
-from tests.support.sidecars.jobs import identity, surroundings
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.secure import job_access, opened, root_access, secure_cluster
 
@@ -165,18 +162,3 @@ async def test_who_may_have_a_password_is_not_taken_for_one_without(
     finally:
         await rights.close()
         await asks_nobody.close()
-
-
-async def test_a_member_registers_and_leaves_with_the_rights_of_its_job(mine: Store) -> None:
-    around = surroundings(mine, "node-0")
-    settings = MemberSettings(keys=MINE, identity=identity("node-0"))
-    async with job_client(around, MINE).following() as client, asyncio.timeout(20):
-        registrar = member_parts(around, settings, client).registrar
-        running = asyncio.create_task(registrar.run())
-        await registrar.registered.wait()
-        assert list(client.membership.snapshot().members) == ["node-0"]
-        running.cancel()
-        await registrar.leave(5)
-        await asyncio.wait([running])
-    members = await mine.range(MINE.in_generation(1).members, prefix=True)
-    assert members.kvs == ()
