@@ -10,7 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -150,16 +150,10 @@ async def test_a_leave_is_seen_by_the_others_at_once(
         await one.until_ready()
         await two.until_ready()
 
-        async def both_listed() -> bool:
-            return len((await one.hosts()).splitlines()) == 3
-
-        await until(both_listed)
+        await one.until_hosts(2)
         assert await two.end() == 0
 
-        async def one_listed() -> bool:
-            return len((await one.hosts()).splitlines()) == 2
-
-        await until(one_listed)
+        await one.until_hosts(1)
 
 
 async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
@@ -173,10 +167,7 @@ async def test_a_launcher_is_told_the_hosts_and_is_none_itself(
         async with sidecar(server.endpoint, tmp_path / "w", "worker", MUSTER_SLOTS="3") as two:
             await two.until_ready()
 
-            async def told() -> bool:
-                return len((await one.hosts()).splitlines()) == 2
-
-            await until(told)
+            await one.until_hosts(1)
             host, last = (await one.hosts()).splitlines()
             assert host.startswith("worker.")
             assert host.endswith(":3")
@@ -323,10 +314,7 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
             await two.until_ready()
             assert await two.end() == 0
 
-        async def only_one() -> bool:
-            return len((await one.hosts()).splitlines()) == 2
-
-        await until(only_one)
+        await one.until_hosts(1)
         assert (await one.get("/healthz"))[0] == 200
         assert (await one.get("/nothing"))[0] == 404
 
@@ -341,13 +329,7 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
         await one.until_ready()
         await two.until_ready()
 
-        def listed(count: int) -> Callable[[], Awaitable[bool]]:
-            async def holds() -> bool:
-                return len((await one.hosts()).splitlines()) == count + 1
-
-            return holds
-
-        await until(listed(2))
+        await one.until_hosts(2)
         for name in ("hosts", "state.json"):
             await asyncio.to_thread(block, tmp_path / "a" / name)
         assert await two.end() == 0
@@ -357,11 +339,8 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
         assert (await one.get("/healthz"))[0] == 200
         await asyncio.to_thread((tmp_path / "a" / "hosts").rmdir)
 
-        async def delivered() -> bool:
-            return await asyncio.to_thread((tmp_path / "a" / "hosts").exists)
-
-        await until(delivered)
-        await until(listed(1))
+        await until(lambda: asyncio.to_thread((tmp_path / "a" / "hosts").exists))
+        await one.until_hosts(1)
 
 
 def block(path: Path) -> None:

@@ -218,10 +218,7 @@ async def next_life(one: Pod, keys: JobKeys) -> None:
     former = one.endpoint.sessions.shared
     await begin_next_life(one.store, keys, now)
 
-    async def moved() -> bool:
-        return one.endpoint.sessions.shared is not former
-
-    await until(moved)
+    await until(lambda: one.endpoint.sessions.shared is not former)
 
 
 @asynccontextmanager

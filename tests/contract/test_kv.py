@@ -578,10 +578,7 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
 
 
 async def until_added(kv: Kv) -> None:
-    async def added() -> bool:
-        return kv.cells.value(b"/n") is not None
-
-    await until(added)
+    await until(lambda: kv.cells.value(b"/n") is not None)
 
 
 @pytest.mark.parametrize("seed", range(8))

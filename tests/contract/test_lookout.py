@@ -92,10 +92,7 @@ def says(one: Pod, kind: str) -> bool:
 async def said(one: Pod, kind: str) -> KeyValue | None:
     """Wait until the store says so."""
 
-    async def is_said() -> bool:
-        return says(one, kind)
-
-    await until(is_said)
+    await until(lambda: says(one, kind))
     return one.client.mirror.kvs.get(HERE.bypass("w-0"))
 
 

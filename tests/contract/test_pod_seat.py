@@ -175,10 +175,7 @@ async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is
         async with pod(engine, "w-0", unix_path=str(path), held=held) as one, monitored(first):
             newcomer = asyncio.create_task(asyncio.to_thread(started, newcomer_port))
 
-            async def asks() -> bool:
-                return one.endpoint.connections > 0
-
-            await until(asks)
+            await until(lambda: one.endpoint.connections > 0)
             await asyncio.wait([newcomer], timeout=1.0)
             await asyncio.to_thread(way_back.symlink_to, path)
             async with asyncio.timeout(PATIENCE_S):

@@ -102,10 +102,7 @@ async def running(pod: Pod, server: EmbeddedServer, run_dir: Path) -> AsyncItera
     async with sidecar(server.endpoint, run_dir, "node-0", as_sidecar) as started:
         await started.until_ready()
 
-        async def gate_is_shown() -> bool:
-            return await asyncio.to_thread((run_dir / "gate.json").exists)
-
-        await until(gate_is_shown)
+        await until(lambda: asyncio.to_thread((run_dir / "gate.json").exists))
         yield started
 
 

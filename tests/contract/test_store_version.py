@@ -60,10 +60,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 async def until_asked(store: Versioned, times: int) -> None:
-    async def holds() -> bool:
-        return store.asked >= times
-
-    await until(holds)
+    await until(lambda: store.asked >= times)
 
 
 @pytest.mark.parametrize(

@@ -224,10 +224,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 
 
 async def until_said(caplog: pytest.LogCaptureFixture, beginning: str) -> None:
-    async def holds() -> bool:
-        return any(sentence.startswith(beginning) for _, sentence in said(caplog))
-
-    await until(holds)
+    await until(lambda: any(sentence.startswith(beginning) for _, sentence in said(caplog)))
 
 
 def check_one_outage(caplog: pytest.LogCaptureFixture, away: str = AWAY) -> None:
@@ -281,10 +278,7 @@ async def test_a_store_that_cannot_be_read_anew_is_told_once(
         await until_said(caplog, away)
         failed = faults.failed
 
-        async def silent_and_asked_again() -> bool:
-            return faults.failed > failed + 2 and not mirror.healthy(monotonic())
-
-        await until(silent_and_asked_again)
+        await until(lambda: faults.failed > failed + 2 and not mirror.healthy(monotonic()))
         faults.error = None
         await until_said(caplog, BACK)
     check_one_outage(caplog, away)

@@ -120,6 +120,14 @@ class Sidecar:
         assert process.returncode == 0
         return out.decode()
 
+    async def until_hosts(self, count: int) -> None:
+        """Wait until it prints so many hosts."""
+
+        async def listed() -> bool:
+            return len((await self.hosts()).splitlines()) == count + 1
+
+        await until(listed)
+
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit status."""
         if self.process.returncode is None:
@@ -174,8 +182,13 @@ async def _read_lines(process: asyncio.subprocess.Process, lines: list[dict[str,
             lines.append({"event": "not json", "message": text.decode()})
 
 
-async def until(holds: Callable[[], Awaitable[bool]], patience_s: float = PATIENCE_S) -> None:
+async def until(
+    holds: Callable[[], bool | Awaitable[bool]], patience_s: float = PATIENCE_S
+) -> None:
     """Wait until ``holds``, looking every 50 ms."""
     async with asyncio.timeout(patience_s):
-        while not await holds():  # noqa: ASYNC110 - another process has no event to give
+        while True:
+            held = holds()
+            if held if isinstance(held, bool) else await held:
+                return
             await asyncio.sleep(0.05)
