@@ -86,13 +86,11 @@ def test_planted_bugs_are_found(name: str) -> None:
 
 def test_i10_a_pod_in_which_no_launcher_has_come_is_kept_once_another_one_trains() -> None:
     # Its sidecar registered before there was a run, and learns of it from the store alone.
-    outcome = simulate(98, plot="evicted-drains")
-    assert outcome.failure is None, outcome.report()
+    _run("evicted-drains", 98, 1)
 
 
 def test_i2_nobody_is_frozen_by_a_watch_that_was_told_of_what_it_was_not_shown() -> None:
-    outcome = simulate(4618, plot="early-progress")
-    assert outcome.failure is None, outcome.report()
+    _run("early-progress", 4618, 1)
 
 
 @pytest.mark.parametrize("seed", [26801, 27646, 28920])
@@ -100,29 +98,24 @@ def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_ru
     seed: int,
 ) -> None:
     # A world forms in another run just then, and the two share one commit record.
-    outcome = simulate(seed, plot="other-runs")
-    assert outcome.failure is None, outcome.report()
+    _run("other-runs", seed, 1)
 
 
 def test_i11_whoever_is_quarantined_for_longer_than_usual_is_let_in_so_much_later() -> None:
     # Its torchrun has died five times, and has to live for 240 s.
-    outcome = simulate(22761, plot="other-runs")
-    assert outcome.failure is None, outcome.report()
+    _run("other-runs", 22761, 1)
 
 
 def test_i1_an_older_ask_in_a_restored_store_ends_no_world() -> None:
-    outcome = simulate(1129, plot="restores")
-    assert outcome.failure is None, outcome.report()
+    _run("restores", 1129, 1)
 
 
 def test_i1_a_lost_round_that_no_sidecar_has_seen_is_frozen_once() -> None:
-    outcome = simulate(28851, plot="earlier-lives-restored")
-    assert outcome.failure is None, outcome.report()
+    _run("earlier-lives-restored", 28851, 1)
 
 
 def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
-    outcome = simulate(18843, plot="aliens")
-    assert outcome.failure is None, outcome.report()
+    _run("aliens", 18843, 1)
 
 
 @pytest.mark.parametrize("seed", [39, 368, 505, 549, 552])

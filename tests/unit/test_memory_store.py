@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv.errors import Compacted, LeaseLost, StoreAmbiguous, StoreRefused, StoreUnavailable
-from rdzv.store import Compare, Delete, Put, Range, WatchEvent
+from rdzv.store import Put, WatchEvent
 from rdzv.store.intervals import Interval, key_bytes, key_text
 from rdzv.store.memory.actions import MAX_OPERATIONS, Erase, Read, Write
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -168,20 +168,6 @@ def test_more_operations_than_etcd_takes_are_refused() -> None:
     assert engine.revision == 1
 
 
-async def test_close_ends_waiting_watches_and_refuses_calls() -> None:
-    store = MemoryStore()
-
-    async def follow() -> list[int]:
-        return [batch.revision async for batch in store.watch("", 1)]
-
-    following = asyncio.ensure_future(follow())
-    await asyncio.sleep(0)
-    await store.close()
-    assert await following == []
-    with pytest.raises(StoreUnavailable):
-        await store.range("a")
-
-
 @given(st.binary(), st.binary())
 def test_an_interval_of_a_prefix_holds_what_starts_with_it(prefix: bytes, key: bytes) -> None:
     interval = Interval.of(key_text(prefix), prefix=True)
@@ -236,16 +222,3 @@ def test_replaying_the_history_gives_the_state(
     hanging = {kv.key.encode() for kv in state if kv.lease == 2}
     assert engine.leases[2].keys == hanging
     assert engine.size_bytes[1] == sum(len(kv.key) + len(kv.value) for kv in state)
-
-
-async def test_a_transaction_reads_its_own_writes() -> None:
-    store = MemoryStore()
-    result = await store.txn(
-        [Compare("a", "create", "=", 0)], [Put("a", b"1"), Range("a"), Delete("b"), Range("b")]
-    )
-    assert result.succeeded
-    put, read, deleted, empty = result.responses
-    assert put is None
-    assert isinstance(read, tuple)
-    assert read[0].value == b"1"
-    assert (deleted, empty) == (0, ())

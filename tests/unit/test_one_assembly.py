@@ -22,8 +22,7 @@ MADE_IN = {
         "rdzv/membership.py",  # one read, shown as a membership: nothing follows the store
         "tests/contract/test_slow_relist.py",
         "tests/contract/test_watching.py",
-        "tests/unit/test_commit_records.py",
-        "tests/unit/test_commit_writes.py",
+        "tests/unit/test_snapshot.py",
     },
     ("rdzv.mirror", "Watching"): {
         CLIENT,

@@ -15,7 +15,6 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from rdzv import listing
 from rdzv.drain.decision import is_enough
-from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import leftovers
 from rdzv.membership import snapshot_of
@@ -23,7 +22,7 @@ from rdzv.records.job import Job
 from rdzv.records.quarantine import Quarantine, Terms, after_death, after_time
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, RangeResult
-from tests.support.records import member, node, run, world
+from tests.support.records import kv, member, node, run, world
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -94,22 +93,8 @@ def test_deaths_are_forgotten_when_nothing_has_died_for_long(alive_s: float | No
     assert after_time(NOW, known, NOW - 600, alive_s, TERMS).drop
 
 
-def stored(record: Quarantine, value: bytes | None = None, revision: int = 7) -> KeyValue:
-    key = HERE.quarantine(record.member)
-    return KeyValue(key, record.to_json() if value is None else value, 1, revision, 1, 0)
-
-
-def test_a_record_comes_back_as_it_was() -> None:
-    assert Quarantine.from_kv(stored(OUT)) == OUT
-
-
-@pytest.mark.parametrize(
-    "value",
-    [b"", b"{}", b'{"schema":1}', OUT.to_json().replace(b"3", b"0"), OUT.to_json()[:-5] + b'"x"}'],
-)
-def test_what_is_no_record_is_refused(value: bytes) -> None:
-    with pytest.raises(RecordError):
-        Quarantine.from_kv(stored(OUT, value=value))
+def stored(record: Quarantine, revision: int = 7) -> KeyValue:
+    return kv(HERE.quarantine(record.member), revision, record.to_json())
 
 
 # --- who is kept out ---
@@ -122,7 +107,7 @@ def job(members: str = "abc", *records: Quarantine, least: int = 2) -> Snapshot:
 
 def test_the_store_says_who_is_quarantined() -> None:
     kvs = (
-        KeyValue(KEYS.job, Job(2, 4).to_json(), 1, 1, 1, 0),
+        kv(KEYS.job, 1, Job(2, 4).to_json()),
         KeyValue(HERE.member("c"), member("c", min_workers=2).to_json(), 1, 2, 1, 5),
         stored(OUT),
     )

@@ -122,8 +122,3 @@ def test_who_trained_last_is_on_record_until_the_next_world_is() -> None:
     frozen = decide(NOW, run(map(node, "abc"), opened), WATCHED, POLICY).round
     assert frozen is not None
     assert frozen.former == ()
-
-
-def test_a_round_of_an_older_sidecar_says_nothing_of_the_one_before() -> None:
-    value = b'{"schema":1,"round":4,"complete":false,"closed":"","finishing":false,"frozen":[]}'
-    assert Round.from_kv(KeyValue("/r/round", value, 1, 7, 1, 0)).former == ()

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Records as the store has them: each comes back as it was, and anything else is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.records import INT64_MAX, ROUNDS_PER_LIFE, Node, Round, Seat
+from rdzv.errors import RecordError
+from rdzv.keys import JobKeys
+from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
+from rdzv.records.drain import Drain
+from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.quarantine import Quarantine
+from rdzv.store import Compare, WatchEvent
+from tests.support.records import kv, node, world
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(1)
+RUN = HERE.run("digits")
+TEXT = st.text(max_size=8)
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+COUNT = st.integers(0, 2**60)
+NUMBER = st.none() | st.integers()
+YES_OR_NO = st.booleans()
+PODS = st.lists(TEXT).map(tuple)
+COUNTS = st.integers(0, INT64_MAX)
+SEATS = st.builds(Seat, NAMES, TEXT, COUNTS)
+RECORDS: st.SearchStrategy[Any] = (
+    st.builds(Job, st.integers(), st.integers(), st.integers(), TEXT, NUMBER)
+    | st.builds(Incarnation, TEXT, st.integers(), TEXT)
+    | st.builds(
+        Member, TEXT, TEXT, st.integers(), TEXT, TEXT, st.sampled_from(["worker", "launcher"]),
+        st.integers(), st.integers(), st.integers(), index=st.integers(-1, 99),
+    )
+    | st.builds(
+        Commit, COUNT, TEXT, COUNT, st.sampled_from(["idle", "hold", "commit", "done", "void"]),
+        NUMBER, PODS, PODS, PODS, YES_OR_NO, YES_OR_NO, YES_OR_NO,
+        COUNT, st.integers(0, 10**6).map(float), TEXT,
+    )
+    | st.builds(Vote, COUNT, COUNT, TEXT, NUMBER, NUMBER, TEXT)
+    | st.builds(LastCommit, st.integers(), COUNT, COUNT, TEXT, YES_OR_NO)
+    | st.builds(
+        Drain, TEXT, TEXT, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5), TEXT,
+        st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
+    )
+    | st.builds(
+        Node, NAMES, st.sampled_from(["asking", "in"]), TEXT, COUNTS, TEXT, COUNTS, COUNTS
+    )
+    | st.builds(
+        Round, COUNTS, YES_OR_NO, st.sampled_from(["", "success", "failure"]), YES_OR_NO,
+        st.lists(SEATS, max_size=5, unique_by=lambda seat: seat.member).map(tuple),
+        restored=YES_OR_NO,
+    )
+    | st.builds(Quarantine, st.just("c"), TEXT, st.integers(1, 9), TEXT, YES_OR_NO)
+)  # fmt: skip
+GOOD: dict[type[Any], Any] = {
+    Job: Job(1, 2),
+    Member: Member("w", "u", 1, "a", "n", "worker", 1, 1, 2),
+    Incarnation: Incarnation("w", 1, "u"),
+    Drain: Drain("u", "m", "r", "s"),
+    Commit: Commit(),
+    Vote: Vote(1, 1, "u", None),
+    LastCommit: LastCommit(7, 2, 4),
+    Node: node("a", "in", number=0),
+    Round: world("a"),
+    Quarantine: Quarantine("c", "uid-c", 3, "third", out=True),
+}
+
+
+def read(record: Any, value: bytes | None = None) -> Any:
+    """What is read of a record, or of another value in its place."""
+    if isinstance(record, Node):
+        key = RUN.node(record.member)
+    else:
+        key = HERE.quarantine("c") if isinstance(record, Quarantine) else "k"
+    return type(record).from_kv(kv(key, 9, record.to_json() if value is None else value))
+
+
+@given(RECORDS)
+def test_a_record_comes_back_as_it_was(record: Any) -> None:
+    revisions = {"mod_revision": 9, "created_revision": 9}
+    told = {name: revision for name, revision in revisions.items() if hasattr(record, name)}
+    assert read(record) == replace(record, **told)
+
+
+JUNK = st.binary(max_size=60) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["schema", "state", "round", "frozen", "closed", "complete", "ask"])
+            | TEXT,
+            inner,
+            max_size=8,
+        )
+    ),
+    max_leaves=12,
+).map(lambda value: json.dumps(value).encode())
+
+
+@given(JUNK, st.dictionaries(TEXT, st.none() | st.integers() | TEXT))
+def test_i8_junk_is_refused_and_nothing_else_happens(junk: bytes, fields: dict[str, Any]) -> None:
+    for good in GOOD.values():
+        for value in (junk, json.dumps({"schema": 1, **fields}).encode()):
+            with pytest.raises(RecordError):
+                read(good, value)
+
+
+def test_i8_a_deeply_nested_record_is_refused() -> None:
+    with pytest.raises(RecordError):
+        read(GOOD[Job], b"[" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Commit, "phase", "holding"),
+        (Commit, "leaving", [1]),
+        (Commit, "epoch", -1),
+        (Vote, "vote", "yes"),
+        (Drain, "outcome", "lost"),
+        (Drain, "seconds_left", float("nan")),
+        (Job, "former_uids", [1]),
+        (Quarantine, "deaths", 0),
+        (Quarantine, "out", "x"),
+        (Node, "state", "elsewhere"),
+        (Node, "state", []),
+        (Node, "ask", True),
+        (Node, "ask", -1),
+        (Node, "pid", "7"),
+        (Node, "nonce", None),
+        (Node, "left_reason", "bored"),
+        (Node, "round", 2**70),
+        (Node, "flavour", 3),
+        (Node, "finished", 1),
+        (Node, "schema", 2),
+        (Round, "frozen", [["a", "n", 1], ["a", "n", 2]]),
+        (Round, "frozen", [["a", "n"]]),
+        (Round, "frozen", "abc"),
+        (Round, "closed", "perhaps"),
+        (Round, "closed", {}),
+        (Round, "complete", 1),
+        (Round, "restored", 1),
+        (Round, "round", None),
+    ],
+)
+def test_i8_a_field_of_the_wrong_shape_is_refused(kind: type[Any], field: str, value: Any) -> None:
+    fields = json.loads(GOOD[kind].to_json())
+    assert read(GOOD[kind], json.dumps(fields).encode()) is not None
+    with pytest.raises(RecordError):
+        read(GOOD[kind], json.dumps(fields | {field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    ("older", "expected"),
+    [
+        (
+            b'{"schema":1,"pod_uid":"u","member":"m","reason":"r","source":"s"}',
+            Drain("u", "m", "r", "s", mod_revision=9, created_revision=9),
+        ),
+        (b'{"schema":1,"step":7,"round":2,"epoch":4}', LastCommit(7, 2, 4, mod_revision=9)),
+        (
+            b'{"schema":1,"round":4,"complete":false,"closed":"","finishing":false,"frozen":[]}',
+            Round(4, mod_revision=9),
+        ),
+    ],
+)
+def test_a_record_of_an_older_writer_is_read(older: bytes, expected: Any) -> None:
+    assert read(GOOD[type(expected)], older) == expected
+
+
+def test_a_job_record_of_an_earlier_version_has_no_former_uids() -> None:
+    job = Job(1, 2, former_uids=("a", "b"))
+    fields = json.loads(job.to_json())
+    assert read(job).former_uids == ("a", "b")
+    del fields["former_uids"]
+    assert read(job, json.dumps(fields).encode()).former_uids == ()
+
+
+def test_whether_a_node_has_finished_is_written_of_its_round_alone() -> None:
+    inside = node("a", "in", revision=9)
+    done = replace(inside, finished=True)
+    assert read(done) == done
+    assert b"finished" not in inside.to_json()
+    assert not read(replace(done, state="left", left_reason="done")).finished
+    assert done.is_later_than(inside)
+    assert not inside.is_later_than(done)
+
+
+def test_a_frozen_list_of_a_thousand_fits_its_key() -> None:
+    frozen = tuple(Seat(f"digits-worker-{n}", f"{n:016x}", 12) for n in range(1000))
+    assert len(Round(3, True, frozen=frozen).to_json()) < 64 * 1024
+
+
+def test_of_two_rounds_the_later_one_wins() -> None:
+    assert Round(3).age < world("a").age < world("a", finishing=True).age < Round(4).age
+
+
+def test_no_round_of_one_life_has_the_number_of_one_of_another() -> None:
+    first = MirroredRun(RUN)
+    run = MirroredRun(KEYS.in_generation(3).run("digits"))
+    assert (first.round, first.round.is_first) == (Round(0), True)
+    assert (run.round, run.round.is_first) == (Round(2 * ROUNDS_PER_LIFE), True)
+    run.apply(WatchEvent("put", kv(run.keys.round, 7, b"junk")))
+    assert run.round == Round(2 * ROUNDS_PER_LIFE, mod_revision=7)
+    assert not Round(2 * ROUNDS_PER_LIFE + 1).is_first
+
+
+def test_a_vote_is_created_once_and_only_in_its_hold() -> None:
+    vote, commit = Vote(5, 3, "uid-a", 9), Commit(5, mod_revision=60)
+    key = HERE.vote(5, "a")
+    compares = vote_transaction(HERE, "a", vote, commit)[0]
+    assert compares == [Compare(key, "mod", "=", 0), Compare(HERE.commit, "mod", "=", 60)]
+    acknowledged = replace(vote, acked=10, mod_revision=80)
+    assert vote_transaction(HERE, "a", acknowledged, commit)[0] == [Compare(key, "mod", "=", 80)]
