@@ -2,7 +2,7 @@
 """What every test shares: no test blocks the event loop, none sees the caller's settings.
 
 Tests run in a few processes at once, for most of them wait more than they work. Those that start
-real jobs, share a cluster, or bring faults to real etcd members go one after another in four
+real jobs, share a cluster, or bring faults to real etcd members go one after another in three
 sequences: more at once would be too slow.
 
 Properties are tried on the same examples every day, however slowly this machine gets through them;
@@ -50,12 +50,11 @@ for _number, _usual in (
         signal.signal(_number, _usual)
 
 TOGETHER = (
-    re.compile(r"tests/e2e/test_(kube|operator|inject_server|image|drain|bad_input|bypass)"),
-    re.compile(r"tests/e2e/test_withstands_"),
-    re.compile(r"tests/e2e/"),
+    re.compile(r"tests/e2e/test_(kube|operator|inject_server|image)"),
+    re.compile(r"tests/e2e/(?!test_local_nodes|test_installed)"),
     re.compile(r"tests/chaos/test_(fault_matrix|store_faults|scale|doctor|idle)"),
 )
-"""Four sequences; all tests that use the cluster of Kubernetes are in the first, and those whose
+"""Three sequences; all tests that use the cluster of Kubernetes are in the first, and those whose
 etcd members would suffer from each other's in the last."""
 
 

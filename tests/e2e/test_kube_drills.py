@@ -13,9 +13,12 @@ from tests.support.cluster.account import account
 from tests.support.cluster.drills import (
     DRILLS,
     Drill,
+    befall,
+    delete_pod,
     delete_rank_0,
     kill_sidecar,
     run,
+    scale_down,
     series,
 )
 from tests.support.cluster.job import KubeJob
@@ -54,6 +57,28 @@ def test_a_job_goes_through_every_drill(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path, drills: list[Drill], slots: int
 ) -> None:
     goes_through(kubelab, tmp_path, drills, slots)
+
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.mark.long
+def test_an_indexed_job_makes_a_pod_again_and_drops_the_highest_index(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
+) -> None:
+    """As in docs/kubernetes.md: what is drained is no failure of the Job."""
+    with KubeJob(kubelab, tmp_path, Workload(kind="Job"), muster=True) as job:
+        world = job.world_of(3)
+        job.goes_on(world)
+        for act, left in ((delete_pod, {"0", "1", "2"}), (scale_down, {"0", "1"})):
+            told = befall(job, world, act)
+            assert told.went_on, act.__name__
+            assert (told.lost, told.twice) == (0, 0), act.__name__
+            assert {pod["metadata"]["labels"][INDEX] for pod in job.pods()} == left, act.__name__
+            world = job.steps.worlds()[-1]
+        status = job.lab.get(job.namespace, "job", NAME)["status"]
+        assert status.get("failed", 0) == 0, status
+        assert not status.get("failedIndexes"), status
 
 
 @pytest.mark.long

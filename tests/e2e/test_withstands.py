@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.training.background import Background
 from tests.support.training.job import FORM_TIMEOUT_S, Job
 from tests.support.training.pods import Node
 from tests.support.training.step_log import World
@@ -24,6 +22,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
 RunJob = Callable[..., AbstractContextManager[Job]]
 Act = Callable[[Job, Node], object]
+STEP_S = 0.05
+"""A step takes at least this."""
+
 long = pytest.mark.long
 
 
@@ -259,68 +260,15 @@ def stored(run_job: RunJob, cluster: EtcdCluster) -> Iterator[Job]:
         yield job
 
 
-Outage = Callable[[Job, EtcdCluster, Background], None]
-
-
-def one_fails(job: Job, cluster: EtcdCluster, background: Background, *, freezes: bool) -> None:
-    (cluster.freeze if freezes else cluster.kill)(cluster.leader())
-    job.goes_on(job.steps.worlds()[-1], 280)
-
-
-def all_are_down(
-    job: Job, cluster: EtcdCluster, background: Background, *, steps: int = 300
-) -> None:
-    for member in range(len(cluster)):
-        cluster.kill(member)
-    job.goes_on(job.steps.worlds()[-1], steps)
-
-
-def everybody_is_cut_off(job: Job, cluster: EtcdCluster, background: Background) -> None:
-    """Until all leases have ended, and for three times as long."""
-    job.cut_store(job.nodes.values())
-    job.until_members()
-    job.goes_on(job.steps.worlds()[-1], round(3 * job.lease_s / 0.05))
-    assert all(sorted(node.hosts()) == sorted(job.nodes) for node in job.nodes.values())
-    assert all(node.ask("healthz")[0] == 200 for node in job.nodes.values())
-
-
-def the_history_is_compacted(
-    job: Job, cluster: EtcdCluster, background: Background, *, steps: int
-) -> None:
-    """While all are cut off, before and after they have trained for a while."""
-    job.cut_store(job.nodes.values(), reset=True)
-    for wait in (0, steps):
-        job.goes_on(job.steps.worlds()[-1], wait)
-        for number in range(50):
-            revision = job.witness.put(f"{job.keys.prefix}drill", str(number).encode())
-        job.witness.compact(revision)
-
-
-OUTAGES: dict[str, Outage] = {
-    "everybody is cut off for three leases": everybody_is_cut_off,
-    "the leader is killed": partial(one_fails, freezes=False),
-    "the leader is frozen": partial(one_fails, freezes=True),
-    "all members are down": all_are_down,
-    "all members are down for a minute": partial(all_are_down, steps=1200),
-    "compacted within the lease": partial(the_history_is_compacted, steps=40),
-    "compacted beyond the lease": partial(the_history_is_compacted, steps=240),
-}
-
-
 @pytest.mark.etcd
-@pytest.mark.parametrize(
-    "befalls",
-    [
-        pytest.param(outage, id=name, marks=long if number else ())
-        for number, (name, outage) in enumerate(OUTAGES.items())
-    ],
-)
-def test_i5_training_takes_no_notice_of_its_store(
-    stored: Job, cluster: EtcdCluster, background: Background, befalls: Outage
-) -> None:
-    with unnoticed(stored):
-        befalls(stored, cluster, background)
-        cluster.restore()
+def test_i5_training_takes_no_notice_of_everybody_cut_off_for_three_leases(stored: Job) -> None:
+    """Every other failure of the store is in ``tests/chaos/test_fault_matrix.py``."""
+    with unnoticed(stored) as world:
+        stored.cut_store(stored.nodes.values())
+        stored.until_members()  # all leases have ended
+        stored.goes_on(world, round(3 * stored.lease_s / STEP_S))
+        assert all(sorted(node.hosts()) == sorted(stored.nodes) for node in stored.nodes.values())
+        assert all(node.ask("healthz")[0] == 200 for node in stored.nodes.values())
         stored.mend_store()
 
 
@@ -359,7 +307,7 @@ def test_i1_newcomers_while_all_others_are_cut_off(
                 FORM_TIMEOUT_S,
                 "the newcomers ask",
             )
-            job.undisturbed(world, round(3 * job.lease_s / 0.05))
+            job.undisturbed(world, round(3 * job.lease_s / STEP_S))
             assert job.steps.worlds() == [world]
         else:
             job.world_of(new)
