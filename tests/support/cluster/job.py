@@ -115,10 +115,6 @@ class KubeJob(Training):
         ready = ("rollout", "status", "statefulset/etcd", "--timeout=180s")
         self.kubectl(*ready, timeout_s=190)
 
-    def start_kubectl(self, *arguments: str) -> subprocess.Popen[str]:
-        """Run kubectl in the job's namespace, beside the test."""
-        return self.lab.start_kubectl("-n", self.namespace, *arguments)
-
     def pods(self) -> list[Object]:
         """Pods of the workload that nobody has told to end."""
         found = self.lab.pods(self.namespace, LABEL)

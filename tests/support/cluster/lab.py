@@ -80,15 +80,6 @@ class Kubelab:
             raise KubectlFailed(done.stderr.strip())
         return done.stdout
 
-    def start_kubectl(self, *arguments: str) -> subprocess.Popen[str]:
-        """Run kubectl beside the test."""
-        return subprocess.Popen(
-            [str(KUBECTL), f"--kubeconfig={KUBECONFIG}", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
     def apply(self, namespace: str, *objects: Mapping[str, Any] | str) -> None:
         """Apply objects, or YAML as it is."""
         for one in objects:
