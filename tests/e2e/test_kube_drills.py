@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +24,34 @@ from tests.support.cluster.drills import (
     series,
 )
 from tests.support.cluster.job import KubeJob
-from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.lab import Kubelab, Object
 from tests.support.cluster.workload import NAME, Workload
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1200)]
 
-# A lease that a killed sidecar is back in time for on a slow machine, too.
-EVERYDAY = Workload(replicas=2, least=1, most=3, grace_s=20, lease_ttl="30s")
+TRAINER = 1000
+
+
+@dataclass(frozen=True)
+class OfAnotherUser(Workload):
+    """Its training container is user 1000, with a umask that gives nobody else anything.
+
+    That of the sidecar is 65532, as its image says; they share no group without ``fsGroup``.
+    """
+
+    security: Object = field(default_factory=dict)
+    """The pod's ``securityContext``."""
+
+    def _pod(self, directory: Path) -> Object:
+        spec = super()._pod(directory)
+        (container,) = spec["containers"]
+        assert container["command"][:2] == ["sh", "-c"]
+        container["command"][2] = f"umask 077; exec {container['command'][2]}"
+        container["securityContext"] = {"runAsUser": TRAINER, "runAsGroup": TRAINER}
+        # The Python of the tests may lie below root's home, which is closed to others.
+        spec["volumes"].append({"name": "home", "emptyDir": {}})
+        container["volumeMounts"].insert(0, {"name": "home", "mountPath": "/root"})
+        return spec | {"securityContext": self.security}
 
 
 def goes_through(kubelab: Kubelab, directory: Path, drills: Sequence[Drill], slots: int) -> None:
@@ -39,14 +62,25 @@ def goes_through(kubelab: Kubelab, directory: Path, drills: Sequence[Drill], slo
             assert (row.account.lost, row.account.twice) == (0, 0), row.drill.name
 
 
-def test_rank_0_is_deleted_and_a_sidecar_killed_and_no_step_is_lost(
-    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
+@pytest.mark.parametrize(
+    "security",
+    [
+        pytest.param({}, id="no common group"),
+        pytest.param({"fsGroup": 2000}, id="fsGroup", marks=pytest.mark.long),
+    ],
+)
+def test_rank_0_is_deleted_and_a_sidecar_of_another_user_killed_and_no_step_is_lost(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path, security: Object
 ) -> None:
+    # A lease that a killed sidecar is back in time for on a slow machine, too.
+    sizes: dict[str, Any] = {"replicas": 2, "least": 1, "most": 3, "grace_s": 20}
+    everyday = OfAnotherUser(**sizes, lease_ttl="30s", shell=True, security=security)
     drills = [
-        Drill("sidecar killed for its memory", kill_sidecar, EVERYDAY),
-        Drill("kubectl delete pod, rank 0's", delete_rank_0, EVERYDAY),
+        Drill("sidecar killed for its memory", kill_sidecar, everyday),
+        Drill("kubectl delete pod, rank 0's", delete_rank_0, everyday),
     ]
     goes_through(kubelab, tmp_path, drills, slots=1)
+    assert {path.stat().st_uid for path in tmp_path.glob("*/steps/*")} == {TRAINER}
 
 
 @pytest.mark.long

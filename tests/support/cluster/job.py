@@ -45,6 +45,7 @@ class KubeJob(Training):
         self.directory = directory / self.namespace
         for name in ("steps", "checkpoints", "saves", "etcd"):
             (self.directory / name).mkdir(parents=True)
+            (self.directory / name).chmod(0o777)  # a volume that any user may write to
         self.steps = StepLog(self.directory / "steps")
         self.patience_s = FORM_TIMEOUT_S if muster else PATIENCE_S
         """For a world to form again."""
