@@ -8,7 +8,6 @@ time, with the same processes. What else may be sent is in ``tests/fuzz`` and ``
 from __future__ import annotations
 
 import pickle
-import random
 import socket
 import struct
 from base64 import b64encode
@@ -109,15 +108,6 @@ def test_i8_bytes_that_a_sidecar_is_sent(job: Job, world: World) -> None:
     for content, words in HOSTILE:
         assert answer(node, content) == b""
         until_logged(job, node, words)
-    randomness = random.Random(1)
-    for number in range(100):
-        junk = randomness.randbytes(randomness.randrange(1, 4000))
-        with socket.create_connection(("127.0.0.1", node.pod.c10d_port), timeout=60) as client:
-            client.sendall(HANDSHAKE * (number % 2) + junk)
-    whole = request(SET, b"/key", b"value") + request(COMPARE_SET, b"/key", b"value", b"other")
-    for size in range(len(whole)):
-        with socket.create_connection(("127.0.0.1", node.pod.c10d_port), timeout=60) as client:
-            client.sendall(HANDSHAKE + whole[:size])
     assert node.ask("healthz") == (200, "healthy\n")
 
 

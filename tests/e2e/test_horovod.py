@@ -22,6 +22,7 @@ from tests.support.training.job import Job
 pytestmark = pytest.mark.timeout(900)
 
 StartJob = Callable[..., AbstractContextManager[HorovodCluster]]
+Start = Callable[..., AbstractContextManager[Drains]]
 
 HANGS_S = 15.0
 """A job that makes no step for so long hangs: normally, the first comes at once."""
@@ -38,18 +39,14 @@ def start_job(tmp_path: Path, embedded: list[str]) -> StartJob:
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, embedded: list[str], background: Background
-) -> Callable[..., AbstractContextManager[Drains]]:
+def start(tmp_path: Path, embedded: list[str], background: Background) -> Start:
     def start(**settings: Any) -> AbstractContextManager[Drains]:
         return draining(tmp_path / "job", embedded, background, **settings)
 
     return start
 
 
-def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(
-    start: Callable[..., AbstractContextManager[Drains]],
-) -> None:
+def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: Start) -> None:
     with start(nodes=2, least=1, most=2, grace_s=90.0) as drains:
         job = drains.job
         roster = Roster(job, "node-0", "node-1")
@@ -268,9 +265,7 @@ def test_without_revisions_one_that_joins_is_waited_for_in_vain(
 
 @long
 @pytest.mark.parametrize("slots", [1, 2])
-def test_i2_ten_drains_of_one_job(
-    start: Callable[..., AbstractContextManager[Drains]], slots: int
-) -> None:
+def test_i2_ten_drains_of_one_job(start: Start, slots: int) -> None:
     names = ("node-0", "node-1", "node-2")
     with start(nodes=3, least=1, most=3, slots=slots) as drains:
         job = drains.job
@@ -302,9 +297,7 @@ def test_i2_ten_drains_of_one_job(
 
 
 @long
-def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(
-    start: Callable[..., AbstractContextManager[Drains]],
-) -> None:
+def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(start: Start) -> None:
     with start(nodes=2, least=2, most=2, grace_s=24.0) as drains:
         job = drains.job
         job.until_world("node-0", "node-1")
@@ -334,9 +327,7 @@ def test_one_drained_below_min_waits_for_another_and_goes_at_its_deadline(
 
 
 @long
-def test_a_newcomer_that_is_drained_at_once_stops_nobody(
-    start: Callable[..., AbstractContextManager[Drains]],
-) -> None:
+def test_a_newcomer_that_is_drained_at_once_stops_nobody(start: Start) -> None:
     with start(nodes=2, least=1, most=3) as drains:
         job = drains.job
         job.until_world("node-0", "node-1")
@@ -354,9 +345,7 @@ def test_a_newcomer_that_is_drained_at_once_stops_nobody(
 @long
 @pytest.mark.parametrize("nodes", [1, 2])
 @pytest.mark.parametrize("how", ["drained", "left"])
-def test_all_hosts_replaced_at_once_hand_the_state_over(
-    start: Callable[..., AbstractContextManager[Drains]], nodes: int, how: str
-) -> None:
+def test_all_hosts_replaced_at_once_hand_the_state_over(start: Start, nodes: int, how: str) -> None:
     former, next_ = ([f"node-{n}" for n in range(a, a + nodes)] for a in (0, nodes))
     with start(nodes=nodes, least=1, most=2 * nodes, grace_s=60.0) as drains:
         job = drains.job

@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.training.local import PACED, LocalJob, moments, sizes
 from tests.support.training.pods import ROOT
-from tests.support.waiting import wait_until
 
 STEPS = str(ROOT / "examples" / "torch_steps.py")
 WAITING = """
@@ -73,38 +72,6 @@ def test_loses_rank_0_and_gets_it_back(start: Start, slots: int) -> None:
     assert killed["who"] == moments(timeline, "add")[0]["who"]
     assert moments(timeline, "lost")[0]["who"] == killed["who"]
     assert (job.report / "world.svg").read_text().startswith("<svg")
-
-
-@long
-def test_a_torchrun_killed_alone_leaves_no_orphans_and_is_restarted(start: Start) -> None:
-    job = start(
-        *("--nodes", "2", "--min", "2", "--event", "kill-launcher:node-1@world4+5s"),
-        *("--event", "kill-container:node-0@world4+25s", "--"),
-        *("torchrun", "--nproc-per-node=2", PACED, STEPS, "--steps", "1000"),
-    )
-    job.told("first step")
-    marks = ("MUSTER_MEMBER=node-1", "LOCAL_WORLD_SIZE=2")
-    workers = job.processes(*marks)
-    assert len(workers) >= 2
-    job.told("kill-launcher")
-    wait_until(lambda: not workers & job.processes(*marks), 60, "the orphans end")
-    job.hurry_after([4], since="kill-container")
-    assert job.status() == 0, job.said
-    assert last_step(job) == 1000
-    assert len(moments(job.timeline(), "restart")) == 2
-    assert sizes(job.timeline())[-1] == 4
-
-
-@long
-def test_a_frozen_node_is_left_out_and_comes_back(start: Start) -> None:
-    job = start(
-        *("--nodes", "3", "--event", "stop:node-1@world3+3s"),
-        *("--event", "cont:node-1@world2+5s", "--"),
-        *("torchrun", PACED, STEPS, "--steps", "1200"),
-    )
-    job.hurry_after([2, 3])
-    assert job.status() == 0, job.said
-    assert last_step(job) == 1200
 
 
 @pytest.mark.parametrize(

@@ -252,40 +252,37 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def stored(run_job: RunJob, cluster: EtcdCluster) -> Iterator[Job]:
-    """One job that goes through every failure of its store."""
+@pytest.mark.etcd
+def test_i5_training_takes_no_notice_of_everybody_cut_off_for_three_leases(
+    run_job: RunJob, cluster: EtcdCluster
+) -> None:
+    """Every other failure of the store is in ``tests/chaos/test_fault_matrix.py``."""
     with run_job(cluster.endpoints, least=2, most=4, proxied=True) as job:
         job.add(2)
-        yield job
-
-
-@pytest.mark.etcd
-def test_i5_training_takes_no_notice_of_everybody_cut_off_for_three_leases(stored: Job) -> None:
-    """Every other failure of the store is in ``tests/chaos/test_fault_matrix.py``."""
-    with unnoticed(stored) as world:
-        stored.cut_store(stored.nodes.values())
-        stored.until_members()  # all leases have ended
-        stored.goes_on(world, round(3 * stored.lease_s / STEP_S))
-        assert all(sorted(node.hosts()) == sorted(stored.nodes) for node in stored.nodes.values())
-        assert all(node.ask("healthz")[0] == 200 for node in stored.nodes.values())
-        stored.mend_store()
+        with unnoticed(job) as world:
+            job.cut_store(job.nodes.values())
+            job.until_members()  # all leases have ended
+            job.goes_on(world, round(3 * job.lease_s / STEP_S))
+            assert all(sorted(node.hosts()) == sorted(job.nodes) for node in job.nodes.values())
+            assert all(node.ask("healthz")[0] == 200 for node in job.nodes.values())
+            job.mend_store()
 
 
 @long
 @pytest.mark.etcd
 def test_i5_a_node_that_dies_during_an_outage_is_missed_after_it(
-    stored: Job, cluster: EtcdCluster
+    run_job: RunJob, cluster: EtcdCluster
 ) -> None:
-    stored.add()
-    world = stored.world_of(stored.nodes.values())
-    for member in range(len(cluster)):
-        cluster.kill(member)
-    stored.kill_node(stored.nodes[world.workers[1].node])
-    cluster.restore()
-    stored.world_of(stored.nodes.values())
-    stored.until(stored.in_agreement, 60, "everybody agrees")
-    stored.never_two_worlds()
+    with run_job(cluster.endpoints, least=2, most=4) as job:
+        job.add(3)
+        world = job.world_of(job.nodes.values())
+        for member in range(len(cluster)):
+            cluster.kill(member)
+        job.kill_node(job.nodes[world.workers[1].node])
+        cluster.restore()
+        job.world_of(job.nodes.values())
+        job.until(job.in_agreement, 60, "everybody agrees")
+        job.never_two_worlds()
 
 
 @long

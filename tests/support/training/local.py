@@ -71,18 +71,16 @@ class LocalJob:
         wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
         assert seen(), f"it ended before it told {words!r}:\n{self.said}"
 
-    def worlds(self, since: str = "") -> list[int]:
-        """Sizes of the worlds that it has told of, after a line that holds ``since``."""
-        lines = tuple(self.lines)
-        first = next((at for at, line in enumerate(lines) if since in line), len(lines))
-        found = (re.search(r"in a world of (\d+)", line) for line in lines[first:])
+    def worlds(self) -> list[int]:
+        """Sizes of the worlds that it has told of."""
+        found = (re.search(r"in a world of (\d+)", line) for line in tuple(self.lines))
         return [int(match[1]) for match in found if match is not None]
 
-    def hurry_after(self, worlds: Sequence[int], since: str = "") -> None:
+    def hurry_after(self, worlds: Sequence[int]) -> None:
         """Let ``paced_script.py`` run to its end once the last worlds told of are these."""
 
         def trains() -> bool:
-            return self.worlds(since)[-len(worlds) :] == list(worlds)
+            return self.worlds()[-len(worlds) :] == list(worlds)
 
         wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
         assert trains(), f"it ended before worlds {worlds}:\n{self.said}"
