@@ -150,7 +150,7 @@ def test_it_names_a_user_that_is_seen_not_to_be_root_and_its_first_process(
 
 
 def test_it_holds_every_module_and_nothing_else_of_the_repository(engine: ContainerEngine) -> None:
-    find = f"find {' '.join(PACKAGES)} -type f ! -name '*.pyc'"
+    find = "find muster -type f ! -name '*.pyc'"
     found = engine.client.containers.run(
         IMAGE,
         entrypoint=["sh", "-ec"],
@@ -164,12 +164,13 @@ def test_it_holds_every_module_and_nothing_else_of_the_repository(engine: Contai
         check=True,
         text=True,
     )
-    wanted = {name for name in tracked.stdout.split() if not name.endswith(".proto")}
+    names = {name for name in tracked.stdout.split() if not name.endswith(".proto")}
+    wanted = {name if name.startswith("muster/") else f"muster/_program/{name}" for name in names}
     assert set(found.decode().split()) == wanted
 
 
 def test_the_build_is_given_nothing_that_it_does_not_need() -> None:
-    allowed = {*PACKAGES, "pyproject.toml", "README.md", "LICENSE", "scripts"}
+    allowed = {*PACKAGES, "pyproject.toml", "setup.py", "README.md", "LICENSE", "scripts"}
     allowed |= {"Dockerfile.sidecar", ".dockerignore"}  # the SDK sends them always
     names = context_names()
     assert {name.partition("/")[0] for name in names} == allowed
