@@ -138,44 +138,25 @@ def test_what_is_live_can_be_injected_again_and_put_back(kubelab: Kubelab, names
     assert changed == json.loads(was)
 
 
-def test_the_sidecar_fits_a_restricted_namespace(kubelab: Kubelab, namespace: str) -> None:
-    level = "pod-security.kubernetes.io/enforce=restricted"
-    kubelab.kubectl("label", "namespace", namespace, level)
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "p"},
-        "spec": {
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "containers": [
-                {
-                    "name": "c",
-                    "image": "example.org/train:1",
-                    "command": ["torchrun", "t.py"],
-                    "resources": {"limits": {"cpu": "1", "memory": "1Gi"}},
-                    "securityContext": {
-                        "allowPrivilegeEscalation": False,
-                        "runAsUser": 1000,
-                        "capabilities": {"drop": ["ALL"]},
-                    },
-                }
-            ],
-        },
-    }
-    (kept,) = tried(kubelab, namespace, injected(json.dumps(pod)))
-    assert kept["status"]["qosClass"] == "Guaranteed"
-
-
+RESTRICTED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+UNPRIVILEGED = {
+    "allowPrivilegeEscalation": False,
+    "runAsUser": 1000,
+    "capabilities": {"drop": ["ALL"]},
+}
 LIMITS = {"limits": {"cpu": 1, "memory": "1Gi"}}
 
 
 @pytest.mark.parametrize("asked", [{}, {"requests": {"cpu": "1"}}, LIMITS])
-def test_the_server_sees_the_class_that_was_there(
+def test_a_restricted_namespace_takes_it_and_the_server_sees_the_class_that_was_there(
     kubelab: Kubelab, namespace: str, asked: dict[str, Any]
 ) -> None:
-    container = {"name": "c", "image": "i", "command": ["a"], "resources": asked}
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
-    text = json.dumps({**pod, "spec": {"containers": [container]}})
+    level = "pod-security.kubernetes.io/enforce=restricted"
+    kubelab.kubectl("label", "namespace", namespace, level)
+    container = {"name": "c", "image": "i", "command": ["torchrun", "t.py"], "resources": asked}
+    container["securityContext"] = UNPRIVILEGED
+    spec = {"securityContext": RESTRICTED, "containers": [container]}
+    text = json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": spec})
     (before,) = tried(kubelab, namespace, text)
     (after,) = tried(kubelab, namespace, injected(text))
     assert after["status"]["qosClass"] == before["status"]["qosClass"]
