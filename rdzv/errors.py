@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that Muster raises on purpose.
+"""Every error that leaves a package of Muster on purpose.
 
 ::
 
@@ -26,7 +26,7 @@ from __future__ import annotations
 
 
 class MusterError(Exception):
-    """Base of every error that Muster raises on purpose."""
+    """Base of every error that leaves a package of Muster on purpose."""
 
 
 class ConfigError(MusterError):

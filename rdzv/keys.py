@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key layout: the only place that spells a key.
 
+It spells those of launchers, too: one file owns every key of the store.
+
 Everything a job writes lies under one prefix, so that one watch shows all of it at one revision
 and one grant of rights fits it. Names are percent-encoded: no name can reach out of its place.
 """

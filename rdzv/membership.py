@@ -167,19 +167,20 @@ class Membership:
         top = self._sections.get(self.keys.prefix, {})
         job = cast(Job | None, top.get("job"))
         current = self.keys.in_generation(job.generation if job else 1)
+        commit = self._sections.get(current.prefix, {}).get("commit")
         return Snapshot(
-            self._mirror.certain_revision,
-            job,
-            self._records(current.members, Member),
-            self._records(self._incarnations, Incarnation),
-            self._records(current.drains, Drain),
-            dict(self._corrupt),
-            self._unreadable.get(Job, {}).get("job", 0),
-            dict(self._unreadable.get(Incarnation, {})),
-            cast(Commit | None, self._sections.get(current.prefix, {}).get("commit")),
-            cast(LastCommit | None, top.get("last_commit")),
-            self._unreadable.get(Commit, {}).get("commit", 0),
-            self._records(current.quarantines, Quarantine),
+            revision=self._mirror.certain_revision,
+            job=job,
+            members=self._records(current.members, Member),
+            incarnations=self._records(self._incarnations, Incarnation),
+            drains=self._records(current.drains, Drain),
+            corrupt=dict(self._corrupt),
+            unreadable_job=self._unreadable.get(Job, {}).get("job", 0),
+            unreadable_incarnations=dict(self._unreadable.get(Incarnation, {})),
+            commit=cast(Commit | None, commit),
+            last_commit=cast(LastCommit | None, top.get("last_commit")),
+            unreadable_commit=self._unreadable.get(Commit, {}).get("commit", 0),
+            quarantines=self._records(current.quarantines, Quarantine),
         )
 
     def _records(self, section: str, kind: type[R]) -> dict[str, R]:

@@ -28,7 +28,6 @@ class Job:
     generation: int = 1
     uid: str = ""
     desired: int | None = None
-    paused: bool = False
     vacated: bool = False
     former_uids: tuple[str, ...] = ()
     mod_revision: int = 0
@@ -42,7 +41,7 @@ class Job:
                 "generation": self.generation,
                 "uid": self.uid,
                 "desired": self.desired,
-                "paused": self.paused,
+                "paused": False,  # older sidecars take no record without it
                 "vacated": self.vacated,
                 "former_uids": list(self.former_uids),
             }
@@ -62,7 +61,6 @@ class Job:
             generation=take(kv.key, fields, "generation", int),
             uid=take(kv.key, fields, "uid", str),
             desired=None if desired is None else take(kv.key, fields, "desired", int),
-            paused=take(kv.key, fields, "paused", bool),
             vacated=take(kv.key, fields, "vacated", bool),
             former_uids=tuple(former_uids),
             mod_revision=kv.mod_revision,

@@ -25,12 +25,12 @@ from launcher_shim.tcpstore import wire
 from rdzv.job import JobClient
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.faults import Cut
 from tests.support.sidecars.endpoints import Pod, asks, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.listeners import listening, loopbacks
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.sidecars.runs import until
+from tests.support.store.cut import Cut
 
 STATE_KEY = b"/torch.rendezvous.digits"
 

@@ -24,10 +24,11 @@ from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.store import Compare, Operation, Put, TxnResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, Unreliable, client, past_faults
 from tests.support.sidecars.processes import until
+from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
 

@@ -15,7 +15,7 @@ from rdzv.members.registration import Held, Identity
 from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
-from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, NoRoom, Unreliable, client, identity
 from tests.support.sidecars.processes import until as until_holds
@@ -27,6 +27,7 @@ from tests.support.sidecars.registrars import (
     running,
     until,
 )
+from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
 

@@ -25,7 +25,7 @@ from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.store import KeyValue, Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import Unreliable
 from tests.support.sidecars.runs import (
@@ -40,6 +40,7 @@ from tests.support.sidecars.runs import (
     until,
     world,
 )
+from tests.support.store.cut import Cut
 
 pytestmark = pytest.mark.virtual
 

@@ -20,9 +20,9 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut
 from tests.support.sidecars.jobs import KEYS, client
 from tests.support.sidecars.processes import until
+from tests.support.store.cut import Cut
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
 
 HERE = KEYS.in_generation(1)

@@ -24,13 +24,14 @@ from rdzv.store import Put, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.memory.server_calls import ServedCalls
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
 from tests.support.sidecars.processes import until
 from tests.support.store.backend import DRIVERS
+from tests.support.store.cut import Cut
 
 AWAY = "the store does not answer, the last snapshot stays in force: "
 REFUSES = "the store refuses, the last snapshot stays in force: "

@@ -16,7 +16,8 @@ from rdzv.store.intervals import Interval, key_bytes, key_text
 from rdzv.store.memory.actions import MAX_OPERATIONS, Erase, Read, Write
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
-from rdzv.store.memory.faults import Cut, Faults
+from rdzv.store.memory.faults import Faults
+from tests.support.store.cut import Cut
 
 
 class HandClock:

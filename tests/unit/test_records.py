@@ -185,6 +185,13 @@ def test_a_job_record_of_an_earlier_version_has_no_former_uids() -> None:
     assert read(job, json.dumps(fields).encode()).former_uids == ()
 
 
+def test_a_job_record_has_the_field_that_sidecars_of_earlier_versions_ask_for() -> None:
+    job = Job(1, 2)
+    fields = json.loads(job.to_json())
+    assert fields.pop("paused") is False
+    assert read(job, json.dumps(fields).encode()) == read(job)
+
+
 def test_whether_a_node_has_finished_is_written_of_its_round_alone() -> None:
     inside = node("a", "in", revision=9)
     done = replace(inside, finished=True)

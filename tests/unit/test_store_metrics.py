@@ -11,7 +11,7 @@ from agent.telemetry.store_metrics import UNSEEN_MAX, StoreMetrics
 from rdzv.errors import StoreUnavailable
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut
+from tests.support.store.cut import Cut
 
 
 class Clock:

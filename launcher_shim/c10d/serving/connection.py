@@ -19,7 +19,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import cast
 
 from launcher_shim.c10d.serving.peer import describe_peer
 from launcher_shim.c10d.serving.relayed import RelayNumbers
@@ -30,9 +30,9 @@ from rdzv.errors import MusterError, WireError
 
 _logger = logging.getLogger(__name__)
 
-BACKLOG_MAX: Final = 64 * 1024
+BACKLOG_MAX = 64 * 1024
 """Bytes of requests that may wait behind another one; then the client is not read further."""
-PARKED_MAX: Final = 64
+PARKED_MAX = 64
 """Unanswered Waits and Barriers of one client; torch's own has one at a time."""
 
 _BURST = 256

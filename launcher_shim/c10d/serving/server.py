@@ -11,7 +11,6 @@ import asyncio
 import errno
 import logging
 import socket
-from typing import Final
 
 from launcher_shim.c10d.serving.connection import Connection, ConnectionOwner
 from launcher_shim.c10d.serving.served import OpenSession
@@ -22,13 +21,13 @@ from rdzv.flags import named
 
 _logger = logging.getLogger(__name__)
 
-CONNECTIONS_MAX: Final = 256
+CONNECTIONS_MAX = 256
 """torch opens one connection for each agent, and in 2.5 one for each worker."""
-HANDSHAKE_TIMEOUT_S: Final = 30.0
-LAST_WRITES_TIMEOUT_S: Final = 300.0
+HANDSHAKE_TIMEOUT_S = 30.0
+LAST_WRITES_TIMEOUT_S = 300.0
 """How long to retry writes that a client sent before it disconnected. Longer than the longest store
 outage of the fault matrix (90 s); bounded, because a fenced sidecar can never write them."""
-HELD_MAX: Final = 64 * 1024 * 1024
+HELD_MAX = 64 * 1024 * 1024
 """Bytes that all clients together may hold in requests that are not complete yet."""
 
 _ACCEPT_BACKLOG = 256

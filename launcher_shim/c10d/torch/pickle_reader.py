@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from struct import Struct, error
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from rdzv.errors import StateError
 
-MODULE: Final = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+MODULE = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
 _STACK_MAX = 4096
 """Twice what a batch of 1000 pairs, the largest that a pickler writes, needs."""
 
@@ -30,7 +30,7 @@ class NodeDesc(NamedTuple):
     local_id: int
 
 
-PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes, datetime, NodeDesc})
+PLAIN = frozenset({type(None), bool, int, float, str, bytes, datetime, NodeDesc})
 """The types that a container in a state may hold."""
 _ARGUMENT = PLAIN | {timedelta, timezone}
 

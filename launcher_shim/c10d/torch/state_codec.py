@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
 from struct import Struct
-from typing import Final, cast
+from typing import cast
 
 from launcher_shim.c10d.torch.pickle_reader import MODULE, PLAIN, NodeDesc, read
 from rdzv.errors import StateError
 
 __all__ = ["SENTINEL", "STATE_MAX", "Flavour", "NodeDesc", "TorchState", "decode", "encode"]
 
-SENTINEL: Final = b"Y2FuaW1hZGFt"
+SENTINEL = b"Y2FuaW1hZGFt"
 """What torch stores before there is a first state; it stands for "no state"."""
-STATE_MAX: Final = 1024 * 1024
+STATE_MAX = 1024 * 1024
 """Longest pickled state in bytes: several thousand nodes."""
 
 Plain = None | bool | int | float | str | bytes | datetime | NodeDesc

@@ -8,14 +8,13 @@ answered again without being parsed: the same bytes get the same bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from launcher_shim.tcpstore import wire
 
-READS_MAX: Final = 4
+READS_MAX = 4
 """Requests that are answered together: torch's client sends a Wait and a Get."""
-ANSWERS_MAX: Final = 512
-ANSWER_MAX: Final = 4096
+ANSWERS_MAX = 512
+ANSWER_MAX = 4096
 """Bytes of what was asked and its answer: all that is kept takes two MiB at most."""
 
 Values = Mapping[bytes, tuple[bytes, int]]

@@ -54,10 +54,10 @@ class AttemptError(Exception):
     """One attempt failed."""
 
     def __init__(
-        self, verdict: Outcome, method: Method, endpoint: EtcdEndpoint, message: str
+        self, outcome: Outcome, method: Method, endpoint: EtcdEndpoint, message: str
     ) -> None:
         super().__init__(f"{method.path.rpartition('/')[2]} at {endpoint.target}: {message}")
-        self.outcome = verdict
+        self.outcome = outcome
         self.tried: tuple[EtcdEndpoint, ...] | None = None
         """What ``Rotation.leave`` returned, if the endpoint was left for this."""
 
@@ -251,8 +251,8 @@ class Calls:
         try:
             await login.ensure(left_s)
         except LoginRefusedError as error:
-            verdict = Outcome.NOT_APPLIED if self._closing.is_set() else Outcome.REFUSED
-            raise AttemptError(verdict, method, endpoint, str(error)) from None
+            outcome = Outcome.NOT_APPLIED if self._closing.is_set() else Outcome.REFUSED
+            raise AttemptError(outcome, method, endpoint, str(error)) from None
         except TimeoutError as error:
             why = f" ({error})" if str(error) else ""
             raise AttemptError(

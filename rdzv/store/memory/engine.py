@@ -85,7 +85,7 @@ class MemoryEngine:
         actions = then if succeeded else otherwise
         for action in actions:
             if isinstance(action, Write) and action.lease:
-                self.leases[action.lease]
+                self.leases.require(action.lease)
         past = {
             index: self._read_at(action.interval, action.revision)
             for index, action in enumerate(actions)

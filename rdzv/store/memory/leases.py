@@ -39,6 +39,10 @@ class LeaseTable:
         except KeyError:
             raise LeaseLost(f"lease {lease_id:x} does not exist") from None
 
+    def require(self, lease_id: int) -> None:
+        """Raise ``LeaseLost`` where there is no such lease."""
+        self[lease_id]
+
     def add(self, lease_id: int, ttl_s: int, now: float) -> None:
         """Start a lease that does not exist yet."""
         self._leases[lease_id] = Lease(ttl_s, now + ttl_s)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rdzv.store import Compare, Operation, Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut
+from tests.support.store.cut import Cut
 
 Moment = Literal["sending", "answering"]
 

@@ -32,11 +32,11 @@ from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from rdzv.store.memory.faults import Cut
 from tests.support.clocks import strands
 from tests.support.clocks.strands import Strand, torch_in_strands
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
+from tests.support.store.cut import Cut
 
 RUN_ID = "digits"
 
