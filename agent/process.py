@@ -24,7 +24,7 @@ from agent.telemetry.counted_store import CountedStore
 from agent.telemetry.metrics import Metrics
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
 from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from agent.orphans import orphans
 from launcher_shim.c10d.stale_worker_keys import stale_worker_keys
-from launcher_shim.c10d.values.orphans import orphans
 from rdzv.errors import StoreError
 from rdzv.job import JobClient
 from rdzv.members.leftovers import leftovers

@@ -22,7 +22,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 
 T = TypeVar("T")
 

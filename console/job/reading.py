@@ -19,7 +19,7 @@ from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.mirror import Mirror
 from rdzv.paging import read_all
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 
 REACH_TIMEOUT_S = 5.0
 

@@ -13,7 +13,7 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from rdzv.store.etcd3.package import Etcd3Client
 from rdzv.store.etcd3.watch import UNREAD, Etcd3Watch
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 from tests.support.ports import free_ports
 from tests.support.store.patient_store import patient
 from tests.support.store.tcp_proxy import TcpProxy

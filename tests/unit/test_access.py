@@ -25,7 +25,7 @@ from rdzv.store.etcd import certificates
 from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 from tests.support.store.certificates import Authority, write
 
 PLAIN = ("10.0.0.1:2379",)

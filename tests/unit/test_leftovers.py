@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.values.orphans import orphans
+from agent.orphans import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
 from rdzv.records.job import Job

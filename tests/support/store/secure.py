@@ -17,7 +17,7 @@ from rdzv.store import Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole, Rights
-from rdzv.store.opening import open_store
+from rdzv.store.open import open_store
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.patient_store import patient
