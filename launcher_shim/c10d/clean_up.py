@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rdzv.errors import StoreError
+from rdzv.members.registrar import Registrar
 
 log = logging.getLogger(__name__)
 
@@ -19,16 +20,22 @@ CLEAN_UP_PAUSE_S = 0.5
 """Between two attempts."""
 
 
-async def clean_up(registered: asyncio.Event, work: Callable[[], Awaitable[None]]) -> None:
+async def clean_up(
+    registrar: Registrar, generation: int | None, work: Callable[[], Awaitable[None]]
+) -> None:
     """Do ``work``, which bears being repeated, until it is done or ``CLEAN_UP_S`` are over.
 
-    ``registered`` is set while the member may write.
+    ``generation``: the one whose keys it drops; None for that which there is by then. Once the
+    member is registered in another one, these keys are gone with it.
     """
+    registered = registrar.registered
     reason = ""
     try:
         async with asyncio.timeout(CLEAN_UP_S):
             while True:
                 await registered.wait()
+                if generation not in (None, registrar.generation):
+                    return
                 try:
                     await work()
                 except StoreError as error:

@@ -189,5 +189,5 @@ class Generation:
         return kv
 
     def _drop(self, kv: Kv, left: Sequence[str], name: str) -> None:
-        dropping = clean_up(self._registrar.registered, lambda: kv.forget_records(left))
+        dropping = clean_up(self._registrar, self.number, lambda: kv.forget_records(left))
         self._tasks.create_task(dropping, name=name)

@@ -139,7 +139,8 @@ class Launchers:
 
         self._generations.follow_runs()
         if not self.closing:
-            dropping = clean_up(self._registrar.registered, work)
+            generation = None if kv is None else kv.keys.generation
+            dropping = clean_up(self._registrar, generation, work)
             self._tasks.create_task(dropping, name=f"forget {author}")
 
     def _finished(self, container: str, name: str) -> None:

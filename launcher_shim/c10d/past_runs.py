@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.torch_keys import is_exit_barrier
 from launcher_shim.tcpstore import wire
 from rdzv.errors import RecordError
@@ -29,7 +30,7 @@ def surplus(keys: GenerationKeys, kvs: Iterable[KeyValue], present: str) -> list
     taken: set[str] = set()
     for kv in kvs:
         if (name := keys.run_of_round(kv.key)) is not None:
-            if name != present and _ended_well(kv):
+            if name not in (present, SHARED_RUN) and _ended_well(kv):
                 ended.append((kv.mod_revision, name))
         elif kv.key.startswith(keys.runs):
             name = keys.run_id_of(kv.key)

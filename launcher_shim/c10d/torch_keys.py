@@ -47,6 +47,12 @@ def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
     return int(match["round"]), match["name"]
 
 
+def round_of_exit_barrier(key: bytes) -> int | None:
+    """The round at whose end agents ADD to ``key``; None for any other key."""
+    match = _ROUND_KEY.fullmatch(key) if is_exit_barrier(key) else None
+    return None if match is None else int(match["round"])
+
+
 def is_exit_barrier(key: bytes) -> bool:
     """Whether an ADD on ``key`` says that an agent's workers are done."""
     return b"/torchelastic/agent/terminal_state/" in key

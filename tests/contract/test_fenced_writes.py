@@ -267,3 +267,16 @@ async def test_i5_a_barrier_under_way_when_the_job_begins_its_next_life_counts_a
         async with asyncio.timeout(DEADLINE_S):
             assert await second.byte() == wire.STOP_WAITING
             assert await first.byte() == wire.STOP_WAITING
+
+
+async def test_nothing_is_dropped_from_a_life_of_the_job_that_is_over() -> None:
+    keys, engine = job(), MemoryEngine()
+    async with pod(MemoryStore(engine), keys, "w-0", TTL_S) as one:
+        former = await one.endpoint.sessions.ready()
+        await next_life(one, keys)
+        one.endpoint.sessions.forget(former, "w-0.gone")
+
+        async def given_up() -> bool:
+            return all(task.get_name() != "forget w-0.gone" for task in asyncio.all_tasks())
+
+        await until(given_up)

@@ -10,7 +10,7 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standing, observe, stand
-from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 
@@ -127,3 +127,17 @@ def test_a_torchrun_that_takes_a_place_after_the_restore_has_replaced_the_one_be
     run.apply(put(RUN.node("a"), NODE.to_json(), 7))
     run.apply(put(RUN.node("b"), replace(B_ASKED, nonce="next", ask=3).to_json(), 8))
     assert stand_in(run) == {"a": "here", "b": "replaced"}
+
+
+def test_who_came_to_the_exit_barrier_is_done_though_nobody_remembers_its_record() -> None:
+    here, gone, died = (Seat(member, f"of-{member}", 1) for member in "abc")
+    world = Round(3, True, finishing=True, frozen=(here, gone, died))
+    run = MirroredRun(RUN)
+    run.apply(put(RUN.round, world.to_json(), 9))
+    run.apply(put(RUN.node("a"), replace(NODE, nonce="of-a", ask=1, state="in").to_json(), 9))
+    barrier = b"/torch.rendezvous.digits.%d/torchelastic/agent/terminal_state/num_members"
+    run.apply(put(RUN.addend(barrier % 2, "c.of-c"), b"1", 5))
+    run.apply(put(RUN.addend(barrier % 3, "b.of-b"), b"1", 10))
+    assert stand_in(run) == {"a": "here", "b": "done", "c": "missing"}
+    run.apply(WatchEvent("delete", KeyValue(RUN.addend(barrier % 3, "b.of-b"), b"", 0, 12, 0, 0)))
+    assert stand_in(run) == {"a": "here", "b": "missing", "c": "missing"}

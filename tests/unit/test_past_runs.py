@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from launcher_shim.c10d.past_runs import surplus
 from launcher_shim.c10d.rounds.records import Round, Seat
+from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.tcpstore import wire
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue
@@ -62,3 +63,8 @@ def test_a_node_that_cannot_be_read_keeps_nothing() -> None:
     a, others = run("a", ENDED, 1), [run("c", ENDED, 8), run("d", WORLD, 9)]
     a[8] = kv(HERE.run("a").node("w-0"), value=b"no record")
     assert gone(a, *others) == may_go(a)
+
+
+def test_what_clients_without_a_rendezvous_share_stays_whoever_wrote_a_round_beside_it() -> None:
+    others = [run(name, ENDED, at) for at, name in enumerate("bcd", 2)]
+    assert gone(run(SHARED_RUN, ENDED, 1), *others) == may_go(others[0])

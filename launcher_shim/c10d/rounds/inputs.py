@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ class RunSnapshot:
     round: Round = field(default_factory=Round)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     membership: RoundMembers = field(default_factory=RoundMembers)
+    done: frozenset[Seat] = frozenset()
+    """Of the present world, who came to torch's exit barrier, whatever became of its record."""
 
     def asking(self) -> list[Node]:
         """Nodes that want a round and may have one, in the order in which places are given.

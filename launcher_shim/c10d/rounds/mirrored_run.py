@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
-from launcher_shim.c10d.rounds.records import Node, Round, first_round
+from launcher_shim.c10d.rounds.records import Node, Round, Seat, first_round
+from launcher_shim.c10d.torch_keys import round_of_exit_barrier
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name
 from rdzv.store import WatchEvent
@@ -32,6 +33,8 @@ class MirroredRun:
         self.stored_round = self.lost_round = first_round(keys.generation)
         self._nodes: dict[str, Node] = {}
         self._restored_at = 0
+        self._finished: dict[int, set[str]] = {}
+        """By round: who has added to torch's exit barrier. It outlives their records of nodes."""
 
     @property
     def round(self) -> Round:
@@ -65,7 +68,7 @@ class MirroredRun:
         current, nodes = self.round, dict(self._nodes)
         if current.restored_at:
             nodes = {name: one for name, one in nodes.items() if not current.is_later_than(one)}
-        return RunSnapshot(revision, current, nodes, membership)
+        return RunSnapshot(revision, current, nodes, membership, self._done(current))
 
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
         """Take note of a batch's revision; True if the store was restored or emptied.
@@ -88,7 +91,25 @@ class MirroredRun:
         if key == self.keys.round:
             self._apply_round(event)
             return "round"
+        if key.startswith(self.keys.sums):
+            self._apply_addend(event)
         return ""
+
+    def _done(self, current: Round) -> frozenset[Seat]:
+        finished = self._finished.get(current.number, ())
+        return frozenset(s for s in current.frozen if f"{s.member}.{s.nonce}" in finished)
+
+    def _apply_addend(self, event: WatchEvent) -> None:
+        _, key, adder = self.keys.split(event.kv.key)
+        number = round_of_exit_barrier(key)
+        if number is None:
+            return
+        if event.kind == "put":
+            self._finished.setdefault(number, set()).add(adder)
+        elif (finished := self._finished.get(number)) is not None:
+            finished.discard(adder)
+            if not finished:
+                del self._finished[number]
 
     def _is_older(self, event: WatchEvent) -> bool:
         kv = event.kv

@@ -116,7 +116,7 @@ def _done(snapshot: RunSnapshot) -> frozenset[Seat]:
     if not snapshot.round.finishing:
         return frozenset()
     frozen = frozenset(snapshot.round.frozen)
-    return frozenset(
+    return snapshot.done | frozenset(
         node.seat
         for node in snapshot.nodes.values()
         if (node.finished or node.left_reason == "done") and node.seat in frozen
