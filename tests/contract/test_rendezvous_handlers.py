@@ -329,6 +329,23 @@ async def test_one_that_is_done_does_not_close_what_another_one_is_told_to_go_on
         assert [done.failure, trains.failure] == [None, None]
 
 
+async def test_one_that_is_done_does_not_close_what_others_still_train_in() -> None:
+    async with job(replace(QUICK, max_nodes=3), world="abc") as one:
+        done, trains, fails = one.everyone
+        await stands_in_the_exit_barrier(one, "a")
+        # Its time in the exit barrier is over.
+        barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
+        one.kv[f"{barrier}last_member"] = b"over"
+        await one.until(lambda: done.ended)
+        assert one.sidecars["b"].rendezvous.closed == ""
+        fails.order("fail")
+        await one.until(lambda: trains.restarts == 1)
+        await one.until(lambda: fails.ended)
+        one.torchrun("c")
+        assert await one.world("bc") == 1
+        assert [done.failure, trains.failure] == [None, None]
+
+
 async def test_one_that_is_done_does_not_close_what_the_others_go_on_with() -> None:
     async with job(PATIENT, world="ab") as one:
         one.torchruns["b"].order("rejoin")

@@ -65,7 +65,9 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
 @pytest.mark.parametrize(
     ("b", "c", "granted", "goes_on"),
     [
-        (B, C, "", False),
+        (B, C, "", True),
+        (B, replace(C, finished=True), "", True),
+        (replace(B, finished=True), replace(C, finished=True), "", False),
         (B, node("c", "left"), "", True),
         (B, None, "", True),
         (B, None, "b", False),
@@ -74,7 +76,9 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
         (node("b", ask=2), C, "", True),
     ],
     ids=[
-        "all are here",
+        "the others still train",
+        "one still trains",
+        "all have finished",
         "one left to ask again",
         "one is lost: the other is told to leave",
         "the other was let go",

@@ -108,11 +108,9 @@ def trains_no_more(
 
 
 def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether somebody of the present world goes on: has left it to ask again, or is told to."""
+    """Whether somebody of the present world still trains, has left it to ask again, or is to."""
     if snapshot.goes_on():
         return True
-    if not _is_lost(snapshot, standings):
-        return False
     granted = snapshot.membership.granted
     return any(
         standing == "here"

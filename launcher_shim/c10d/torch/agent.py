@@ -167,7 +167,7 @@ class TorchAgent:
             return
         self.finished_round = node.round
         await self._rendezvous.edit_round(node, _finishing)
-        self._rendezvous.finish(self.claim)
+        await self._rendezvous.finish_written(self.claim)
 
     def filler(self, key: bytes) -> bytes | None:
         """Make a value for an unset key of a round that is over or doomed; else None."""
