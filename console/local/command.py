@@ -38,7 +38,10 @@ _EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.it
 @click.command(
     "local",
     cls=Command,
-    statuses={0: "the job finished"},
+    statuses={
+        0: "the job finished",
+        1: "the same error before any step, or, with --strict, an event that did nothing",
+    },
     short_help="An elastic job on this machine: simulated nodes, no Kubernetes, no root.",
     context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog=f"""\b
@@ -141,6 +144,13 @@ Examples:
     is_flag=True,
     help="Leave Muster out, for comparison: torchrun's own rendezvous, held by node-0.",
 )
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Go on where the same error ends three rounds before any step.",
+)
+@click.option("--strict", is_flag=True, help="End with 1 if an event did nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: what happens.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def local(
@@ -158,6 +168,9 @@ def local(
     namespace: str,
     job: str,
     native: bool,
+    keep_going: bool,
+    strict: bool,
+    as_json: bool,
     command: Sequence[str],
 ) -> None:
     """Run an elastic job on this machine.
@@ -182,9 +195,13 @@ def local(
     if isinstance(line, HorovodLine):
         restarts_given = context.get_parameter_source("restarts") is not ParameterSource.DEFAULT
         faults += _faults_of_horovodrun(native=native, restarts_given=restarts_given)
+    if isinstance(line, LaunchLine) and line.script and not Path(line.script).is_file():
+        faults.append(f"{line.script}: there is no such file for torchrun to start")
     if line is None or lease_ttl_s is None or grace_s is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
+    checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints")
+    _make_directory(("CHECKPOINT_DIR", checkpoints))
     settings = LocalSettings(
         run=uuid.uuid4().hex,
         namespace=namespace,
@@ -196,12 +213,14 @@ def local(
         restarts=restarts,
         lease_ttl_s=lease_ttl_s,
         grace_s=grace_s,
-        checkpoints=logs / "checkpoints",
+        checkpoints=checkpoints,
         access=access,
         native=native,
+        keep_going=keep_going,
+        strict=strict,
     )
     places = Directories(logs, report)
-    context.exit(asyncio.run(run_session(settings, events, places, Console())))
+    context.exit(asyncio.run(run_session(settings, events, places, Console(), as_json=as_json)))
 
 
 def _faults_of_numbers(nodes: int, min_nodes: int, max_nodes: int) -> Iterator[str]:

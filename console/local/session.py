@@ -25,10 +25,14 @@ from console.local.nodes.run import LocalRun
 from console.local.processes.marked import adopt_orphans
 from console.local.report.final_report import read_last_words
 from console.local.report.picture import draw_picture
+from console.local.report.repeats import Repeats
 from console.local.report.rounds import RoundFollower
-from console.local.report.timeline import Timeline
+from console.local.report.summary import closing_lines
+from console.local.report.timeline import Moment, Timeline
+from console.local.report.worker_errors import WorkerFailure
 from console.local.store import following
 from console.local.table import draw_table
+from launcher_shim.exit_status import EXIT_FAULT
 from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
@@ -44,13 +48,29 @@ class Directories:
 
 
 async def run_session(
-    settings: LocalSettings, events: Sequence[Event], places: Directories, screen: Console
+    settings: LocalSettings,
+    events: Sequence[Event],
+    places: Directories,
+    screen: Console,
+    *,
+    as_json: bool = False,
 ) -> int:
-    """Run the job and show it; returns the exit status of ``muster local``."""
-    timeline = Timeline(time.monotonic, lambda moment: _say(screen, str(moment)))
+    """Run the job and show it; returns the exit status of ``muster local``.
+
+    ``as_json`` prints each moment as an object of JSON, and nothing else.
+    """
+    repeats = Repeats()
+
+    def tell(moment: Moment) -> None:
+        lines = [json.dumps(moment.to_json())] if as_json else repeats.lines(moment)
+        for line in lines:
+            _say(screen, line)
+
+    timeline = Timeline(time.monotonic, tell)
     keys = JobKeys(settings.namespace, settings.job)
     rounds = RoundFollower(keys, settings.job, settings.line.slots, timeline)
-    _say(screen, f"logs of every node: {places.logs}")
+    if not as_json:
+        _say(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
         endpoints = ""
@@ -66,15 +86,25 @@ async def run_session(
             randomness=random.Random(settings.run),
         )
         stop = stack.enter_context(_Stop(run))
-        await stack.enter_async_context(_table(screen, run))
+        if screen.is_terminal and not as_json:
+            await stack.enter_async_context(_table(screen, run))
         status, reason = await run.until_over(endpoints)
         if stop.signal is not None:
             status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
+    if settings.strict and status == 0 and timeline.events_without_effect:
+        status = EXIT_FAULT
     timeline.record("end", "end", "", f"{reason}; exit status {status}")
-    _say(screen, f"\n{timeline.text()}")
-    await asyncio.to_thread(_show_last_words, screen, run, status)
     if places.report is not None:
         await asyncio.to_thread(_write_report, places.report, settings, timeline, status)
+    if as_json:
+        return status
+    if run.given_up_for is not None:
+        _show_traceback(screen, run.given_up_for)
+    else:
+        await asyncio.to_thread(_show_last_words, screen, run, status)
+    for line in closing_lines(timeline):
+        _say(screen, line)
+    if places.report is not None:
         _say(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
     return status
 
@@ -134,9 +164,6 @@ class _Stop:
 
 @asynccontextmanager
 async def _table(screen: Console, run: LocalRun) -> AsyncIterator[None]:
-    if not screen.is_terminal:
-        yield
-        return
     with Live(draw_table(run), console=screen, auto_refresh=False, transient=True) as live:
 
         async def redraw() -> None:
@@ -162,6 +189,14 @@ def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
     _say(screen, f"\n{node.name} said last ({node.launcher_log}):")
     for line in lines:
         _say(screen, f"  {line}")
+
+
+def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
+    """What the worker said whose error ended the job."""
+    if failure.traceback:
+        _say(screen, "\nTraceback (most recent call last):")
+        for line in failure.traceback[-TAIL_LINES:]:
+            _say(screen, line)
 
 
 def _write_report(

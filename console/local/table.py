@@ -25,26 +25,48 @@ _STYLES: dict[State, str] = {
 }
 
 
+STEPS_UNKNOWN_AFTER_S = 10.0
+"""So long after its round began, a script that has told no step probably tells none."""
+
+
 def draw_table(run: LocalRun) -> Table:
-    """Draw the nodes as they are now."""
-    leader = run.leader
-    world = f"world of {leader.world_size} at step {leader.step}" if leader else "no world yet"
-    round_ = f", round {run.rounds.round.number}" if run.rounds.nodes else ""
-    table = Table(title=f"{world}{round_}", title_justify="left", title_style="bold")
-    for heading in ("node", "state", "ranks", "step", "restarts"):
+    """Draw the nodes as they are now; a column that has nothing to say is left out."""
+    table = Table(title=_title(run), title_justify="left", title_style="bold")
+    stepped = any(run.progress.values())
+    headings = ["node", "state", "ranks", *(["step"] if stepped else []), "restarts"]
+    for heading in headings:
         table.add_column(heading, justify="left" if heading in ("node", "state") else "right")
     for name in sorted(run.nodes, key=lambda name: (len(name), name)):
         node = run.nodes[name]
         ranks = run.progress.get(name, ()) if node.state in ("running", "draining") else ()
         state = "training" if ranks else node.state
-        table.add_row(
-            name,
-            Text(state, style=_STYLES.get(node.state, "")),
-            _listed(progress.rank for progress in ranks),
-            str(max((progress.step for progress in ranks), default="")),
-            str(node.restarts or ""),
-        )
+        cells = [_listed(progress.rank for progress in ranks)]
+        if stepped:
+            cells.append(str(max((progress.step for progress in ranks), default="")))
+        elif node.state == "running":
+            cells = [_listed(run.rounds.ranks_of(name))]
+        style = _STYLES.get(node.state, "")
+        table.add_row(name, Text(state, style=style), *cells, str(node.restarts or ""))
     return table
+
+
+def _title(run: LocalRun) -> str:
+    """The world, how long the run has lasted, and what comes next."""
+    now_s = run.now_s
+    leader, rounds = run.leader, run.rounds
+    if leader is not None:
+        world = f"world of {leader.world_size} at step {leader.step}"
+        world += f", round {rounds.round.number}" if rounds.nodes else ""
+    elif rounds.nodes:
+        ranks = sum(len(rounds.ranks_of(name)) for name in rounds.nodes)
+        world = f"round {rounds.round.number}: {ranks} rank{'' if ranks == 1 else 's'}"
+        if rounds.began_s is not None and now_s - rounds.began_s > STEPS_UNKNOWN_AFTER_S:
+            world += " (steps unknown: the script does not call muster.report_step)"
+    else:
+        world = "no world yet"
+    event = run.next_event
+    coming = f", next: {event[0]} in {max(0.0, event[1] - now_s):.0f} s" if event else ""
+    return f"{world}; {now_s:.0f} s{coming}"
 
 
 def _listed(numbers: Iterable[int]) -> str:

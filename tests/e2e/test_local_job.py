@@ -95,15 +95,24 @@ def test_ended_from_outside_it_leaves_no_process_behind(
     job.leaves_nothing()
 
 
-@long
-def test_a_script_that_fails_on_one_node_ends_the_job_with_its_launchers_status(
-    start: Start, tmp_path: Path
+@pytest.mark.parametrize(
+    ("arguments", "ended"),
+    [
+        ((), "the same error 3 times before any step: it ended with 1; the last line: this script"),
+        pytest.param(("--restarts", "1", "--keep-going"), "ended with 1", marks=long),
+    ],
+    ids=["given up", "kept going"],
+)
+def test_a_script_that_fails_on_one_node_ends_the_job_with_its_error(
+    start: Start, tmp_path: Path, arguments: tuple[str, ...], ended: str
 ) -> None:
     script = tmp_path / "fails.py"
     script.write_text(FAILING)
-    job = start("--nodes", "2", "--min", "2", "--restarts", "1", "--", "torchrun", str(script))
+    job = start("--nodes", "2", "--min", "2", *arguments, "--", "torchrun", str(script))
     assert job.status() == 1
-    assert "this script cannot train" in job.said
+    assert "error      node-" in job.said
+    assert "this script cannot train (round 0, restart 1 of 10)" in job.said
+    assert ended in moments(job.timeline(), "end")[-1]["detail"]
     assert moments(job.timeline(), "training") == []
 
 

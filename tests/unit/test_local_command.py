@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from console.local import command
 from console.local.launch.settings import LocalSettings
 
-LINE = ("--", "torchrun", "train.py")
+LINE = ("--", "torchrun", __file__)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[LocalSettings]:
     """The settings of every job that would have been run."""
     seen: list[LocalSettings] = []
 
-    async def run_session(settings: LocalSettings, *_: Any) -> int:
+    async def run_session(settings: LocalSettings, *_: Any, as_json: bool) -> int:
         await asyncio.sleep(0)
         seen.append(settings)
         return 0

@@ -8,7 +8,7 @@ beginning of an option stands for the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -29,6 +29,7 @@ _REFUSED = {
 }
 
 _NAMES = tuple(f"--{option.name}" for option in OPTIONS)
+_SHORT = {f"-{option.short}": f"--{option.name}" for option in OPTIONS if option.short}
 _SHORT_WITH_VALUE = {f"-{option.short}" for option in OPTIONS if option.short and not option.switch}
 
 _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horovodrun"}
@@ -36,10 +37,16 @@ _MODULES = {"torch.distributed.run": "torchrun", "horovod.runner.launch": "horov
 
 @dataclass(frozen=True, slots=True)
 class LaunchLine:
-    """torchrun's command as the user gave it; ``slots`` is its worker processes per node."""
+    """torchrun's command as the user gave it; ``slots`` is its worker processes per node.
+
+    ``max_restarts`` is None where the command does not say it; ``script`` is the file that each
+    node needs, None for a module or another program.
+    """
 
     command: tuple[str, ...]
     slots: int
+    max_restarts: int | None = None
+    script: str | None = None
 
 
 def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
@@ -49,9 +56,9 @@ def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
     launcher, program = _find_launcher(command)
     if launcher == "horovodrun":
         return read_horovod_line(command, program)
-    arguments = command[program:]
-    slots = 1
-    for name, value in _options(arguments):
+    options, script = _read(command[program:])
+    slots, max_restarts = 1, None
+    for name, value in options:
         if name in _REFUSED:
             raise ConfigError(f"torchrun's {name} cannot be given here: {_REFUSED[name]}")
         if name == "--nproc-per-node":
@@ -61,7 +68,12 @@ def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
                     "because the sidecar registers that many slots"
                 )
             slots = int(value or "")
-    return LaunchLine(tuple(command), slots)
+        elif name == "--max-restarts" and re.fullmatch(r"\d+", value or ""):
+            max_restarts = int(value or "")
+    if script is None:
+        raise ConfigError("no training script: say which, as in -- torchrun train.py")
+    is_file = not {name for name, _ in options} & {"--module", "--no-python"}
+    return LaunchLine(tuple(command), slots, max_restarts, script if is_file else None)
 
 
 def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
@@ -82,24 +94,28 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
     )
 
 
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Every option before the training script, under its full name."""
+def _read(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], str | None]:
+    """Read every option before the training script, under its full name, and the script."""
+    options: list[tuple[str, str | None]] = []
     words = iter(arguments)
     for word in words:
-        if word == "--" or not word.startswith("-"):
-            return
+        if word == "--":
+            return options, next(words, None)
+        if not word.startswith("-"):
+            return options, word
         if not word.startswith("--"):
-            if word in _SHORT_WITH_VALUE:
-                next(words, None)
+            name = _SHORT.get(word, word)
+            options.append((name, next(words, None) if word in _SHORT_WITH_VALUE else None))
             continue
         given, equals, value = word.partition("=")
         name = _full_name(given.replace("_", "-"))
         if equals:
-            yield name, value
+            options.append((name, value))
         elif name.removeprefix("--") in SWITCHES:
-            yield name, None
+            options.append((name, None))
         else:
-            yield name, next(words, None)
+            options.append((name, next(words, None)))
+    return options, None
 
 
 def _full_name(given: str) -> str:

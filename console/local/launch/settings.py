@@ -37,7 +37,9 @@ class LocalSettings:
     """One run of ``muster local``. ``access`` is None for an embedded store.
 
     ``checkpoints`` is a directory that all nodes share, as a cluster's volume would be.
-    ``native`` leaves Muster out: the first node's torchrun holds torch's own store.
+    ``native`` leaves Muster out: the first node's torchrun holds torch's own store. ``keep_going``
+    goes on where the same error ends every round; ``strict`` fails a run with an event that did
+    nothing.
     """
 
     run: str
@@ -53,6 +55,8 @@ class LocalSettings:
     access: Access | None
     native: bool
     grace_s: float = 30.0
+    keep_going: bool = False
+    strict: bool = False
 
 
 def sidecar_command() -> tuple[str, ...]:

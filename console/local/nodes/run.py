@@ -10,16 +10,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import LaunchLine
 from console.local.launch.settings import LAUNCHER, LocalSettings, Pod
 from console.local.nodes.events import Event, by_world
 from console.local.nodes.node import LocalNode
 from console.local.nodes.payload import ExecHost, Horovodrun, Payload, Torchrun
 from console.local.nodes.start_barrier import StartGate, Ticket
+from console.local.nodes.worker_watch import WorkerWatch
 from console.local.processes.ports import free_ports
 from console.local.report.outcome import Ending, horovod_status, job_status
 from console.local.report.progress import Progress, newest_rank_0, read_progress
 from console.local.report.rounds import RoundFollower
 from console.local.report.timeline import Timeline
+from console.local.report.worker_errors import WorkerFailure
+from launcher_shim.exit_status import EXIT_FAULT
 from launcher_shim.rundir import layout
 
 SAMPLE_INTERVAL_S = 0.2
@@ -45,6 +49,7 @@ class LocalRun:
         self.leader: Progress | None = None
         self.last_leader: str | None = None
         self.endings: list[Ending] = []
+        self.given_up_for: WorkerFailure | None = None
         self.rounds = rounds
         self._settings = settings
         self._pending = [event for event in events if event.world_size is None]
@@ -62,6 +67,24 @@ class LocalRun:
         self._native_port = 0
         self._ports: set[int] = set()
         self._interrupted = False
+        self._given_up: str | None = None
+        line = settings.line
+        restarts = line.max_restarts if isinstance(line, LaunchLine) else None
+        self._worker_watch = WorkerWatch(timeline, rounds, restarts)
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._timeline.now_s()
+
+    @property
+    def next_event(self) -> tuple[str, float] | None:
+        """What comes next by the clock, and when; None if nothing does."""
+        timed = [event for event in self._pending if event.world_size is None]
+        if not timed:
+            return None
+        event = min(timed, key=lambda event: event.at_s)
+        return f"{event.action} {event.target or ''}".strip(), event.at_s
 
     async def until_over(self, endpoints: str) -> tuple[int, str]:
         """Run the job to its end; returns its exit status and why.
@@ -71,6 +94,8 @@ class LocalRun:
         async with asyncio.TaskGroup() as tasks:
             await self._train(endpoints, tasks)
             self.abandon()
+        if self._given_up is not None:
+            return EXIT_FAULT, self._given_up
         if isinstance(self._settings.line, HorovodLine):
             return horovod_status(self._launcher_ending())
         return job_status(self.endings)
@@ -89,16 +114,18 @@ class LocalRun:
             tasks.create_task(self._apply_in_worlds(endpoints, tasks), name="events of worlds"),
             tasks.create_task(self._sample(), name="samples"),
         ]
-        while not (self._is_over() or self._interrupted):
+        while not (self._is_over() or self._interrupted or self._given_up):
             self._changed.clear()
             await self._changed.wait()
         for task in background:
             task.cancel()
         for event in itertools.chain(*self._awaiting_worlds):
             never = f"no world of {event.world_size} ranks for it: nothing is done"
-            self._timeline.record("event", event.action, event.target or "", never)
+            self._timeline.record(
+                "event", event.action, event.target or "", never, had_effect=False
+            )
         horovod = isinstance(self._settings.line, HorovodLine)
-        if self._interrupted or horovod or self._has_failed():
+        if self._interrupted or self._given_up or horovod or self._has_failed():
             await self._close_gently()
 
     def interrupt(self) -> None:
@@ -227,7 +254,8 @@ class LocalRun:
         name = event.target or self._next_name()
         life = self._lives.get(name)
         if life is not None and not life.done():
-            self._timeline.record("event", "add", name, "it is there already: nothing to add")
+            there = "it is there already: nothing to add"
+            self._timeline.record("event", "add", name, there, had_effect=False)
             return
         self._timeline.record("event", "add", name, "as asked for")
         await self._begin(name, endpoints, StartGate(1).ticket(), tasks)
@@ -241,8 +269,9 @@ class LocalRun:
         node, asked = self._find(event)
         life = self._lives.get(node.name) if node else None
         if node is None or life is None or life.done():
+            nobody = "no such node is there: nothing is done"
             self._timeline.record(
-                "event", event.action, event.target or "", "no such node is there: nothing is done"
+                "event", event.action, event.target or "", nobody, had_effect=False
             )
             return
         self._timeline.record("event", event.action, node.name, asked)
@@ -284,7 +313,7 @@ class LocalRun:
         return None, ""
 
     async def _sample(self) -> None:
-        """Look at the progress files for as long as the run lasts."""
+        """Look at the progress files and the launchers' logs for as long as the run lasts."""
         while True:
             self.progress = await asyncio.to_thread(self._read_progress)
             self.leader = newest_rank_0(
@@ -292,6 +321,12 @@ class LocalRun:
             )
             if self.leader is not None:
                 self._see_leader(self.leader)
+            nodes = tuple(self.nodes.values())
+            for node, failure in await asyncio.to_thread(self._worker_watch.look, nodes):
+                reason = self._worker_watch.tell(node, failure)
+                if reason is not None and not self._settings.keep_going:
+                    self._given_up, self.given_up_for = reason, failure
+                    self._changed.set()
             await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     def _see_leader(self, leader: Progress) -> None:

@@ -30,6 +30,7 @@ text { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: #3c4450 }
 .grid { stroke: #e3e7ec; stroke-width: 1 }
 .axis { stroke: #8d96a3; stroke-width: 1 }
 .world { fill: #4c8fd6; fill-opacity: .32; stroke: none }
+.unknown { fill: #8d96a3; fill-opacity: .22; stroke: #8d96a3; stroke-dasharray: 2 4 }
 .top { stroke: #2f6fb3; stroke-width: 2; fill: none }
 .agreed { stroke: #6a7380; stroke-width: 1.2; stroke-dasharray: 2 3; fill: none }
 .step { stroke: #2f6fb3; stroke-width: 2; fill: none; stroke-linejoin: round }
@@ -86,7 +87,7 @@ def draw_picture(timeline: Timeline) -> str:
     """Draw what a timeline holds; without progress files, the rounds alone."""
     worlds = timeline.worlds.all
     end_s = max((moment.at_s for moment in timeline.moments), default=1.0)
-    events = [moment for moment in timeline.moments if moment.kind == "event"]
+    events = [moment for moment in timeline.moments if moment.kind == "event" and moment.had_effect]
     time = Axis(max([end_s, *map(_room_for_label, events)]), _LEFT, _RIGHT, 12)
     rows = _label_rows(events, time)
     top = 52 + _LABEL_ROW * (max(rows, default=-1) + 1)
@@ -102,7 +103,7 @@ def draw_picture(timeline: Timeline) -> str:
         'aria-label="World size and steps over time">',
         f"<style>{_STYLE}</style>",
         f'<rect class="back" width="{WIDTH}" height="{height}" rx="6"/>',
-        _text(20, 27, "World size and steps over time", "title"),
+        _text(20, 27, f"World size{' and steps' if worlds else ''} over time", "title"),
     ]
     parts += _grid(time, size, "ranks", top, size_bottom)
     step_top = size_bottom + _BETWEEN
@@ -163,8 +164,11 @@ def _draw_rounds(
             continue
         left, right, upper = time.at(begin_s), time.at(after_s), size.at(ranks)
         if filled:
-            yield _rect("world", left, upper, right - left, size.at(0) - upper)
-            yield _text((left + right) / 2, upper - 6, f"{ranks}", "size", anchor="middle")
+            known = time.at(timeline.trusted_until(begin_s, after_s))
+            yield _rect("world", left, upper, known - left, size.at(0) - upper)
+            if known < right:
+                yield _rect("unknown", known, upper, right - known, size.at(0) - upper)
+            yield _text((left + known) / 2, upper - 6, f"{ranks}", "size", anchor="middle")
         yield _line("agreed", left, upper, right, upper)
 
 
@@ -238,6 +242,8 @@ def _legend(y: float, timeline: Timeline) -> Iterator[str]:
         entries.append(("agreed", "agreed by the rendezvous"))
     if len(timeline.worlds.all) > 1:
         entries.append(("again", "back to a save"))
+    if timeline.rounds and not timeline.worlds.all:
+        entries.append(("unknown", "grey: unknown, the script tells no steps"))
     x = float(_LEFT)
     for style, label in [*entries, ("event", "event")]:
         yield _line(style, x, y - 4, x + 22, y - 4)

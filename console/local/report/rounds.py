@@ -23,6 +23,8 @@ class RoundFollower:
         self._slots = slots
         self._timeline = timeline
         self.round = Round()
+        self.began_s: float | None = None
+        """When the present round was complete, in seconds of the timeline."""
         self._failure: Closing | None = None
 
     @property
@@ -31,6 +33,13 @@ class RoundFollower:
         if not self.round.complete:
             return ()
         return tuple(seat.member for seat in self.round.frozen)
+
+    def ranks_of(self, node: str) -> range:
+        """The ranks of a node in the present round; none if it is not in it."""
+        if node not in self.nodes:
+            return range(0)
+        first = self.nodes.index(node) * self._slots
+        return range(first, first + self._slots)
 
     @property
     def closing(self) -> Closing | None:
@@ -72,12 +81,13 @@ class RoundFollower:
         before, self.round = self.round, Round.from_kv(kv)
         if self.round.complete:
             self._failure = self._closing()
-        self._timeline.record_round(len(self.nodes) * self._slots)
+        self._timeline.record_round(0 if self.round.closed else len(self.nodes) * self._slots)
         if self.round.closed and not before.closed:
             self._timeline.record(
                 "round", "closed", "", f"the job is closed by {self.round.closed}"
             )
         elif self.round.complete and (before.number, before.complete) != (self.round.number, True):
+            self.began_s = self._timeline.now_s()
             count = len(self.nodes)
             self._timeline.record(
                 "round",

@@ -11,7 +11,7 @@ from console.local.report.worlds import Worlds
 
 SCHEMA = 1
 
-_STEPS_OF_A_START = ("start", "ready", "launched")
+_DISTURBANCES = ("leave", "lost", "released", "drained", "killed", "error")
 
 Kind = Literal["event", "node", "membership", "round", "training", "end"]
 
@@ -25,6 +25,24 @@ class Moment:
     what: str
     who: str
     detail: str
+    had_effect: bool = True
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether a world may not train on after it."""
+        if self.kind == "event":
+            return self.had_effect and self.what not in ("add", "cont", "kill-sidecar")
+        return self.what in _DISTURBANCES
+
+    def to_json(self) -> dict[str, object]:
+        """The moment for programs."""
+        return {
+            "at_s": round(self.at_s, 3),
+            "kind": self.kind,
+            "what": self.what,
+            "who": self.who,
+            "detail": self.detail,
+        }
 
     def __str__(self) -> str:
         return f"{self.at_s:7.1f} s  {self.what:<10} {self.who:<9} {self.detail}".rstrip()
@@ -48,9 +66,11 @@ class Timeline:
         """Seconds since the run began."""
         return self._clock() - self._started_s
 
-    def record(self, kind: Kind, what: str, who: str, detail: str) -> None:
-        """Add a moment that happens now."""
-        moment = Moment(self.now_s(), kind, what, who, detail)
+    def record(
+        self, kind: Kind, what: str, who: str, detail: str, *, had_effect: bool = True
+    ) -> None:
+        """Add a moment that happens now; an event may have had no effect."""
+        moment = Moment(self.now_s(), kind, what, who, detail, had_effect)
         self.moments.append(moment)
         self._tell(moment)
 
@@ -59,11 +79,23 @@ class Timeline:
         if (self.rounds[-1][1] if self.rounds else 0) != ranks:
             self.rounds.append((self.now_s(), ranks))
 
-    def text(self) -> str:
-        """The timeline for people: without the steps of a node's start, which were shown."""
-        lines = ["   time     event      who       what"]
-        lines += [str(moment) for moment in self.moments if moment.what not in _STEPS_OF_A_START]
-        return "\n".join(lines)
+    @property
+    def events_without_effect(self) -> list[Moment]:
+        """What was asked for and did nothing: a node that was not there, a world that never was."""
+        return [moment for moment in self.moments if not moment.had_effect]
+
+    def trusted_until(self, begin_s: float, end_s: float) -> float:
+        """Until when a round surely trained, where no step tells it: its first disturbance."""
+        disturbed = (moment.at_s for moment in self.moments if moment.disturbs)
+        return next((at_s for at_s in disturbed if begin_s < at_s < end_s), end_s)
+
+    def disturbed_since(self, at_s: float) -> bool:
+        """Whether an event or a departure came after a moment, not just a script's own error."""
+        return any(
+            moment.disturbs and moment.what != "error"
+            for moment in self.moments
+            if moment.at_s >= at_s
+        )
 
     def to_json(self, command: tuple[str, ...], status: int) -> dict[str, object]:
         """The timeline for programs."""
@@ -72,16 +104,7 @@ class Timeline:
             "command": command,
             "status": status,
             "duration_s": round(self.now_s(), 3),
-            "moments": [
-                {
-                    "at_s": round(moment.at_s, 3),
-                    "kind": moment.kind,
-                    "what": moment.what,
-                    "who": moment.who,
-                    "detail": moment.detail,
-                }
-                for moment in self.moments
-            ],
+            "moments": [moment.to_json() for moment in self.moments],
             "rounds": [[round(at_s, 3), ranks] for at_s, ranks in self.rounds],
             "worlds": [
                 {

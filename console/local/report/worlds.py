@@ -63,6 +63,12 @@ class Worlds:
         later = range(start, len(self.all))
         return next((index for index in later if self.all[index].size == size), None)
 
+    @property
+    def steps_trained_again(self) -> int:
+        """Steps that a later world has made once more, as far as they were seen."""
+        pairs = zip(self.all, self.all[1:], strict=False)
+        return sum(max(0, before.last_step - after.first_step + 1) for before, after in pairs)
+
     def see(self, at_s: float, leader: Progress) -> str | None:
         """Take in rank 0's progress; returns a sentence where a world has just begun to train."""
         before = self.all[-1] if self.all else None

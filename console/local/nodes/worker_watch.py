@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows the launchers' logs: tells a worker's error when it comes, and when to give up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from console.local.launch.settings import read_delivery
+from console.local.nodes.node import LocalNode
+from console.local.report.rounds import RoundFollower
+from console.local.report.same_failure import TIMES, SameFailure
+from console.local.report.timeline import Timeline
+from console.local.report.worker_errors import WorkerErrors, WorkerFailure
+from launcher_shim.rundir import layout
+
+MAX_PIECE = 1 << 20
+"""Bytes of a log that are read at once; the rest waits for the next look."""
+
+
+@dataclass(slots=True)
+class _Log:
+    """How far a launcher's log has been read; ``failures`` are those of process ``pid``."""
+
+    offset: int = 0
+    errors: WorkerErrors = field(default_factory=WorkerErrors)
+    pid: int = 0
+    failures: int = 0
+
+
+class WorkerWatch:
+    """``max_restarts`` is torchrun's own, where the command line says it."""
+
+    def __init__(self, timeline: Timeline, rounds: RoundFollower, max_restarts: int | None) -> None:
+        self._timeline = timeline
+        self._rounds = rounds
+        self._max_restarts = max_restarts
+        self._logs: dict[Path, _Log] = {}
+        self._same = SameFailure()
+
+    def look(self, nodes: Iterable[LocalNode]) -> list[tuple[LocalNode, WorkerFailure]]:
+        """Read what the logs have got since the last look; blocks for as long as that takes."""
+        return [(node, failure) for node in nodes for failure in self._new_failures(node)]
+
+    def _new_failures(self, node: LocalNode) -> list[WorkerFailure]:
+        log = self._logs.setdefault(node.launcher_log, _Log())
+        try:
+            with node.launcher_log.open("rb") as file:
+                file.seek(log.offset)
+                piece = file.read(MAX_PIECE)
+        except FileNotFoundError:
+            return []
+        log.offset += len(piece)
+        return log.errors.take_in(piece.decode(errors="replace"))
+
+    def tell(self, node: LocalNode, failure: WorkerFailure) -> str | None:
+        """Put a failure on the timeline; returns why the job is to be given up, if it is."""
+        log = self._logs[node.launcher_log]
+        pid = node.launcher.pid if node.launcher is not None else 0
+        log.failures = log.failures + 1 if pid == log.pid else 1
+        log.pid = pid
+        number = self._rounds.round.number
+        known = node.name in self._rounds.nodes
+        who = f"local rank {failure.local_rank}"
+        if known:
+            who = f"rank {self._rounds.ranks_of(node.name)[failure.local_rank]}"
+        where = [f"round {number}"] if known else []
+        allowed = self._allowed(node)
+        if log.failures <= allowed:
+            where.append(f"restart {log.failures} of {allowed}")
+        elif allowed:
+            where.append("no restart of torchrun is left")
+        note = f" ({', '.join(where)})" if where else ""
+        self._timeline.record("node", "error", node.name, f"{who}: {failure.sentence}{note}")
+        began_s = self._rounds.began_s
+        if not known or self._timeline.worlds.all or began_s is None:
+            return None
+        lived_s = self._timeline.now_s() - began_s
+        disturbed = self._timeline.disturbed_since(began_s)
+        if not self._same.see(failure, number, lived_s, disturbed=disturbed):
+            return None
+        return f"the same error {TIMES} times before any step: {failure.sentence}"
+
+    def _allowed(self, node: LocalNode) -> int:
+        """How often torchrun starts its workers again: as its command or its environment says."""
+        if self._max_restarts is not None:
+            return self._max_restarts
+        try:
+            delivered = read_delivery((node.run_dir / layout.ENVIRONMENT).read_text())
+        except FileNotFoundError:
+            return 0
+        return int(delivered.get("PET_MAX_RESTARTS", 0))

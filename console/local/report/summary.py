@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last lines of a run: what the whole of it comes to. Pure."""
+
+from __future__ import annotations
+
+from console.local.report.timeline import Timeline
+
+_HOW_TO_SEE_STEPS = (
+    "Steps are unknown: the script does not tell them. To see them, and what a change costs, call"
+    " muster.report_step(step) in its loop; to lose none, docs/training.md."
+)
+
+
+def closing_lines(timeline: Timeline) -> list[str]:
+    """Say how many rounds and steps there were, and which events did nothing."""
+    lines = [""]
+    rounds = sum(moment.what == "round" for moment in timeline.moments)
+    worlds = timeline.worlds.all
+    facts = [f"{timeline.moments[-1].at_s:.1f} s", _counted(rounds, "round")]
+    if worlds:
+        facts.append(f"{worlds[-1].last_step} steps in {_counted(len(worlds), 'world')}")
+        again = timeline.worlds.steps_trained_again
+        facts.append(f"{_counted(again, 'step')} trained again" if again else "no step lost")
+    lines.append("; ".join(facts))
+    if rounds and not worlds and all(moment.what != "error" for moment in timeline.moments):
+        lines.append(_HOW_TO_SEE_STEPS)
+    events = [moment for moment in timeline.moments if moment.kind == "event"]
+    if idle := timeline.events_without_effect:
+        lines.append(f"warning: {len(idle)} of {_counted(len(events), 'event')} did nothing:")
+        lines += [f"  {moment.what} {moment.who}: {moment.detail}" for moment in idle]
+    return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why workers fail, from what their launcher's log says: pure, fed with lines as they come.
+
+torchrun passes its workers' standard error on, and logs ``failed (exitcode: 1) local_rank: 0`` as
+soon as it sees one end. What the worker said of it stands before that line; with a process group,
+torch marks each of its lines with ``[rank0]:``.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
+_TORCHRUN_SAYS = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d")
+_RANK = re.compile(r"\[rank(\d+)\]: ?")
+_TRACEBACK = "Traceback (most recent call last):"
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+
+_OF_ANOTHER = re.compile(r"(closed|reset) by peer|[Bb]roken pipe|remote process exited")
+"""What a worker raises because another one has ended."""
+
+MAX_SENTENCE = 300
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """One worker that ended.
+
+    ``sentence`` is the error that it raised, or its exit status; ``traceback`` the lines before.
+    """
+
+    local_rank: int
+    sentence: str
+    traceback: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def kind(self) -> str:
+        """The same for failures that differ in their numbers alone: ports, addresses, pids."""
+        return _NUMBER.sub("#", self.sentence)
+
+    @property
+    def follows_another(self) -> bool:
+        """Whether another worker's end is its cause."""
+        return _OF_ANOTHER.search(self.sentence) is not None
+
+
+class WorkerErrors:
+    """Reads one launcher's log, piece by piece."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._tracebacks: dict[str, list[str]] = {}
+        self._ended: dict[str, tuple[str, ...]] = {}
+        self._last_line = ""
+
+    def take_in(self, text: str) -> list[WorkerFailure]:
+        """Take the next piece of the log; returns the failures that it tells of."""
+        lines = (self._rest + text).split("\n")
+        self._rest = lines.pop()
+        return list(self._failures(lines))
+
+    def _failures(self, lines: Iterable[str]) -> Iterator[WorkerFailure]:
+        for line in lines:
+            if failed := _FAILED.match(line):
+                yield self._failure(int(failed[1]), int(failed[2]))
+                self._tracebacks.clear()
+                self._ended.clear()
+                self._last_line = ""
+                continue
+            if line.strip() and not _TORCHRUN_SAYS.match(line):
+                self._last_line = line.strip()
+            marked = _RANK.match(line)
+            speaker = marked[1] if marked else ""
+            said = line[marked.end() :] if marked else line
+            if said == _TRACEBACK:
+                self._tracebacks[speaker] = []
+            elif (traceback := self._tracebacks.get(speaker)) is not None and said:
+                traceback.append(said)
+                if not said.startswith(" "):
+                    self._ended[speaker] = tuple(self._tracebacks.pop(speaker))
+
+    def _failure(self, exit_code: int, local_rank: int) -> WorkerFailure:
+        # Of several speakers, the first: the others failed because it did.
+        said = next(iter(self._ended.values()), ())
+        if said:
+            return WorkerFailure(local_rank, said[-1][:MAX_SENTENCE], said)
+        sentence = _ended(exit_code)
+        if self._last_line:
+            sentence += f"; the last line: {self._last_line[:MAX_SENTENCE]}"
+        return WorkerFailure(local_rank, sentence)
+
+
+def _ended(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"it ended with {exit_code}"
+    try:
+        return f"it was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"it was killed by signal {-exit_code}"
