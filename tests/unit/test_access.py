@@ -32,8 +32,8 @@ PLAIN = ("10.0.0.1:2379",)
 TLS = ("https://etcd-0:2379", "https://etcd-1:2379")
 SECRET = "hunter2-is-secret"
 
-PATIENCE_S = 60.0
-"""For files that are read, however busy the machine is."""
+DEADLINE_S = 60.0
+"""Ends what hangs."""
 
 
 @pytest.mark.parametrize(
@@ -285,24 +285,24 @@ async def test_files_that_change_one_after_the_other_are_taken_once_they_fit(
     """A rotation that is half done leaves the former certificate in force, and says so once."""
     monkeypatch.setattr(certificates, "LOOK_S", 0.0)
     seen = CertificateFiles(files)
-    await seen.look(urgent=False, timeout_s=PATIENCE_S)
+    await seen.look(urgent=False, timeout_s=DEADLINE_S)
     first = seen.certificates
     assert (seen.version, first) == (1, await asyncio.to_thread(read_certificates, files))
     fresh = await asyncio.to_thread(fresh_certificate, files)
     await asyncio.to_thread(write, Path(files.cert), fresh[0])
     for _ in range(3):
-        await seen.look(urgent=False, timeout_s=PATIENCE_S)
+        await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert (seen.version, seen.certificates) == (1, first)
     (record,) = caplog.records
     assert "do not belong together" in record.getMessage()
     assert "the former certificates stay in force" in record.getMessage()
     await asyncio.to_thread(write, Path(files.key), fresh[1])
-    await seen.look(urgent=False, timeout_s=PATIENCE_S)
+    await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert seen.version == 2
     assert seen.certificates is not None
     assert (seen.certificates.cert, seen.certificates.key) == fresh
     await asyncio.to_thread(Path(files.key).touch)
-    await seen.look(urgent=False, timeout_s=PATIENCE_S)
+    await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert seen.version == 2
 
 
@@ -319,13 +319,13 @@ async def test_files_are_looked_at_more_often_while_there_is_no_connection(
     monkeypatch.setattr(certificates, "URGENT_LOOK_S", 0.0)
     monkeypatch.setattr(certificates, "LOOK_S", 3600.0)
     seen = CertificateFiles(files)
-    await seen.look(urgent=False, timeout_s=PATIENCE_S)
+    await seen.look(urgent=False, timeout_s=DEADLINE_S)
     fresh = await asyncio.to_thread(fresh_certificate, files)
     await asyncio.to_thread(write, Path(files.cert), fresh[0])
     await asyncio.to_thread(write, Path(files.key), fresh[1])
-    await seen.look(urgent=False, timeout_s=PATIENCE_S)
+    await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert seen.version == 1
-    await seen.look(urgent=True, timeout_s=PATIENCE_S)
+    await seen.look(urgent=True, timeout_s=DEADLINE_S)
     assert seen.version == 2
 
 
@@ -333,7 +333,7 @@ async def test_files_that_never_were_good_are_an_error(files: Access) -> None:
     await asyncio.to_thread(without, files.cacert)
     seen = CertificateFiles(files)
     with pytest.raises(ConfigError, match="--etcd-cacert"):
-        await seen.look(urgent=True, timeout_s=PATIENCE_S)
+        await seen.look(urgent=True, timeout_s=DEADLINE_S)
     assert seen.version == 0
 
 
@@ -348,7 +348,7 @@ async def test_files_on_a_disk_that_hangs_hold_no_call_up(
         nonlocal reads
         reads += 1
         begun.set()
-        mended.wait(PATIENCE_S)
+        mended.wait(DEADLINE_S)
         return read_certificates(access)
 
     monkeypatch.setattr(certificates, "read_certificates", hanging)
@@ -357,16 +357,16 @@ async def test_files_on_a_disk_that_hangs_hold_no_call_up(
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await seen.look(urgent=True, timeout_s=0.05)
-    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
     assert (seen.version, reads) == (0, 1)
     mended.set()
-    await seen.look(urgent=True, timeout_s=PATIENCE_S)
+    await seen.look(urgent=True, timeout_s=DEADLINE_S)
     assert (seen.version, reads) == (1, 1)
     mended.clear()
     begun.clear()
     await asyncio.to_thread(Path(files.cert).touch)
     await seen.look(urgent=False, timeout_s=0.1)
-    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
     for _ in range(20):
         with pytest.raises(StopIteration):
             # It ends at its first step: there was nothing that it has waited for.
@@ -380,7 +380,7 @@ async def test_a_call_whose_files_cannot_be_read_was_not_sent(
     files: Access, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mended = threading.Event()
-    monkeypatch.setattr(certificates, "read_certificates", lambda _: mended.wait(PATIENCE_S))
+    monkeypatch.setattr(certificates, "read_certificates", lambda _: mended.wait(DEADLINE_S))
     store = EtcdStore(files)
     try:
         with pytest.raises(StoreUnavailable, match="certificate files cannot be read within"):

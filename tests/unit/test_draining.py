@@ -24,9 +24,10 @@ from rdzv.drain.phases import phase_of
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
-from rdzv.records.job import Incarnation, Job, Member
+from rdzv.records.job import Incarnation, Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Put
+from tests.support.records import member
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -57,10 +58,7 @@ def scene(
     membership = Snapshot(
         90,
         Job(least, 4, mod_revision=7),
-        {
-            name: Member(name, f"uid-{name}", at, "10.0.0.1", "host", "worker", 1, least, 4)
-            for at, name in enumerate(members, 1)
-        },
+        {name: member(name, at, min_workers=least) for at, name in enumerate(members, 1)},
         drains={drain.pod_uid: drain for drain in drains},
         commit=commit,
         last_commit=last,

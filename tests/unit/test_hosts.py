@@ -25,21 +25,11 @@ from launcher_shim.horovod.hosts import (
 )
 from rdzv.listing import Listing
 from rdzv.records.job import Member
+from tests.support import records
 
 
-def member(name: str, *, pod_uid: str = "", slots: int = 1, revision: int = 5) -> Member:
-    return Member(
-        name=name,
-        pod_uid=pod_uid or f"uid-{name}",
-        incarnation=revision,
-        address="10.0.0.1",
-        node="n",
-        role="worker",
-        slots=slots,
-        min_workers=1,
-        max_workers=9,
-        mod_revision=revision,
-    )
+def member(name: str, age: int = 5) -> Member:
+    return records.member(name, age, mod_revision=age)
 
 
 class Scene:
@@ -79,7 +69,7 @@ class Scene:
         return [host.member for host in self.list.hosts]
 
 
-A, B, C = member("a", revision=3), member("b", revision=4), member("c", revision=5)
+A, B, C, D = (member(name, age) for age, name in enumerate("abcd", 3))
 
 
 def test_a_line_for_each_host_and_the_revision_last() -> None:
@@ -285,9 +275,6 @@ def test_an_unsound_list_is_read_as_none(text: str) -> None:
 @given(st.text(max_size=80))
 def test_any_text_can_be_read(text: str) -> None:
     assert isinstance(parse(text, 1, 100.0), HostList)
-
-
-D = member("d", revision=6)
 
 
 def test_where_all_are_replaced_at_once_the_oldest_stays_until_another_has_settled() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of gone pods is dropped from the store, and what has to stay."""
+"""Pods that are gone: who is lost, what of them is dropped from the store, and what has to stay."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from agent.orphans import orphans
 from rdzv.keys import JobKeys
 from rdzv.members.leftovers import KEPT_MIN, kept, leftovers
+from rdzv.members.losses import lost_members
 from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from tests.support.records import kv, member
@@ -71,3 +72,19 @@ def test_nothing_but_such_records_is_taken_for_one() -> None:
     odd = [RUN.operation("?"), RUN.operation("w-0"), RUN.value(b"ops/w-0"), RUN.node("w-0")]
     odd.append(KEYS.in_generation(2).run("digits").operation(f"w-0.{NONCE}.1"))
     assert orphans(HERE, SNAPSHOT, [kv(key) for key in odd for _ in range(KEPT_MIN + 1)]) == []
+
+
+A, B = member("a"), member("b", 2)
+BOTH = Snapshot(5, Job(1, 4), {"a": A, "b": B})
+
+
+def test_who_is_gone_without_a_goodbye_is_lost() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset()) == (B,)
+
+
+def test_who_said_goodbye_is_not() -> None:
+    assert lost_members(BOTH, replace(BOTH, members={"a": A}), frozenset({"b"})) == ()
+
+
+def test_a_new_generation_loses_nobody() -> None:
+    assert lost_members(BOTH, Snapshot(6, Job(1, 4, generation=2)), frozenset()) == ()

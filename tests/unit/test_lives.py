@@ -20,9 +20,10 @@ from rdzv.listing import decide as listing_of
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put
+from tests.support.records import member
 from tests.support.sidecars.pod_gate import PodGate
 
 KEYS = JobKeys("team", "digits")
@@ -106,10 +107,7 @@ def test_where_nothing_was_saved_or_it_is_forgotten_any_start_will_do(pod: PodGa
 
 
 def test_a_last_commit_names_the_job_that_made_it() -> None:
-    members = {
-        name: Member(name, f"uid-{name}", at, "10.0.0.1", "host", "worker", 1, 1, 4)
-        for at, name in enumerate("ab", 1)
-    }
+    members = {name: member(name, at) for at, name in enumerate("ab", 1)}
     saved = {name: Vote(5, 3, f"uid-{name}", 10, acked=10) for name in "ab"}
     membership = Snapshot(
         90,

@@ -30,7 +30,8 @@ from rdzv.store.etcd.endpoint import (
     Rotation,
 )
 from rdzv.store.pb import etcd_pb2 as pb
-from tests.support.clocks.virtual import SimulatedLoop
+
+pytestmark = pytest.mark.virtual
 
 CLIENTS = 300
 TIMEOUT_S = 2.0
@@ -85,15 +86,6 @@ def members(count: int) -> list[Member]:
 def clients(of: list[Member]) -> list[Rotation]:
     """Spread over the members as sidecars are."""
     return [Rotation(of, number, Random(number)) for number in range(CLIENTS)]
-
-
-def simulate(work: Coroutine[Any, Any, None]) -> None:
-    loop = SimulatedLoop(Random(1))
-    try:
-        loop.run_until_complete(work)
-    finally:
-        loop.end()
-        loop.close()
 
 
 def at(rotations: list[Rotation]) -> Counter[str]:
@@ -155,74 +147,63 @@ def test_an_endpoint_that_somebody_has_left_already_is_not_left_again() -> None:
     assert rotation.current is three[1]
 
 
-def test_a_call_tries_each_endpoint_once_a_round_and_ends_in_time() -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        three = members(3)
-        for member in three:
-            member.fails = refused
-        calls = Calls(three, 0, Access(("m0:1",)), Random(3))
-        began_s = loop.time()
-        with pytest.raises(StoreUnavailable, match="refused"):
-            await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
-        assert loop.time() - began_s == pytest.approx(TIMEOUT_S)
-        counts = {len(member.calls) for member in three}
-        assert max(counts) - min(counts) <= 1
-
-    simulate(scenario())
+async def test_a_call_tries_each_endpoint_once_a_round_and_ends_in_time() -> None:
+    loop = asyncio.get_running_loop()
+    three = members(3)
+    for member in three:
+        member.fails = refused
+    calls = Calls(three, 0, Access(("m0:1",)), Random(3))
+    began_s = loop.time()
+    with pytest.raises(StoreUnavailable, match="refused"):
+        await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
+    assert loop.time() - began_s == pytest.approx(TIMEOUT_S)
+    counts = {len(member.calls) for member in three}
+    assert max(counts) - min(counts) <= 1
 
 
-def test_rounds_that_fail_at_once_become_ever_rarer() -> None:
+async def test_rounds_that_fail_at_once_become_ever_rarer() -> None:
     """What says at once that it has no leader is asked seldom while it elects one, yet in time."""
+    loop = asyncio.get_running_loop()
+    for seed in range(20):
+        (member,) = members(1)
+        times: list[float] = []
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        for seed in range(20):
-            (member,) = members(1)
-            times: list[float] = []
+        async def note(method: Method, timeout_s: float, times: list[float] = times) -> None:
+            times.append(loop.time())
+            raise NotSentError("no leader")
 
-            async def note(method: Method, timeout_s: float, times: list[float] = times) -> None:
-                times.append(loop.time())
-                raise NotSentError("no leader")
-
-            member.fails = note
-            calls = Calls([member], 0, Access(("m0:1",)), Random(seed))
-            with pytest.raises(StoreUnavailable):
-                await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
-            pauses_s = [later - earlier for earlier, later in pairwise(times)]
-            assert len(times) <= 10
-            for number, pause_s in enumerate(pauses_s[:-1]):
-                longest_s = min(0.1 * 2**number, 0.5)
-                assert longest_s / 2 <= pause_s <= longest_s + 1e-9
-
-    simulate(scenario())
+        member.fails = note
+        calls = Calls([member], 0, Access(("m0:1",)), Random(seed))
+        with pytest.raises(StoreUnavailable):
+            await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
+        pauses_s = [later - earlier for earlier, later in pairwise(times)]
+        assert len(times) <= 10
+        for number, pause_s in enumerate(pauses_s[:-1]):
+            longest_s = min(0.1 * 2**number, 0.5)
+            assert longest_s / 2 <= pause_s <= longest_s + 1e-9
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_login_without_answer_moves_on_and_breaks_nothing(
+async def test_a_login_without_answer_moves_on_and_breaks_nothing(
     count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The store is at the password still: neither its watches nor its line are at fault."""
     monkeypatch.setattr(login, "read_password", lambda _: "password")
-
-    async def scenario() -> None:
-        some = members(count)
-        for member in some:
-            member.fails = unanswered_login
-        access = Access(("m0:1",), user="job", password_file=str(tmp_path))
-        calls = Calls(some, 0, access, Random(4))
-        for _ in range(10):
-            with pytest.raises(StoreUnavailable, match=r"no token|Deadline"):
-                await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
-        for member in some:
-            assert member.calls
-            assert set(member.calls) == {AUTHENTICATE}
-            assert member.kicks == []
-            assert member.reconnections == 0
-            assert member.patience.attempt_s == Patience().attempt_s
-            member.fails = None
-        # Of whatever the pause leaves of its time.
-        await calls.call(RANGE, None, 30, Effect.READ)
-        await calls.close()
-
-    simulate(scenario())
+    some = members(count)
+    for member in some:
+        member.fails = unanswered_login
+    access = Access(("m0:1",), user="job", password_file=str(tmp_path))
+    calls = Calls(some, 0, access, Random(4))
+    for _ in range(10):
+        with pytest.raises(StoreUnavailable, match=r"no token|Deadline"):
+            await calls.call(RANGE, None, TIMEOUT_S, Effect.READ)
+    for member in some:
+        assert member.calls
+        assert set(member.calls) == {AUTHENTICATE}
+        assert member.kicks == []
+        assert member.reconnections == 0
+        assert member.patience.attempt_s == Patience().attempt_s
+        member.fails = None
+    # Of whatever the pause leaves of its time.
+    await calls.call(RANGE, None, 30, Effect.READ)
+    await calls.close()

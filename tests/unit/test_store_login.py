@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,8 @@ from rdzv.store.etcd.login import (
     LoginRefusedError,
     LoginUnansweredError,
 )
-from tests.support.clocks.virtual import SimulatedLoop
+
+pytestmark = pytest.mark.virtual
 
 ACCESS = Access(("etcd:2379",), user="job", password_file="/password")
 SOON_S = 0.1
@@ -78,15 +77,6 @@ class Client(Login):
         return False
 
 
-def simulate(work: Coroutine[Any, Any, None]) -> None:
-    loop = SimulatedLoop(Random(1))
-    try:
-        loop.run_until_complete(work)
-    finally:
-        loop.end()
-        loop.close()
-
-
 def test_a_time_doubles_up_to_its_bound_and_is_drawn_from_its_upper_half() -> None:
     doubling = Doubling(1.0, 30.0)
     assert [doubling.after(failures) for failures in range(7)] == [1, 2, 4, 8, 16, 30, 30]
@@ -97,106 +87,94 @@ def test_a_time_doubles_up_to_its_bound_and_is_drawn_from_its_upper_half() -> No
     assert 3.9 < max(drawn) <= 4
 
 
-def test_a_login_without_answer_is_repeated_ever_more_rarely_and_given_more_time(
+async def test_a_login_without_answer_is_repeated_ever_more_rarely_and_given_more_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        store = Store()
-        store.answers = False
-        client = Client(store, monkeypatch)
-        assert not await client.has_token(200)
-        timeouts = [timeout_s for _, _, timeout_s in store.asked]
-        assert timeouts[:4] == [3, 6, 12, 12]
-        assert set(timeouts[3:]) == {LOGIN.longest_s}
-        for failures, ((began_s, _, timeout_s), (again_s, _, _)) in enumerate(
-            zip(store.asked, store.asked[1:], strict=False)
-        ):
-            pause_s = again_s - began_s - timeout_s
-            longest_s = min(2.0**failures, UNANSWERED_PAUSE.longest_s)
-            assert longest_s / 2 <= pause_s <= longest_s + SOON_S
-        store.answers = True
-        assert await client.has_token(UNANSWERED_PAUSE.longest_s + SOON_S)
+    store = Store()
+    store.answers = False
+    client = Client(store, monkeypatch)
+    assert not await client.has_token(200)
+    timeouts = [timeout_s for _, _, timeout_s in store.asked]
+    assert timeouts[:4] == [3, 6, 12, 12]
+    assert set(timeouts[3:]) == {LOGIN.longest_s}
+    for failures, ((began_s, _, timeout_s), (again_s, _, _)) in enumerate(
+        zip(store.asked, store.asked[1:], strict=False)
+    ):
+        pause_s = again_s - began_s - timeout_s
+        longest_s = min(2.0**failures, UNANSWERED_PAUSE.longest_s)
+        assert longest_s / 2 <= pause_s <= longest_s + SOON_S
+    store.answers = True
+    assert await client.has_token(UNANSWERED_PAUSE.longest_s + SOON_S)
 
-        # One that was answered starts the count anew.
-        client.reject(client.metadata)
-        store.answers = False
-        store.asked.clear()
-        assert not await client.has_token(5)
-        assert [timeout_s for _, _, timeout_s in store.asked] == [3, 6]
-
-    simulate(scenario())
+    # One that was answered starts the count anew.
+    client.reject(client.metadata)
+    store.answers = False
+    store.asked.clear()
+    assert not await client.has_token(5)
+    assert [timeout_s for _, _, timeout_s in store.asked] == [3, 6]
 
 
-def test_a_deadline_ends_the_wait_of_its_caller_and_close_ends_all(
+async def test_a_deadline_ends_the_wait_of_its_caller_and_close_ends_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        store = Store()
-        store.answers = False
-        client = Client(store, monkeypatch)
-        assert not await client.has_token(60)
-        requests = len(store.asked)
-        with pytest.raises(TimeoutError, match="nothing came"):
-            await client.ensure(0.5)
-        waiting = asyncio.create_task(client.ensure(1000))
-        await asyncio.sleep(1)
-        began_s = loop.time()
-        await client.close()
-        with pytest.raises(LoginRefusedError, match="closed"):
-            await waiting
-        with pytest.raises(LoginRefusedError, match="closed"):
-            await client.ensure(1)
-        assert loop.time() - began_s < SOON_S
-        await asyncio.sleep(100)
-        assert len(store.asked) == requests
-
-    simulate(scenario())
+    loop = asyncio.get_running_loop()
+    store = Store()
+    store.answers = False
+    client = Client(store, monkeypatch)
+    assert not await client.has_token(60)
+    requests = len(store.asked)
+    with pytest.raises(TimeoutError, match="nothing came"):
+        await client.ensure(0.5)
+    waiting = asyncio.create_task(client.ensure(1000))
+    await asyncio.sleep(1)
+    began_s = loop.time()
+    await client.close()
+    with pytest.raises(LoginRefusedError, match="closed"):
+        await waiting
+    with pytest.raises(LoginRefusedError, match="closed"):
+        await client.ensure(1)
+    assert loop.time() - began_s < SOON_S
+    await asyncio.sleep(100)
+    assert len(store.asked) == requests
 
 
-def test_a_password_that_was_not_sent_is_tried_again_at_once(
+async def test_a_password_that_was_not_sent_is_tried_again_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        store = Store()
-        store.connected = False
-        client = Client(store, monkeypatch)
-        for _ in range(10):
-            with pytest.raises(ConnectionRefusedError):
-                await client.ensure(SOON_S)
-        store.connected = True
-        await client.ensure(SOON_S)
-        assert {timeout_s for _, _, timeout_s in store.asked} == {LOGIN.first_s}
-
-    simulate(scenario())
-
-
-def test_a_refused_password_waits_ever_longer_and_a_changed_one_not_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario() -> None:
-        store = Store()
-        client = Client(store, monkeypatch)
-        client.password = "wrong"
-        assert not await client.has_token(400)
-        for refusals, ((began_s, _, _), (again_s, _, _)) in enumerate(
-            zip(store.asked, store.asked[1:], strict=False)
-        ):
-            longest_s = min(5.0 * 2**refusals, 60.0)
-            assert longest_s / 2 <= again_s - began_s <= longest_s + 2 * SOON_S
-        assert len(store.asked) > 8
-        client.password = "wrong too"
-        with pytest.raises(LoginRefusedError):
+    store = Store()
+    store.connected = False
+    client = Client(store, monkeypatch)
+    for _ in range(10):
+        with pytest.raises(ConnectionRefusedError):
             await client.ensure(SOON_S)
-        assert store.asked[-1][1] == "wrong too"
-        asked_s = store.asked[-1][0]
-        requests = len(store.asked)
-        assert not await client.has_token(REFUSED_PAUSE.first_s + SOON_S)
-        assert store.asked[requests][0] - asked_s <= REFUSED_PAUSE.first_s + 2 * SOON_S
-        client.password = "right"
-        await client.ensure(SOON_S)
+    store.connected = True
+    await client.ensure(SOON_S)
+    assert {timeout_s for _, _, timeout_s in store.asked} == {LOGIN.first_s}
 
-    simulate(scenario())
+
+async def test_a_refused_password_waits_ever_longer_and_a_changed_one_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    client = Client(store, monkeypatch)
+    client.password = "wrong"
+    assert not await client.has_token(400)
+    for refusals, ((began_s, _, _), (again_s, _, _)) in enumerate(
+        zip(store.asked, store.asked[1:], strict=False)
+    ):
+        longest_s = min(5.0 * 2**refusals, 60.0)
+        assert longest_s / 2 <= again_s - began_s <= longest_s + 2 * SOON_S
+    assert len(store.asked) > 8
+    client.password = "wrong too"
+    with pytest.raises(LoginRefusedError):
+        await client.ensure(SOON_S)
+    assert store.asked[-1][1] == "wrong too"
+    asked_s = store.asked[-1][0]
+    requests = len(store.asked)
+    assert not await client.has_token(REFUSED_PAUSE.first_s + SOON_S)
+    assert store.asked[requests][0] - asked_s <= REFUSED_PAUSE.first_s + 2 * SOON_S
+    client.password = "right"
+    await client.ensure(SOON_S)
 
 
 class BusyStore:
@@ -230,15 +208,12 @@ class BusyStore:
         return "token"
 
 
-def test_many_clients_of_a_store_that_started_again_all_get_in(
+async def test_many_clients_of_a_store_that_started_again_all_get_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        store = BusyStore()
-        working = asyncio.create_task(store.work())
-        clients = [Client(store, monkeypatch, seed) for seed in range(CLIENTS)]
-        served = await asyncio.gather(*(client.has_token(60) for client in clients))
-        assert all(served), f"{served.count(False)} of {CLIENTS} have no token"
-        working.cancel()
-
-    simulate(scenario())
+    store = BusyStore()
+    working = asyncio.create_task(store.work())
+    clients = [Client(store, monkeypatch, seed) for seed in range(CLIENTS)]
+    served = await asyncio.gather(*(client.has_token(60) for client in clients))
+    assert all(served), f"{served.count(False)} of {CLIENTS} have no token"
+    working.cancel()
