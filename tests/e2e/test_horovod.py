@@ -24,9 +24,6 @@ pytestmark = pytest.mark.timeout(900)
 StartJob = Callable[..., AbstractContextManager[HorovodCluster]]
 Start = Callable[..., AbstractContextManager[Drains]]
 
-HANGS_S = 15.0
-"""A job that makes no step for so long hangs: normally, the first comes at once."""
-
 long = pytest.mark.long
 
 
@@ -215,49 +212,6 @@ def test_one_store_serves_a_torchrun_job_and_a_horovodrun_job_at_once(
         theirs.world_of(pair[1:])
         roster.add("node-1")
         ours.assert_nothing_lost_or_doubled()
-
-
-# -- what upstream does with a list that has no revisions; and that it follows one that has
-
-
-def replace_by_a_spare(job: HorovodCluster) -> str:
-    """One of two leaves; a spare, listed all the time, takes its place."""
-    job.add("node-2")
-    job.goes_on(100)
-    job.begin_to_leave(min({"node-0", "node-1"} - {job.host_of_rank_0()}))
-    return "node-2"
-
-
-def fall_below_min_and_back(job: HorovodCluster) -> str:
-    job.begin_to_leave(min({"node-0", "node-1"} - {job.host_of_rank_0()}))
-    job.until(lambda: job.no_step_for(1.5), 120, "nobody trains")
-    job.add("node-2")
-    return "node-2"
-
-
-@long
-@pytest.mark.parametrize(
-    ("befalls", "least", "most"), [(replace_by_a_spare, 1, 2), (fall_below_min_and_back, 2, 3)]
-)
-@pytest.mark.parametrize("revisions", [True, False])
-def test_without_revisions_one_that_joins_is_waited_for_in_vain(
-    start_job: StartJob,
-    befalls: Callable[[HorovodCluster], str],
-    least: int,
-    most: int,
-    revisions: bool,
-) -> None:
-    with start_job(nodes=2, least=least, most=most, revisions=revisions) as job:
-        job.until_world("node-0", "node-1")
-        job.goes_on(100)
-        comes = befalls(job)
-        job.until_gate(comes, "joined")
-        if revisions:
-            assert comes in job.training()
-            job.goes_on()
-            job.assert_nothing_lost_or_doubled()
-        else:
-            assert job.no_step_for(HANGS_S), job.timeline()
 
 
 # -- drains

@@ -30,10 +30,6 @@ GLOO_TIMEOUT_S = 120
 FORM_TIMEOUT_S = 2.0 * GLOO_TIMEOUT_S
 """For a world to form, also after a wait for one that is gone."""
 
-_WITHOUT_REVISIONS = """#!/bin/sh
-cd "${0%/*}" && ./with_revisions.sh | sed '/^rev-/d'
-"""
-
 
 def horovod_folder() -> str:
     """The folder of horovodrun and of a python that has it; builds it if it is not there."""
@@ -59,10 +55,7 @@ class Step:
 
 
 class HorovodCluster(Pods):
-    """``with HorovodCluster(...) as job``; nothing of it outlives the block.
-
-    Without ``revisions`` the host list reaches horovodrun without its ``rev-`` line.
-    """
+    """``with HorovodCluster(...) as job``; nothing of it outlives the block."""
 
     def __init__(
         self,
@@ -76,7 +69,6 @@ class HorovodCluster(Pods):
         gloo_timeout_s: int = GLOO_TIMEOUT_S,
         lease_s: float = 4.0,
         grace_s: float = 30.0,
-        revisions: bool = True,
     ) -> None:
         run = uuid.uuid4().hex
         words = [
@@ -104,7 +96,6 @@ class HorovodCluster(Pods):
             made.mkdir(parents=True)
         super().__init__(directory, settings, endpoints, (RUN_MARK, NODE_MARK))
         self.losses = 0
-        self._revisions = revisions
         self._leaving: dict[str, Node] = {}
         self._lives = itertools.count()
 
@@ -154,11 +145,6 @@ class HorovodCluster(Pods):
     def _start_launcher(self, node: Node) -> None:
         pod = node.pod
         process = self._payload(node.name).prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
-        if node.name == LAUNCHER and not self._revisions:
-            script = node.run_dir / "discover_hosts.sh"
-            script.rename(node.run_dir / "with_revisions.sh")
-            script.write_text(_WITHOUT_REVISIONS)
-            script.chmod(0o755)
         path = process.environment["PATH"].replace(
             os.environ["PATH"], f"{horovod_folder()}:{os.environ['PATH']}"
         )
