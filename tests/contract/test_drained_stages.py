@@ -19,11 +19,11 @@ from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import Pod, pod
-from tests.support.sidecars.handlers import PATIENCE_S
+from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import connected
-from tests.support.sidecars.stages import Files, Torchrun, closed, container, passes, ran
+from tests.support.sidecars.stages import Files, closed, container, passes, ran
 
 DRAIN = Drain("uid-w-1", "w-1", "a test", "operator", outcome="uncommitted")
 DRAIN_KEY = KEYS.in_generation(1).drain(DRAIN.pod_uid)
@@ -71,10 +71,10 @@ async def job(tmp_path: Path) -> AsyncIterator[Job]:
             assert await told(one, b"train") == b""
         trains = await asyncio.to_thread(Torchrun, port, "10.0.0.1")
         left = await asyncio.to_thread(Torchrun, port_1, "10.0.0.2")
-        sizes = await asyncio.gather(*(asyncio.to_thread(one.form) for one in (trains, left)))
-        assert sizes == [2, 2]
+        worlds = await asyncio.gather(*(asyncio.to_thread(one.form) for one in (trains, left)))
+        assert [world.size for world in worlds] == [2, 2]
         await store.txn([], [Put(DRAIN_KEY, DRAIN.to_json())])
-        assert await asyncio.to_thread(trains.form) == 1
+        assert (await asyncio.to_thread(trains.form)).size == 1
         yield Job(store, port, paths[1], port_1, trains, left, pods[1])
 
 
@@ -133,5 +133,5 @@ async def test_its_torchrun_starts_once_the_drain_is_taken_back(tmp_path: Path) 
             assert not await settled(again, b"train")
             back = await asyncio.to_thread(Torchrun, again, "10.0.0.2")
             forming = asyncio.create_task(asyncio.to_thread(back.form))
-            assert await asyncio.to_thread(one.trains.form) == 2
-            assert await forming == 2
+            assert (await asyncio.to_thread(one.trains.form)).size == 2
+            assert (await forming).size == 2

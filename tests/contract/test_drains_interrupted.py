@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -35,67 +35,113 @@ WHEN: dict[str, tuple[Moment, str]] = {
 """Moments at which a transaction of the sidecar's is held, for it to die there."""
 
 
-async def finish(one: Job, client_of: str = "b") -> int:
-    """Wait until the drain ends as it should; return the one step that was saved."""
-    await one.until(lambda: one.snapshot.drains[f"uid-{client_of}"].outcome != "")
-    assert one.snapshot.drains[f"uid-{client_of}"].outcome == "committed"
-    return {step for _, step in one.done}.pop()
+Mishap = Callable[[Job], Awaitable[None]]
+"""Lets something happen to the drain of pod b; it gives the notice."""
 
 
 async def drain_until(one: Job, phase: str) -> None:
+    one.pods["b"].notice("sigterm", 120)
     await one.until(lambda: one.commit.phase == phase or phase in {c.phase for c in one.commits})
 
 
-@pytest.mark.parametrize("when", WHEN)
-async def test_the_sidecar_of_the_pod_that_drains_dies(when: str) -> None:
-    async with job("abc", trains="abc", loop=SAVES) as one:
-        drained = one.pods["b"]
-        tripped = drained.cable.trip(*WHEN[when])
-        client = drained.notice("sigterm", 120)
-        await tripped.wait()
-        await drained.kill()
-        await drained.start()
-        assert await client.release() == "committed"
-        assert len({await finish(one)}) == 1
-        assert len(one.history()) == 1
+async def dies(who: str, when: str, one: Job) -> None:
+    """The sidecar of a pod dies with a transaction on its way."""
+    pod = one.pods[who]
+    tripped = pod.cable.trip(*WHEN[when])
+    one.pods["b"].notice("sigterm", 120)
+    await tripped.wait()
+    await pod.kill()
+    await pod.start()
 
 
-@pytest.mark.parametrize("when", ["before its vote", "after its vote"])
-async def test_the_sidecar_of_another_pod_dies(when: str) -> None:
-    async with job("abc", trains="abc", loop=SAVES) as one:
-        tripped = one.pods["a"].cable.trip(*WHEN[when])
-        client = one.pods["b"].notice("sigterm", 120)
-        await tripped.wait()
-        await one.pods["a"].kill()
-        await asyncio.sleep(0)
-        await one.pods["a"].start()
-        assert await client.release() == "committed"
-        await finish(one)
-
-
-@pytest.mark.parametrize("phase", ["commit", "done"])
-@pytest.mark.parametrize("who", ["a", "b"])
-async def test_a_sidecar_dies_while_ranks_save_and_after(phase: str, who: str) -> None:
-    async with job("abc", trains="abc", loop=SAVES) as one:
-        client = one.pods["b"].notice("sigterm", 120)
-        await drain_until(one, phase)
-        await one.pods[who].kill()
+async def dies_in(phase: str, who: str, one: Job) -> None:
+    """Sidecars die in a phase, and come back when others have saved."""
+    await drain_until(one, phase)
+    await one.pods["c"].soon(lambda: all(pod.shown() == phase for pod in one.pods.values()))
+    await asyncio.gather(*(one.pods[name].kill() for name in who))
+    for name in who:
         await one.pods["c"].soon(partial(one.pods["c"].steps, "save"))
-        await one.pods[who].start()
-        assert await client.release() == "committed"
-        await finish(one)
+        await one.pods[name].start()
 
 
-async def test_all_sidecars_die_at_once_while_ranks_save() -> None:
+async def away_in(phase: str, one: Job) -> None:
+    """The store is away for three seconds."""
+    if phase != "noted":
+        await drain_until(one, phase)
+    for pod in one.pods.values():
+        pod.cable.cut()
+    if phase == "noted":
+        one.pods["b"].notice("sigterm", 120)
+    await asyncio.sleep(3)
+    for pod in one.pods.values():
+        pod.cable.mend()
+
+
+async def losses(seed: int, one: Job) -> None:
+    """Requests and answers are lost."""
+    chance = Random(seed)
+
+    def lose(moment: Moment, operations: Sequence[Operation]) -> None:
+        if chance.random() < 0.25:
+            error = StoreUnavailable if moment == "sending" else StoreAmbiguous
+            raise error(f"{moment}: lost")
+
+    for pod in one.pods.values():
+        pod.cable.on_txn = lose
+
+
+async def unreadable_record(key: str, one: Job) -> None:
+    await one.put(Put(key, b"\xff{not json"))
+
+
+async def unreadable_file(name: str, content: bytes, one: Job) -> None:
+    """A sidecar that has voted finds this, started again."""
+    drained = one.pods["b"]
+    tripped = drained.cable.trip("answering", HERE.votes_of(1))
+    drained.notice("sigterm", 120)
+    await tripped.wait()
+    await drained.kill()
+    drained.files[name] = content
+    await drained.start()
+
+
+FILES = ("drain.json", "gate.json", "commit.json")
+CONTENTS = (b"", b"\xff\xfe", b'{"schema":1}', b"[" * 100_000)
+MISHAPS: dict[str, Mishap] = {
+    **{f"b dies {when}": partial(dies, "b", when) for when in WHEN},
+    **{
+        f"a dies {when}": partial(dies, "a", when) for when in ("before its vote", "after its vote")
+    },
+    **{
+        f"{who} die in {phase}": partial(dies_in, phase, who)
+        for phase in ("commit", "done")
+        for who in ("a", "b", "abc")
+    },
+    **{f"away, {phase}": partial(away_in, phase) for phase in ("noted", "hold", "commit", "done")},
+    **{f"losses {seed}": partial(losses, seed) for seed in range(6)},
+    **{
+        key.rpartition("/")[2]: partial(unreadable_record, key)
+        for key in (HERE.commit, HERE.vote(1, "a"), KEYS.last_commit)
+    },
+    **{
+        f"{name} is {content[:12]!r}": partial(unreadable_file, name, content)
+        for name in FILES
+        for content in CONTENTS
+    },
+}
+
+
+@pytest.mark.parametrize("leavers", ["b", "ab"])
+@pytest.mark.parametrize("mishap", MISHAPS.values(), ids=MISHAPS)
+async def test_a_drain_is_seen_through_whatever_happens(mishap: Mishap, leavers: str) -> None:
     async with job("abc", trains="abc", loop=SAVES) as one:
-        client = one.pods["b"].notice("sigterm", 120)
-        await one.pods["a"].soon(lambda: all(pod.shown() == "commit" for pod in one.pods.values()))
-        await asyncio.gather(*(pod.kill() for pod in one.pods.values()))
-        for pod in one.pods.values():
-            await pod.soon(partial(pod.steps, "save"))
-            await pod.start()
-        assert await client.release() == "committed"
-        await finish(one)
+        await mishap(one)
+        # Who has given notice does so again.
+        clients = [one.pods[name].notice("sigterm", 120) for name in leavers]
+        for client in clients:
+            assert await client.release() == "committed"
+        await one.until(lambda: one.snapshot.drains["uid-b"].outcome == "committed")
+        assert sorted(entry.member for entry in one.history()) == [*leavers]
 
 
 async def test_a_sidecar_that_dies_with_no_drain_going_stops_no_step() -> None:
@@ -105,84 +151,6 @@ async def test_a_sidecar_that_dies_with_no_drain_going_stops_no_step() -> None:
         await one.pods["a"].start()
         await one.goes_on()
         assert (one.commit.epoch, one.snapshot.drains) == (0, {})
-
-
-async def test_the_store_is_away_for_three_seconds_at_each_phase() -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for phase in ("noted", "hold", "commit", "done"):
-            tasks.create_task(away_for_three_seconds(phase), name=phase)
-
-
-async def away_for_three_seconds(phase: str) -> None:
-    async with job("ab", below_min="commit", trains="ab", loop=SAVES) as one:
-        pods = one.pods.values()
-        if phase == "noted":
-            for pod in pods:
-                pod.cable.cut()
-            client = one.pods["b"].notice("sigterm", 120)
-        else:
-            client = one.pods["b"].notice("sigterm", 120)
-            await drain_until(one, phase)
-            for pod in pods:
-                pod.cable.cut()
-        await asyncio.sleep(3)
-        for pod in pods:
-            pod.cable.mend()
-        assert await client.release() == "committed"
-        await finish(one)
-
-
-@pytest.mark.parametrize("seeds", [range(3), range(3, 6)])
-async def test_answers_and_requests_are_lost(seeds: range) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for seed in seeds:
-            tasks.create_task(losing(seed, "ab" if seed % 2 else "b"), name=f"seed {seed}")
-
-
-async def losing(seed: int, leavers: str) -> None:
-    async with job("abc", trains="abc", loop=SAVES) as one:
-        chance = Random(seed)
-
-        def lose(moment: Moment, operations: Sequence[Operation]) -> None:
-            if chance.random() < 0.25:
-                error = StoreUnavailable if moment == "sending" else StoreAmbiguous
-                raise error(f"{moment}: lost")
-
-        for pod in one.pods.values():
-            pod.cable.on_txn = lose
-        clients = [one.pods[name].notice("sigterm", 120) for name in leavers]
-        for client in clients:
-            assert await client.release() == "committed"
-        await finish(one)
-        assert sorted(entry.member for entry in one.history()) == [*leavers]
-
-
-@pytest.mark.parametrize("key", [HERE.commit, HERE.vote(1, "a"), KEYS.last_commit])
-async def test_records_that_cannot_be_read_stop_nothing(key: str) -> None:
-    async with job("ab", trains="ab", loop=SAVES) as one:
-        await one.put(Put(key, b"\xff{not json"))
-        assert await one.pods["b"].notice("sigterm", 120).release() == "committed"
-        await finish(one)
-
-
-@pytest.mark.parametrize("name", ["drain.json", "gate.json", "commit.json"])
-async def test_files_that_cannot_be_read_stop_nothing(name: str) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        for content in (b"", b"\xff\xfe", b'{"schema":1}', b"[" * 100_000):
-            tasks.create_task(with_file(name, content), name=f"{name}: {content[:20]!r}")
-
-
-async def with_file(name: str, content: bytes) -> None:
-    async with job("ab", trains="ab", loop=SAVES) as one:
-        drained = one.pods["b"]
-        tripped = drained.cable.trip("answering", HERE.votes_of(1))
-        client = drained.notice("sigterm", 120)
-        await tripped.wait()
-        await drained.kill()
-        drained.files[name] = content
-        await drained.start()
-        assert await client.release() == "committed"
-        await finish(one)
 
 
 def test_i8_what_else_lies_in_the_run_directory_stops_nothing(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.sidecars.raw_client import DEADLINE_S, RawClient, connected
 from tests.support.store.backend import Backend
 
 TTL_S = 60.0
-"""No lease is to end by itself here, however long this machine stands still."""
+"""No lease is to end by itself here."""
 
 _jobs = count()
 

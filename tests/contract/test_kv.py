@@ -575,7 +575,8 @@ async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
         read = await direct.range(RUN.prefix, prefix=True)
         one.mirror.relists += 1
         kv._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
-        assert await adding == 1
+        async with asyncio.timeout(5):
+            assert await adding == 1
 
 
 async def until_added(kv: Kv) -> None:

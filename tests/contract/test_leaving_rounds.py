@@ -20,7 +20,7 @@ PATIENT = replace(QUICK, last_call_s=30.0)
 """Whoever waits for somebody who does not come waits for longer than any of these tests."""
 
 GRACEFUL_S = 15.0
-"""torch looks for waiters and asks for the new round once a second, on cores that are shared; who
+"""torch looks for waiters and asks for the new round once a second; who
 waited for somebody would wait for twice as long."""
 
 

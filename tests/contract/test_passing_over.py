@@ -19,7 +19,8 @@ from launcher_shim.c10d.launch_lines import was_run
 from launcher_shim.c10d.rounds.records import Seat
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
-from tests.support.sidecars.stages import Files, Torchrun, container, passes, ran
+from tests.support.sidecars.handlers import Torchrun
+from tests.support.sidecars.stages import Files, container, passes, ran
 
 
 @dataclass
@@ -93,7 +94,7 @@ async def a_line_that_never_trained(one: Job) -> None:
     async with container(one.path("w-0")) as port:
         assert not await passes(port, b"train")
         training = await asyncio.to_thread(Torchrun, port)
-        assert await asyncio.to_thread(training.form) == 1
+        assert (await asyncio.to_thread(training.form)).size == 1
         await one.start("w-1", least=1)
         assert await one.passes("w-1", b"evaluate") == [False]
         await asyncio.to_thread(training.end_well)
@@ -110,8 +111,8 @@ async def one_that_was_not_done(one: Job) -> None:
             assert not await passes(port, b"train")
         done = await asyncio.to_thread(Torchrun, port_0, "10.0.0.1")
         dies = await asyncio.to_thread(Torchrun, port_1, "10.0.0.2")
-        sizes = await asyncio.gather(*(asyncio.to_thread(run.form) for run in (done, dies)))
-        assert sizes == [2, 2]
+        worlds = await asyncio.gather(*(asyncio.to_thread(run.form) for run in (done, dies)))
+        assert [world.size for world in worlds] == [2, 2]
         await asyncio.to_thread(dies.end)
         await asyncio.to_thread(done.end_well)
     assert await one.passes("w-0", b"train") == [True]

@@ -22,6 +22,7 @@ from tests.support.sidecars.processes import until as until_holds
 from tests.support.sidecars.registrars import (
     LONG_TTL_S,
     TTL_S,
+    member_of,
     registered,
     registrar,
     running,
@@ -47,25 +48,20 @@ async def test_ten_register_at_once_under_one_job() -> None:
 
 async def test_a_lease_that_is_lost_is_registered_again_with_the_next_incarnation() -> None:
     engine = MemoryEngine(now)
-    async with client(engine) as one:
-        member = registrar(one, identity("w-0"))
-        async with running(member):
-            await registered(member)
-            first = member.held
-            assert first is not None
-            assert member.lease_id is not None
-            await one.store.lease_revoke(member.lease_id)
-            await until(
-                one,
-                lambda s: (
-                    "w-0" not in s.members or s.members["w-0"].incarnation > first.incarnation
-                ),
-            )
-            await until(
-                one,
-                lambda s: "w-0" in s.members and s.members["w-0"].incarnation > first.incarnation,
-            )
-            assert member.held == Held(1, one.membership.snapshot().members["w-0"].incarnation)
+    async with client(engine) as one, member_of(one) as member:
+        first = member.held
+        assert first is not None
+        assert member.lease_id is not None
+        await one.store.lease_revoke(member.lease_id)
+        await until(
+            one,
+            lambda s: "w-0" not in s.members or s.members["w-0"].incarnation > first.incarnation,
+        )
+        await until(
+            one,
+            lambda s: "w-0" in s.members and s.members["w-0"].incarnation > first.incarnation,
+        )
+        assert member.held == Held(1, one.membership.snapshot().members["w-0"].incarnation)
 
 
 async def test_who_stays_registered_renews_and_who_dies_lapses() -> None:
@@ -302,18 +298,15 @@ async def test_history_is_bounded() -> None:
 
 async def test_a_cut_of_two_thirds_of_a_lease_costs_no_lease() -> None:
     cut = Cut()
-    async with client(MemoryEngine(now), cut) as one:
-        member = registrar(one, identity("w-0"))
-        async with running(member):
-            await registered(member)
-            held, renewed_until_s = member.held, member.lease_valid_until_s
+    async with client(MemoryEngine(now), cut) as one, member_of(one) as member:
+        held, renewed_until_s = member.held, member.lease_valid_until_s
 
-            async def renewed() -> bool:
-                return member.lease_valid_until_s != renewed_until_s
+        async def renewed() -> bool:
+            return member.lease_valid_until_s != renewed_until_s
 
-            await until_holds(renewed)  # the cut begins just after a renewal
-            cut.cut()
-            await asyncio.sleep(0.7 * TTL_S)
-            cut.mend()
-            await asyncio.sleep(0.75 * TTL_S)
-            assert member.held == held
+        await until_holds(renewed)  # the cut begins just after a renewal
+        cut.cut()
+        await asyncio.sleep(0.7 * TTL_S)
+        cut.mend()
+        await asyncio.sleep(0.75 * TTL_S)
+        assert member.held == held

@@ -49,7 +49,7 @@ async def test_a_storm_ends_in_one_world(seed: int) -> None:
             one.sidecars[name].cut.mend()
             one.torchruns[name].awake.set()
             await start(one, name)
-        await one.world(names)
+        await one.world(names, CALM_S)
         assert one.sidecars["a"].rendezvous.closed == ""
         assert max(torchrun.busiest_second() for torchrun in one.everyone) <= RATE_MAX
 

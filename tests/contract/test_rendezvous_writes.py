@@ -84,7 +84,8 @@ async def test_a_world_is_shown_at_once_where_the_watch_is_ahead_of_the_answer()
         for one in (a, b):
             one.policy = replace(POLICY, max_nodes=2, hold_s=60.0)
         clients = [Client(connect(one.rendezvous)) for one in (a, b)]
-        states = await asyncio.gather(*(client.join() for client in clients))
+        async with asyncio.timeout(40):
+            states = await asyncio.gather(*(client.join() for client in clients))
         assert all(state.complete for state in states)
 
 

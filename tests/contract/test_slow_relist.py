@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
-from time import monotonic
 
 import pytest
 
@@ -18,6 +17,7 @@ from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
+from tests.support.clocks.virtual import now
 from tests.support.store.backend import DRIVERS
 from tests.support.store.tcp_proxy import TcpProxy
 
@@ -50,7 +50,7 @@ async def test_a_job_is_read_over_a_line_that_is_too_slow_for_one_answer(driver:
         async with TcpProxy(server.endpoint) as line:
             line.bytes_per_s = 150_000
             store = DRIVERS[driver](Access((line.endpoint,)))
-            mirror = Mirror(PREFIX, monotonic)
+            mirror = Mirror(PREFIX, now)
             try:
                 async with following(Watching(store, mirror)), asyncio.timeout(60):
                     await mirror.changed_after(0)
@@ -86,10 +86,11 @@ class SmallAnswers(MemoryStore):
         )
 
 
+@pytest.mark.virtual
 async def test_what_has_been_read_is_not_read_again() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     await fill(engine)
-    store, mirror = SmallAnswers(engine, most=300), Mirror(PREFIX, monotonic)
+    store, mirror = SmallAnswers(engine, most=300), Mirror(PREFIX, now)
     watching = Watching(store, mirror, random=Random(1), pause=Doubling(0.01, 0.02))
     async with following(watching), asyncio.timeout(60):
         await mirror.changed_after(0)
@@ -99,8 +100,9 @@ async def test_what_has_been_read_is_not_read_again() -> None:
     assert begun == sorted(set(begun))
 
 
+@pytest.mark.virtual
 async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     await fill(engine)
     other = MemoryStore(engine)
 
@@ -120,7 +122,7 @@ async def test_a_read_whose_revision_was_compacted_meanwhile_is_begun_anew() -> 
                 prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
             )
 
-    store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, monotonic)
+    store, mirror = Compacting(engine, most=KEYS), Mirror(PREFIX, now)
     async with following(Watching(store, mirror, pause=Doubling(0.01, 0.02))), asyncio.timeout(60):
         await mirror.changed_after(0)
     assert [after for _, after in store.asked].count("") == 2

@@ -20,11 +20,10 @@ from launcher_shim.rundir import layout
 from launcher_shim.tcpstore import wire
 from rdzv.store.memory.client import MemoryEngine
 from tests.support.sidecars.endpoints import Pod, pod
-from tests.support.sidecars.handlers import PATIENCE_S
+from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
 from tests.support.sidecars.stages import (
     HERE,
     Files,
-    Torchrun,
     closed,
     container,
     passes,
@@ -76,7 +75,7 @@ async def test_one_that_fails_in_a_stage_comes_back_to_it(tmp_path: Path) -> Non
         await ran(port)
         for _ in range(2):
             failing = await asyncio.to_thread(Torchrun, port)
-            assert await asyncio.to_thread(failing.form) == 1
+            assert (await asyncio.to_thread(failing.form)).size == 1
             await asyncio.to_thread(failing.end)
         assert await ran(port) == 1
         assert closed(one) == {"digits": "success", "digits (stage 2)": "success"}

@@ -20,10 +20,13 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import Put, TxnResult
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import KEYS, client
 from tests.support.sidecars.processes import until
 from tests.support.store.cut import Cut
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
+
+pytestmark = pytest.mark.virtual
 
 HERE = KEYS.in_generation(1)
 
@@ -67,14 +70,13 @@ async def sweeping(
 
 async def names(one: JobClient, wanted: int) -> set[str]:
     """The names in the store, once there are so many."""
-    async with asyncio.timeout(5):
-        while len(found := one.mirror.under(KEYS.incarnations)) != wanted:
-            await one.mirror.changed_after(one.mirror.sequence)
+    while len(found := one.mirror.under(KEYS.incarnations)) != wanted:
+        await one.mirror.changed_after(one.mirror.sequence)
     return {kv.key for kv in found}
 
 
 async def test_the_oldest_listed_member_drops_the_oldest_names() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 120)
         async with sweeping(one, "a"):
@@ -85,13 +87,13 @@ async def test_the_oldest_listed_member_drops_the_oldest_names() -> None:
 
 
 async def test_the_oldest_drains_of_gone_pods_go_with_them() -> None:
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         await fill(one, 1)
         for number in range(KEPT_MIN + 3):
             drain = Drain(f"uid-{number:04}", "gone", "test", "prestop", outcome="expired")
             written = await one.store.txn([], [Put(HERE.drain(drain.pod_uid), drain.to_json())])
         await one.mirror.reached(written.revision)
-        async with sweeping(one, "a"), asyncio.timeout(5):
+        async with sweeping(one, "a"):
             while len(left := one.membership.snapshot().drains) != KEPT_MIN:
                 await one.mirror.changed_after(one.mirror.sequence)
         assert "uid-0002" not in left
@@ -100,7 +102,7 @@ async def test_the_oldest_drains_of_gone_pods_go_with_them() -> None:
 
 @pytest.mark.parametrize(("me", "pod_uid"), [("b", "uid-b"), ("a", "uid-of-a-fenced-pod")])
 async def test_nobody_else_does(me: str, pod_uid: str) -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 1)
         before = engine.revision
@@ -125,7 +127,7 @@ class Raced(TransactingStore):
 
 
 async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:
-    engine = MemoryEngine()
+    engine = MemoryEngine(now)
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 1)
         async with sweeping(one, "a", Raced(engine)):
@@ -135,7 +137,7 @@ async def test_a_name_that_is_taken_meanwhile_is_spared() -> None:
 
 
 async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
-    async with client(MemoryEngine()) as one:
+    async with client(MemoryEngine(now)) as one:
         await fill(one, 1)
         shared, run = HERE.run(SHARED_RUN), HERE.run("digits")
         old = [shared.value(b"/worker/attempt_0/key"), shared.addend(b"init/", "w-0.1")]
@@ -149,7 +151,7 @@ async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
             await one.store.txn([], [Put(key, entry.to_json())])
         written = await one.store.txn([], [Put(run.round, Round(1, complete=True).to_json())])
         await one.mirror.reached(written.revision)
-        async with sweeping(one, "a"), asyncio.timeout(30):
+        async with sweeping(one, "a"):
             while set(old) & set(one.mirror.kvs):
                 await one.mirror.changed_after(one.mirror.sequence)
         assert mine in one.mirror.kvs
@@ -159,7 +161,7 @@ async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) 
     async def said() -> bool:
         return "stay until the next sweep" in caplog.text
 
-    engine, cut = MemoryEngine(), Cut()
+    engine, cut = MemoryEngine(now), Cut()
     async with client(engine) as one:
         await fill(one, KEPT_MIN + 1)
         cut.cut()

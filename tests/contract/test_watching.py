@@ -12,7 +12,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
-from time import monotonic
 
 import grpc
 import pytest
@@ -29,6 +28,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.memory.server_calls import ServedCalls
 from rdzv.store.memory.server_watch import _Stream
 from rdzv.store.pb import etcd_pb2 as pb
+from tests.support.clocks.virtual import now
 from tests.support.sidecars.processes import until
 from tests.support.store.backend import DRIVERS
 from tests.support.store.cut import Cut
@@ -106,7 +106,7 @@ async def store(request: pytest.FixtureRequest, server: EmbeddedServer) -> Async
 
 @asynccontextmanager
 async def mirrored(store: Store) -> AsyncIterator[Mirror]:
-    mirror = Mirror("/team/", monotonic)
+    mirror = Mirror("/team/", now)
     following = asyncio.create_task(Watching(store, mirror).run())
     try:
         async with asyncio.timeout(60):
@@ -234,18 +234,19 @@ def check_one_outage(caplog: pytest.LogCaptureFixture, away: str = AWAY) -> None
     assert away_sentence.startswith(away)
 
 
+@pytest.mark.virtual
 async def test_a_watch_that_is_silent_is_told_once_and_so_is_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     cut = Cut()
-    async with mirrored(MemoryStore(MemoryEngine(), faults=cut)) as mirror:
+    async with mirrored(MemoryStore(MemoryEngine(now), faults=cut)) as mirror:
         cut.cut()
         await until_said(caplog, AWAY)
-        assert not mirror.healthy(monotonic())
+        assert not mirror.healthy(now())
         cut.mend()
         await until_said(caplog, BACK)
-        assert mirror.healthy(monotonic())
+        assert mirror.healthy(now())
     check_one_outage(caplog)
 
 
@@ -266,6 +267,7 @@ class Unreadable(Faults):
             raise error
 
 
+@pytest.mark.virtual
 @pytest.mark.parametrize(
     ("error", "away"), [(StoreRefused("no right"), REFUSES), (StoreUnavailable("no way"), AWAY)]
 )
@@ -274,12 +276,12 @@ async def test_a_store_that_cannot_be_read_anew_is_told_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     faults = Unreadable()
-    async with mirrored(MemoryStore(MemoryEngine(), faults=faults)) as mirror:
+    async with mirrored(MemoryStore(MemoryEngine(now), faults=faults)) as mirror:
         faults.error = error
         await until_said(caplog, away)
         failed = faults.failed
 
-        await until(lambda: faults.failed > failed + 2 and not mirror.healthy(monotonic()))
+        await until(lambda: faults.failed > failed + 2 and not mirror.healthy(now()))
         faults.error = None
         await until_said(caplog, BACK)
     check_one_outage(caplog, away)

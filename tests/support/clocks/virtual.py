@@ -31,6 +31,9 @@ DISK_S = 0.004
 LONGEST_S = 3600.0
 """No simulation lasts longer, in virtual seconds."""
 
+LONGEST_TEST_S = 300.0
+"""No test does, either."""
+
 UNWIND_S = 1.0
 
 
@@ -88,6 +91,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.after_turn: Callable[[], None] = lambda: None
         self.turns = 0
+        self.longest_s = LONGEST_S
         self._random = random
         self._now_s = 0.0
         self._ending = False
@@ -237,8 +241,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if not timers:
             raise Stuck(f"nobody has anything to do at {self._now_s:.3f} s")
         self._now_s = max(self._now_s, timers[0].when())
-        if self._now_s > LONGEST_S and not self._ending:
-            raise Stuck(f"no end after {LONGEST_S:.0f} s")
+        if self._now_s > self.longest_s and not self._ending:
+            raise Stuck(f"no end after {self.longest_s:.0f} s")
         self._turns_now = 0
         while timers and timers[0].when() <= self._now_s:
             timer = heapq.heappop(timers)
@@ -274,6 +278,7 @@ class VirtualLoop(SimulatedLoop):
 
     def __init__(self) -> None:
         super().__init__(Random(0))
+        self.longest_s = LONGEST_TEST_S
 
     def close(self) -> None:
         """Raise what a callback or a task that nobody waits for has raised."""

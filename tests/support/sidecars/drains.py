@@ -49,7 +49,7 @@ LEASE_TTL_S = 60
 
 PLAIN = Loop()
 
-DEADLINE_S = 600.0
+DEADLINE_S = 90.0
 """Ends what hangs."""
 
 
@@ -294,7 +294,7 @@ class Client:
 
     async def last(self) -> Phase:
         """Wait for the last phase."""
-        async with asyncio.timeout(2 * DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S):
             return await self._task
 
     async def release(self) -> str:

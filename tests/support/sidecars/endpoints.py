@@ -30,7 +30,7 @@ from tests.support.sidecars.jobs import KEYS, client, identity, surroundings
 from tests.support.sidecars.raw_client import DEADLINE_S, RawClient
 
 LEASE_TTL_S = 60.0
-"""No lease is to end here, however long this machine stands still."""
+"""No lease is to end here."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.support.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 90.0
-"""For a process to start and to come to its turns on cores that are shared."""
+"""Ends what hangs of a process."""
 
 
 @dataclass

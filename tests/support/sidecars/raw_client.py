@@ -15,8 +15,8 @@ UNANSWERED = (wire.Set, wire.Append, wire.MultiSet, wire.QueuePush)
 NUMBERS = (wire.Add, wire.NumKeys, wire.DeleteKey, wire.QueueLen)
 BYTES = (wire.Check, wire.Wait, wire.Barrier, wire.CancelWait)
 
-DEADLINE_S = 30.0
-"""For an answer that is on its way, on cores that are shared."""
+DEADLINE_S = 60.0
+"""Ends the wait for an answer that does not come."""
 
 
 class RawClient:

@@ -13,13 +13,15 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.snapshot import Snapshot
-from tests.support.sidecars.jobs import KEYS, surroundings
+from tests.support.sidecars.jobs import KEYS, identity, surroundings
 
 TTL_S = 2.0
 
 
 LONG_TTL_S = 60.0
 """What happens within seconds is not due to its end."""
+
+W_0 = identity("w-0")
 
 
 def registrar(
@@ -57,3 +59,14 @@ async def registered(*registrars: Registrar) -> None:
     async with asyncio.timeout(30):
         for one in registrars:
             await one.registered.wait()
+
+
+@asynccontextmanager
+async def member_of(
+    one: JobClient, lease_ttl_s: float = TTL_S, who: Identity = W_0
+) -> AsyncIterator[Registrar]:
+    """A member that is registered."""
+    member = registrar(one, who, lease_ttl_s=lease_ttl_s)
+    async with running(member):
+        await registered(member)
+        yield member

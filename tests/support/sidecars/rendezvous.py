@@ -40,8 +40,8 @@ from tests.support.store.cut import Cut
 
 RUN_ID = "digits"
 
-DEADLINE_S = 120.0
-"""Ends what hangs, in virtual time."""
+DEADLINE_S = 20.0
+"""Whoever waits for somebody who does not come waits for longer."""
 
 MONITOR_S = 0.1
 """Between two looks of torch's agent at its workers, and at who waits."""
@@ -392,9 +392,9 @@ class Job:
         await self.sidecar(name)
         return self.torchrun(name, **options)
 
-    async def until(self, what: Callable[[], bool]) -> None:
+    async def until(self, what: Callable[[], bool], within_s: float = DEADLINE_S) -> None:
         """Wait until ``what`` holds; on failure say where everybody stands."""
-        deadline_s = now() + DEADLINE_S
+        deadline_s = now() + within_s
         while not what():
             assert now() < deadline_s, self.story()
             await asyncio.sleep(0.02)
@@ -405,7 +405,7 @@ class Job:
         await asyncio.sleep(seconds)
         return began_s
 
-    async def world(self, names: str) -> int:
+    async def world(self, names: str, within_s: float = DEADLINE_S) -> int:
         """Wait until these nodes are the world, all of one round; return its number."""
 
         def formed() -> bool:
@@ -416,7 +416,7 @@ class Job:
                 world.rank for world in worlds if world
             } == set(range(len(names)))
 
-        await self.until(formed)
+        await self.until(formed, within_s)
         world = self.torchruns[names[0]].world
         assert world is not None
         return world.round

@@ -7,21 +7,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.pod.relay import Relay
 from launcher_shim.tcpstore import wire
 from tests.support.ports import free_ports
 from tests.support.sidecars.endpoints import Pod
-from tests.support.sidecars.handlers import PATIENCE_S, handler_at
+from tests.support.sidecars.handlers import PATIENCE_S, Torchrun
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.raw_client import connected
 
 HERE = KEYS.in_generation(1)
-
-
-DONE = "torchelastic/agent/terminal_state/num_members"
 
 
 class Files:
@@ -35,30 +31,6 @@ class Files:
 
     def put(self, name: str, content: bytes) -> None:
         self._files[name] = content
-
-
-class Torchrun:
-    """One torchrun, from its start on; its methods block."""
-
-    def __init__(self, port: int, address: str = "10.0.0.1") -> None:
-        self._handler, self._store = handler_at(port, address)
-
-    def form(self) -> int:
-        """Form a world; returns its size."""
-        info = self._handler.next_rendezvous()
-        self._handler._stop_heartbeats()
-        self._keys: Any = info.store
-        return int(info.world_size)
-
-    def end_well(self) -> None:
-        """Do as torch does once the workers are done, and end."""
-        self._keys.add(DONE, 1)
-        self._handler.shutdown()
-        self.end()
-
-    def end(self) -> None:
-        """End the process, as far as anybody sees it."""
-        self.__dict__.clear()
 
 
 @asynccontextmanager
@@ -77,9 +49,9 @@ async def ran(port: int, address: str = "10.0.0.1") -> int:
     """Run one torchrun that ends well; returns the size of its world."""
     async with asyncio.timeout(PATIENCE_S):
         one = await asyncio.to_thread(Torchrun, port, address)
-        size = await asyncio.to_thread(one.form)
+        world = await asyncio.to_thread(one.form)
         await asyncio.to_thread(one.end_well)
-    return size
+    return world.size
 
 
 def closed(one: Pod) -> dict[str, str]:
