@@ -89,7 +89,8 @@ class GateWriter:
             move = local(
                 await asyncio.to_thread(self._here),
                 commit=snapshot.membership.commit,
-                round=snapshot.round,
+                # Ranks of another run go on beside the commit of the one that counts.
+                round=snapshot.own_round or snapshot.round,
                 drain=snapshot.membership.drains.get(self._identity.pod_uid),
                 vote=self._own_vote(snapshot),
                 last_commit=snapshot.membership.commit_to_start_from,

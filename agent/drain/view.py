@@ -8,7 +8,7 @@ from typing import Protocol
 
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
-from rdzv.drain.inputs import DrainingSnapshot, LiveRound, places_of
+from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
 from rdzv.job import JobClient
 from rdzv.listing import decide
 
@@ -16,11 +16,11 @@ from rdzv.listing import decide
 class RoundSource(Protocol):
     """What tells of the round that this pod's launcher is in: the rendezvous endpoint."""
 
-    def live_round(self) -> LiveRound | None:
-        """The newest round, or None before the first."""
+    def live_rounds(self) -> LiveRounds:
+        """The round that counts, and the one in which this pod's ranks are."""
 
-    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
-        """Wait until it is another than ``known``; return it."""
+    async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
+        """Wait until they are others than ``known``; return them."""
 
     async def caught_up(self) -> None:
         """Wait until the rounds are those of the life that the member is registered in."""
@@ -54,18 +54,19 @@ class DrainView:
         commands = await asyncio.to_thread(self._run_dir.commands)
         # Else a member that has just registered would be told of no round, whatever has trained.
         await self._rounds.caught_up()
-        membership, round = self._client.membership.snapshot(), self._rounds.live_round()
+        membership, rounds = self._client.membership.snapshot(), self._rounds.live_rounds()
         if membership.commit is not None:
             self._seen = max(self._seen, membership.commit.epoch)
         return DrainingSnapshot(
             membership=membership,
-            listing=decide(membership, places_of(round)),
-            round=round,
+            listing=decide(membership, places_of(rounds.counts)),
+            round=rounds.counts,
             votes=self._client.membership.votes(),
             pod_uid=self._pod_uid,
             revision=self._client.mirror.certain_revision,
             commands=commands,
             used_epoch=max(self._voted.epoch, self._seen),
+            own_round=rounds.own,
         )
 
     async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:
@@ -77,7 +78,10 @@ class DrainView:
             asyncio.create_task(
                 self._client.membership.changed_from(known.membership), name="members"
             ),
-            asyncio.create_task(self._rounds.live_round_changed(known.round), name="round"),
+            asyncio.create_task(
+                self._rounds.live_rounds_changed(LiveRounds(known.round, known.own_round)),
+                name="rounds",
+            ),
         ]
         try:
             done, _ = await asyncio.wait(

@@ -21,7 +21,7 @@ from launcher_shim.c10d.serving.server import C10dServer
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.torch.agent import TorchAgent
-from rdzv.drain.inputs import LiveRound
+from rdzv.drain.inputs import LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
@@ -138,15 +138,15 @@ class Endpoint:
         """
         await self._generations.caught_up()
 
-    def live_round(self) -> LiveRound | None:
-        """The round of the newest run, as drains look at it; None where there is no run."""
+    def live_rounds(self) -> LiveRounds:
+        """The round that counts and that of this pod, as drains look at them."""
         current = self._generations.current
-        return current.live_round() if current is not None else None
+        return current.live_rounds() if current is not None else LiveRounds()
 
-    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
-        """Wait until ``live_round`` is another than ``known``; return it."""
+    async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
+        """Wait until ``live_rounds`` are others than ``known``; return them."""
         mirror = self._client.mirror
-        while (now := self.live_round()) == known:
+        while (now := self.live_rounds()) == known:
             async with asyncio.TaskGroup() as tasks:
                 # The mirror tells what happens in the store, the rendezvous what time does.
                 changes = [

@@ -14,13 +14,13 @@ from launcher_shim.c10d.clean_up import clean_up
 from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining
-from launcher_shim.c10d.rounds.drain_view import counting, master_token
+from launcher_shim.c10d.rounds.drain_view import counting, master_token, own
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
 from launcher_shim.c10d.values.operations import Kv
-from rdzv.drain.inputs import LiveRound
+from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.store import WatchEvent
@@ -100,13 +100,13 @@ class Generation:
             run = self.runs[name] = self._start(name)
         return run
 
-    def live_round(self) -> LiveRound | None:
-        """The round that counts, as drains look at it; None where there is no run."""
+    def live_rounds(self) -> LiveRounds:
+        """The round that counts and that of this pod, as drains look at them."""
         rounds = [run.live_round() for run in self.runs.values()]
-        chosen = counting(rounds, self._client.membership.snapshot())
-        if chosen is not None and self.known.trained:
-            return replace(chosen, first=False)
-        return chosen
+        counts = counting(rounds, self._client.membership.snapshot())
+        if counts is not None and self.known.trained:
+            counts = replace(counts, first=False)
+        return LiveRounds(counts, own(rounds, self._member))
 
     def follow(self) -> None:
         """Begin the runs that are to be followed; let go of the rest, once nobody is in them."""

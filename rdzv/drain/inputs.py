@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.records.commit import Commit, Phase, Vote
@@ -50,6 +50,17 @@ class LiveRound:
         return self.complete and not self.closed
 
 
+class LiveRounds(NamedTuple):
+    """The rounds that drains look at, where a job may have several runs.
+
+    ``counts``: the one that the commit is about, the same for every sidecar; None before the first.
+    ``own``: the one in which this pod's ranks are; None where they are in none.
+    """
+
+    counts: LiveRound | None = None
+    own: LiveRound | None = None
+
+
 def places_of(round: LiveRound | None) -> Places:
     """Who has a place in ``round``, and who asks for one."""
     if round is None or round.closed:
@@ -59,15 +70,16 @@ def places_of(round: LiveRound | None) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class DrainingSnapshot:
-    """Everything a decision about drains and joins rests on; immutable.
+    """Everything a decision about drains and joins rests on, and a gate; immutable.
 
     ``revision``: of the store, up to which this holds all that has happened; it may be later than
-    the last change to a record in ``membership``. ``round`` is None where no launcher has a
-    rendezvous. ``votes`` are those of the present epoch, by member. ``pod_uid`` is the pod of the
-    sidecar that decides, ``commands`` how many commands of a Horovod launcher run in it; None where
-    no such launcher uses it. ``used_epoch`` is the newest epoch that this sidecar has seen or voted
-    in: a store that was emptied or restored would count from an earlier one again, and what ranks
-    said before would count for the wrong attempt.
+    the last change to a record in ``membership``. ``round`` is the one that counts, None where no
+    launcher has a rendezvous; ``own_round`` the one in which this pod's ranks are, if they are in
+    any. ``votes`` are those of the present epoch, by member. ``pod_uid`` is the pod of the sidecar
+    that decides, ``commands`` how many commands of a Horovod launcher run in it; None where no such
+    launcher uses it. ``used_epoch`` is the newest epoch that this sidecar has seen or voted in: a
+    store that was emptied or restored would count from an earlier one again, and what ranks said
+    before would count for the wrong attempt.
     """
 
     membership: Snapshot
@@ -78,6 +90,7 @@ class DrainingSnapshot:
     revision: int = field(kw_only=True)
     commands: int | None = None
     used_epoch: int = 0
+    own_round: LiveRound | None = None
 
     @property
     def commit(self) -> Commit:

@@ -195,22 +195,22 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
         assert size == 3
         # What each sidecar tells the drains is what the workers were told.
         for each in one.pods.values():
-            live = each.endpoint.live_round()
+            live = each.endpoint.live_rounds().counts
             assert live is not None
             assert (live.members, live.master) == (NAMES, master)
             assert (live.number, live.left, live.newcomers) == (0, frozenset(), False)
 
         await one.put(Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()))
         commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))
-        seen = one.pods["w-1"].endpoint.live_round()
+        seen = one.pods["w-1"].endpoint.live_rounds()
         await one.put(Put(HERE.commit, commit.to_json()))
         worlds = await one.formed(2, "w-1", "w-2")
         async with asyncio.timeout(DEADLINE_S):
-            while seen is None or not (seen.live and seen.number == 1 and seen.master):
-                seen = await one.pods["w-1"].endpoint.live_round_changed(seen)
-        assert seen.members == ("w-1", "w-2")
-        assert worlds == {(2, seen.master)}
-        assert seen.master != master
+            while not ((now := seen.counts) and now.live and now.number == 1 and now.master):
+                seen = await one.pods["w-1"].endpoint.live_rounds_changed(seen)
+        assert now.members == ("w-1", "w-2")
+        assert worlds == {(2, now.master)}
+        assert now.master != master
         leaver = one.torchruns["w-0"]
         assert len(leaver.worlds) == 1
 
@@ -273,10 +273,10 @@ async def test_a_leaver_whose_ranks_end_with_the_job_waits_for_nobody() -> None:
 
 
 def _left(one: Pod) -> frozenset[str]:
-    live = one.endpoint.live_round()
+    live = one.endpoint.live_rounds().counts
     return live.left if live is not None else frozenset()
 
 
 def _succeeded(one: Pod) -> bool:
-    live = one.endpoint.live_round()
+    live = one.endpoint.live_rounds().counts
     return live is not None and live.succeeded

@@ -73,7 +73,7 @@ async def test_one_beside_another_that_lives_is_refused_and_the_first_is_not_dis
     async with pod(MemoryEngine(), "w-0") as one:
         first, world = await asyncio.to_thread(started, one.port)
         assert world[:2] == (0, 1)
-        before, round_ = seat(one), one.endpoint.live_round()
+        before, round_ = seat(one), one.endpoint.live_rounds()
         async with monitored(first) as seen:
             async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises(RendezvousConnectionError):
@@ -81,7 +81,7 @@ async def test_one_beside_another_that_lives_is_refused_and_the_first_is_not_dis
             assert await asyncio.to_thread(first.waiting) == 0
         assert seen == {0}
         assert seat(one) == before
-        assert one.endpoint.live_round() == round_
+        assert one.endpoint.live_rounds() == round_
         assert [run for run, _ in one.endpoint.launchers()] == [RUN_ID]
     (refusal,) = [r for r in caplog.records if "takes part in the run" in r.getMessage()]
     assert "--standalone" in refusal.getMessage()

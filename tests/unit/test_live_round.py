@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.drain_view import counting, live_round, master_token, newest
+from launcher_shim.c10d.rounds.drain_view import (
+    counting,
+    live_round,
+    master_token,
+    newest,
+    own,
+)
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
@@ -94,8 +100,10 @@ DONE = Commit(5, "digits", 3, "done", 10)
 GRANTED = replace(DONE, granted=("uid-b",))
 
 
-@pytest.mark.parametrize("commit", [GRANTED, replace(DONE, admitted=True)])
-def test_i3_a_round_that_is_to_end_after_its_save_counts_until_it_has(commit: Commit) -> None:
+@pytest.mark.parametrize("commit", [DONE, GRANTED, replace(DONE, admitted=True)])
+def test_i3_a_round_that_stands_still_after_its_save_counts_until_it_has_ended(
+    commit: Commit,
+) -> None:
     assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is OLDER
     over = replace(OLDER, number=4, complete=False, members=())
     assert counting([over, NEWER], Snapshot(95, commit=commit)) is NEWER
@@ -104,9 +112,24 @@ def test_i3_a_round_that_is_to_end_after_its_save_counts_until_it_has(commit: Co
 
 
 @pytest.mark.parametrize(
-    "commit", [None, DONE, replace(GRANTED, round=2), replace(GRANTED, run="evaluate")]
+    "commit",
+    [
+        None,
+        replace(DONE, phase="idle"),
+        replace(DONE, phase="commit"),
+        replace(GRANTED, round=2),
+        replace(GRANTED, run="evaluate"),
+    ],
 )
-def test_a_commit_that_lets_nobody_of_these_go_keeps_no_other_run_waiting(
+def test_a_commit_that_is_not_done_in_any_of_these_keeps_no_other_run_waiting(
     commit: Commit | None,
 ) -> None:
     assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is NEWER
+
+
+def test_a_pod_has_a_round_of_its_own_while_its_node_is_in_it() -> None:
+    assert own([OLDER, NEWER], "b") is OLDER
+    assert own([OLDER, NEWER], "c") is NEWER
+    assert own([OLDER, NEWER], "d") is None
+    assert own([replace(OLDER, left=frozenset("b")), NEWER], "b") is None
+    assert own([replace(OLDER, closed=True), NEWER], "b") is None

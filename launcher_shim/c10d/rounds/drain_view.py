@@ -9,7 +9,6 @@ from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch_keys import round_prefix
-from rdzv.drain.decision import ends_round
 from rdzv.drain.inputs import LiveRound
 from rdzv.snapshot import Snapshot
 
@@ -58,13 +57,24 @@ def precedence(run: str, one: Round | LiveRound) -> tuple[bool, bool, int, str]:
 def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | None:
     """Choose the round that counts where there are several runs: they share one commit record.
 
-    One that is to end, as somebody was let go or in after its save, counts until it has. Were its
-    commit reset because a world has formed in another run, nobody would know that any more, and
-    its ranks would train on beyond the step that was saved.
+    One that stands still after its save counts until it has ended, as somebody is let go or in, or
+    trains on. Were its commit reset because a world has formed in another run, nobody would know
+    that it does, and its ranks would train on beyond the step that was saved.
     """
-    rounds = tuple(rounds)
-    ending = (one for one in rounds if one.live and ends_round(membership, one.run, one.number))
-    return next(ending, None) or newest(rounds)
+    rounds, commit = tuple(rounds), membership.commit
+    if commit is not None and commit.phase == "done":
+        saved = (commit.run, commit.round)
+        for one in rounds:
+            if one.live and (one.run, one.number) == saved:
+                return one
+    return newest(rounds)
+
+
+def own(rounds: Iterable[LiveRound], member: str) -> LiveRound | None:
+    """Choose the live round that ``member`` is in; None where it is in none."""
+    return newest(
+        one for one in rounds if one.live and member in one.members and member not in one.left
+    )
 
 
 def newest(rounds: Iterable[LiveRound]) -> LiveRound | None:

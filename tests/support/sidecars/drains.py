@@ -22,7 +22,7 @@ from agent.parts import drains_of, job_client, member_parts
 from agent.surroundings import MemberSettings
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
-from rdzv.drain.inputs import LiveRound
+from rdzv.drain.inputs import LiveRound, LiveRounds
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.listing import decide
@@ -62,7 +62,11 @@ class Rounds:
     async def caught_up(self) -> None:
         """The mirror is never behind itself."""
 
-    def live_round(self) -> LiveRound | None:
+    def live_rounds(self) -> LiveRounds:
+        """There is one run."""
+        return LiveRounds(self._live_round())
+
+    def _live_round(self) -> LiveRound | None:
         snapshot, mirror = self._client.membership.snapshot(), self._client.mirror
         keys = KEYS.in_generation(snapshot.job.generation if snapshot.job else 1).run(RUN)
         kv = mirror.kvs.get(keys.round)
@@ -87,9 +91,9 @@ class Rounds:
             asking=frozenset(asking & listed),
         )
 
-    async def live_round_changed(self, known: LiveRound | None) -> LiveRound | None:
+    async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
         mirror = self._client.mirror
-        while (now := self.live_round()) == known:
+        while (now := self.live_rounds()) == known:
             await mirror.changed_after(mirror.sequence)
         return now
 

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two run ids in one job: the ranks of one train on beside a world that forms in the other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agent.parts import drains_of, endpoint_of, job_client, member_parts
+from agent.rundir.files import RunDir
+from agent.surroundings import MemberSettings, Sockets
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.rundir import layout
+from rdzv.drain.gate import Gate
+from rdzv.records.commit import LastCommit
+from rdzv.store import Put
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.sidecars.jobs import KEYS, identity, surroundings
+from tests.support.sidecars.raw_client import DEADLINE_S
+
+HERE = KEYS.in_generation(1)
+DIGITS, OTHER = HERE.run("digits"), HERE.run("prepare")
+PREFIX = b"/torch.rendezvous.digits.3/"
+WORLD = Round(3, complete=True, frozen=(Seat("w-0", "n", 1), Seat("w-1", "n", 1)))
+OTHER_WORLD = Round(1, complete=True, frozen=(Seat("w-2", "n", 1),))
+
+
+class ReadRunDir(RunDir):
+    """A run directory of which each gate is read as it is written."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self.gates = asyncio.Queue[Gate]()
+        self._loop = asyncio.get_running_loop()
+
+    def put(self, name: str, content: bytes) -> None:
+        super().put(name, content)
+        if name == layout.GATE:
+            gate = Gate.from_json(name, content)
+            self._loop.call_soon_threadsafe(self.gates.put_nowait, gate)
+
+    async def gate_with(self, last: LastCommit) -> Gate:
+        """Wait for the gate that tells of a last commit."""
+        while (gate := await self.gates.get()).last_commit != last:
+            pass
+        return gate
+
+
+def node(member: str, number: int) -> Node:
+    return Node(member, "in", "n", 1, "10.0.0.1", 1, 0, number)
+
+
+async def test_i11_a_gate_stays_of_the_round_that_its_ranks_are_in_beside_a_newer_world(
+    tmp_path: Path,
+) -> None:
+    store, run_dir = MemoryStore(MemoryEngine()), ReadRunDir(tmp_path)
+    await store.txn(
+        [],
+        [
+            Put(DIGITS.round, WORLD.to_json()),
+            Put(DIGITS.node("w-0"), node("w-0", 3).to_json()),
+            Put(DIGITS.node("w-1"), node("w-1", 3).to_json()),
+            Put(DIGITS.value(PREFIX + b"MASTER_ADDR"), b"10.0.0.1"),
+            Put(DIGITS.value(PREFIX + b"MASTER_PORT"), b"29500"),
+        ],
+    )
+    around = surroundings(store, "w-0")
+    settings = MemberSettings(keys=KEYS, identity=identity("w-0"), lease_ttl_s=60)
+    client = job_client(around, KEYS)
+    member = member_parts(around, settings, client)
+    endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
+    drains = drains_of(around, settings, member, endpoint, run_dir, None)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        parts = (client.watching, member.registrar, endpoint, drains)
+        running = [tasks.create_task(part.run()) for part in parts]
+        await member.registrar.registered.wait()
+        first = LastCommit(6, 2, 1)
+        await store.txn([], [Put(KEYS.last_commit, first.to_json())])
+        assert (await run_dir.gate_with(first)).master == "10.0.0.1:29500"
+        # What comes after it in the store is shown after it.
+        newer = [
+            Put(OTHER.round, OTHER_WORLD.to_json()),
+            Put(OTHER.node("w-2"), node("w-2", 1).to_json()),
+        ]
+        await store.txn([], newer)
+        then = LastCommit(7, 3, 2)
+        await store.txn([], [Put(KEYS.last_commit, then.to_json())])
+        gate = await run_dir.gate_with(then)
+        # Ranks stand still for as long as they are shown another round's.
+        assert (gate.run, gate.round, gate.phase) == ("digits", 3, "idle")
+        assert gate.master == "10.0.0.1:29500"
+        for task in running:
+            task.cancel()
