@@ -21,6 +21,7 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.tasks import beside
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -137,14 +138,10 @@ class Scene:
 async def delivering(path: Path, *members: Member) -> AsyncIterator[Scene]:
     scene = Scene(path)
     scene.begin(*members)
-    task = asyncio.create_task(scene.delivery.run())
-    try:
+    async with beside(scene.delivery.run()):
         lines = min(len(members), members[0].max_workers)
         await scene.until(lambda: len(scene.hosts()) == lines)
         yield scene
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 A = Member("a", "uid-a", 1, "10.0.0.1", "node", "worker", 1, 1, 4)
@@ -308,13 +305,9 @@ async def unregistered(path: Path) -> AsyncIterator[tuple[Scene, asyncio.Event]]
         await scene.delivery.follow_departures(registered)
         await scene.delivery.run()
 
-    task = asyncio.create_task(deliver())
-    try:
+    async with beside(deliver()):
         scene.begin(A, B, C)
         yield scene, registered
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
@@ -351,10 +344,8 @@ async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
         kvs, revision = list(scene.mirror.kvs.values()), scene.mirror.revision
     again = Scene(tmp_path)
-    task = asyncio.create_task(again.delivery.follow_departures(asyncio.Event()))
-    again.mirror.replace(kvs, revision)
-    again.lose(B)
-    again.leave(C)
-    await again.until(lambda: again.hosts() == ["a", "b"])
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with beside(again.delivery.follow_departures(asyncio.Event())):
+        again.mirror.replace(kvs, revision)
+        again.lose(B)
+        again.leave(C)
+        await again.until(lambda: again.hosts() == ["a", "b"])

@@ -30,6 +30,7 @@ from tests.support.sidecars.endpoints import Pod, pod
 from tests.support.sidecars.jobs import KEYS
 from tests.support.sidecars.processes import until
 from tests.support.sidecars.raw_client import connected
+from tests.support.tasks import beside
 
 HERE = KEYS.in_generation(1)
 
@@ -74,13 +75,8 @@ async def looking(
         clock=clock,
         look_s=0.02,
     )
-    task = asyncio.create_task(lookout.run())
-    try:
+    async with beside(lookout.run()):
         yield lookout
-    finally:
-        task.cancel()
-        (ended,) = await asyncio.gather(task, return_exceptions=True)
-        assert isinstance(ended, asyncio.CancelledError), ended
 
 
 def says(one: Pod, kind: str) -> bool:

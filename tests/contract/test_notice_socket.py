@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
+from tests.support.tasks import beside
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
 NOTED = Phase("noted", "noted")
@@ -93,13 +94,11 @@ class Desk:
 async def desk() -> AsyncIterator[Desk]:
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="notice"))
     one = Desk(directory / "notice.sock")
-    serving = asyncio.create_task(one.socket.run())
     try:
-        await one.socket.listening.wait()
-        yield one
+        async with beside(one.socket.run()):
+            await one.socket.listening.wait()
+            yield one
     finally:
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, directory)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.in_process import configured
 from tests.support.sidecars.jobs import client
 from tests.support.sidecars.processes import until
+from tests.support.tasks import beside
 
 
 class Versioned(MemoryStore):
@@ -42,13 +42,11 @@ class Versioned(MemoryStore):
 
 @asynccontextmanager
 async def judging(store: Versioned) -> AsyncIterator[None]:
-    async with client(store.engine) as one:
-        task = asyncio.create_task(StoreVersion(replace(one, store=store), repeat_s=0.01).run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with (
+        client(store.engine) as one,
+        beside(StoreVersion(replace(one, store=store), repeat_s=0.01).run()),
+    ):
+        yield
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -91,16 +89,10 @@ async def test_a_sidecar_judges_its_store(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("rdzv.store.memory.server_calls.VERSION", "3.5.1")
-    async with EmbeddedServer() as server:
-        running = asyncio.create_task(process.run(configured(server.endpoint, tmp_path)))
-
-        async def judged() -> bool:
-            return bool(said(caplog))
-
-        try:
-            await until(judged)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+    async with (
+        EmbeddedServer() as server,
+        beside(process.run(configured(server.endpoint, tmp_path))),
+    ):
+        await until(lambda: bool(said(caplog)))
     ((level, sentence),) = said(caplog)
     assert (level, "can lose writes" in sentence) == ("WARNING", True)

@@ -18,6 +18,7 @@ from launcher_shim.tcpstore import wire
 from rdzv.keys import RunKeys
 from rdzv.store import Range, Store, WatchBatch, WatchEvent
 from tests.support.histories.recorded import History, Record
+from tests.support.tasks import beside
 
 CATCH_UP_S = 60.0
 """Until the last of what was written has been followed, however busy the machine is."""
@@ -147,14 +148,10 @@ async def store_order(store: Store, keys: RunKeys) -> AsyncIterator[StoreOrder]:
             reached = batch.revision
             moved.set()
 
-    following = asyncio.create_task(follow())
-    try:
+    async with beside(follow()):
         yield order
         last = (await store.txn([], [Range(keys.prefix)])).revision
         async with asyncio.timeout(CATCH_UP_S):
             while reached < last:
                 moved.clear()
                 await moved.wait()
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)

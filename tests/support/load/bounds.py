@@ -32,6 +32,7 @@ from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
 from rdzv.store import Store
 from tests.support.sidecars.raw_client import RawClient, connected
+from tests.support.tasks import beside
 
 KEYS = JobKeys("team", "digits")
 LEASE_TTL_S = 60.0
@@ -147,16 +148,11 @@ async def member_of(job: Job, name: str) -> AsyncIterator[MemberParts]:
     """A member that stays, reports losses and sweeps; at the end it leaves."""
     member = job.member(name)
     parts = (member.registrar, member.losses, member.sweeper)
-    tasks = [asyncio.create_task(part.run()) for part in parts]
-    try:
+    async with beside(*(part.run() for part in parts)):
         async with asyncio.timeout(PATIENCE_S):
             await member.registrar.registered.wait()
         yield member
         await member.registrar.leave(PATIENCE_S)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def change_membership(job: Job, changes: int, samples: int, settled_keys: int) -> None:
@@ -188,15 +184,10 @@ async def change_membership(job: Job, changes: int, samples: int, settled_keys: 
 
 async def _one_pod(job: Job, number: int) -> None:
     registrar = job.member(f"train-7d9f-{number:05}").registrar
-    running = asyncio.create_task(registrar.run())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            await registrar.registered.wait()
-        lease_id = registrar.lease_id
-        assert lease_id is not None
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    async with beside(registrar.run()), asyncio.timeout(PATIENCE_S):
+        await registrar.registered.wait()
+    lease_id = registrar.lease_id
+    assert lease_id is not None
     if number % LOST_EACH:
         await registrar.leave(PATIENCE_S)
     else:
@@ -226,15 +217,11 @@ async def pod_on(store: Store, name: str) -> AsyncIterator[int]:
     async with job_on(store) as job, member_of(job, name) as member:
         around = surroundings(store, f"endpoint {name}")
         endpoint = endpoint_of(around, settings_of(name), member, Sockets(c10d_port=0))
-        serving = asyncio.create_task(endpoint.run())
-        try:
+        async with beside(endpoint.run()):
             async with asyncio.timeout(PATIENCE_S):
                 await endpoint.listening.wait()
             assert endpoint.port is not None
             yield endpoint.port
-        finally:
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
 
 
 class Torchrun:
