@@ -161,6 +161,16 @@ async def test_a_later_request_waits_for_an_earlier_one() -> None:
         assert await client.take(13) == wire.vec(b"1") + wire.pong(9)
 
 
+async def test_a_cancel_that_comes_too_late_is_answered_too() -> None:
+    async with stepping() as (client, session):
+        client.send(wire.Wait((b"/a",)))
+        await session.reached(1)
+        session.results[0].set_result(wire.STOP_WAITING)
+        assert await client.take(1) == wire.STOP_WAITING
+        client.send(wire.CancelWait())
+        assert await client.take(1) == wire.WAIT_CANCELED
+
+
 # --- the end of a connection ---
 
 

@@ -17,6 +17,7 @@ from rdzv.errors import (
 )
 from rdzv.store import Compare, Put, Store, WatchBatch
 from rdzv.store.etcd.client import EtcdStore
+from rdzv.store.etcd.deadlines import ATTEMPT_S
 from rdzv.store.etcd.endpoint import STATUS, AnswerLostError, EtcdEndpoint, NotSentError
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
@@ -181,6 +182,16 @@ async def test_close_ends_calls_that_wait(broken: Broken, connected: bool) -> No
             await reading
         with pytest.raises(StoreAmbiguous if connected else StoreUnavailable):
             await writing
+
+
+@over_a_network
+async def test_close_waits_for_no_connection_that_was_given_up(broken: Broken) -> None:
+    await broken.store.range(broken.key, timeout_s=60)
+    broken.hold()
+    with pytest.raises(StoreUnavailable):
+        await broken.store.range(broken.key, timeout_s=ATTEMPT_S + 0.05)
+    async with asyncio.timeout(60):
+        await broken.store.close()
 
 
 @over_a_network

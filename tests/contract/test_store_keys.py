@@ -111,6 +111,8 @@ async def test_everything_is_read_however_much_it_is(store: Store, backend: Back
     read = await read_all(store, p, timeout_s=60)
     assert read.kvs == (await store.range(p, prefix=True)).kvs
     assert len(read.kvs) == 1100
+    whole = await store.range("", prefix=True)
+    assert set(read.kvs) <= set(whole.kvs)
 
 
 async def test_keys_of_any_bytes_are_paged(store: Store, backend: Backend) -> None:

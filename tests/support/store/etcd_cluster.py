@@ -12,6 +12,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +21,7 @@ import pytest
 
 from rdzv.store.access import Access
 from tests.support.ports import free_ports
+from tests.support.sidecars.listeners import listening
 from tests.support.store.certificates import Authority
 
 VERSION = "3.6.16"
@@ -249,8 +251,16 @@ class EtcdCluster:
             time.sleep(0.05)
 
     def healthy(self, member: int) -> bool:
-        """Whether the member can commit; blocks for up to 1 s."""
-        return b'"health":"true"' in self._page(member, "health")
+        """Whether the member can commit, and not somebody who has its port; blocks up to 1 s."""
+        process = self._processes[member]
+        if process is None or process.poll() is not None:
+            return False
+        with suppress(FileNotFoundError):  # it has just ended
+            ports = {port for _, port in listening(process.pid)}
+            return self._client_ports[member] in ports and (
+                b'"health":"true"' in self._page(member, "health")
+            )
+        return False
 
     def leader(self) -> int:
         """Wait until one member, and no other, says that it leads."""
