@@ -52,7 +52,7 @@ for _number, _usual in (
 TOGETHER = (
     re.compile(r"tests/e2e/test_(kube|operator|inject_server|image)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
-    re.compile(r"tests/chaos/test_(fault_matrix|store_faults|scale|doctor|idle)"),
+    re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor|idle)"),
 )
 """Three sequences; all tests that use the cluster of Kubernetes are in the first, and those whose
 etcd members would suffer from each other's in the last."""
