@@ -6,16 +6,17 @@ The store was restored from a backup while no sidecar was there that knew better
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
-from launcher_shim.c10d.rounds.records import Node
+from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.torch.agent import connect
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.runs import RUN, TTL_S, Pod, pod, until
+from tests.support.sidecars.runs import RUN, TTL_S, Client, Pod, complete, pod, until
 
 pytestmark = pytest.mark.virtual
 
@@ -97,3 +98,25 @@ async def test_a_record_that_is_newer_than_the_note_counts() -> None:
         agent = connect(a.rendezvous, "outlives", replace(OUTLIVES, state="asking", round=0))
         assert agent.node is not None
         assert agent.node.state == "in"
+
+
+async def test_i11_torchruns_started_again_form_a_world_though_their_former_round_is_put_back() -> (
+    None
+):
+    """A sidecar that saw the restore after they had asked takes their records for the backup's."""
+    engine = MemoryEngine(now)
+    former = (Seat("a", "before", 2), Seat("b", "before", 2))
+    async with pod(engine, "a") as a, pod(engine, "b") as b:
+        for one in (a, b):
+            one.policy = replace(one.policy, orphan_hold_s=10)
+        clients = [Client(connect(one.rendezvous)) for one in (a, b)]
+        joining = asyncio.gather(*(client.join() for client in clients))
+        await until(lambda: a.node is not None and b.node is not None)
+        lost = Round(3, True, frozen=former, restored=True, restored_at=engine.revision)
+        await MemoryStore(engine).txn([], [Put(RUN.round, lost.to_json())])
+        await until(lambda: a.rendezvous.round.number == b.rendezvous.round.number == 3)
+        await joining
+        await until(lambda: a.rendezvous.round.number == 4, timeout_s=20)
+        for client in clients:
+            await client.join()
+        await until(lambda: all(map(complete, clients)))

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standing, observe, stand
-from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round, Seat
 from rdzv.keys import JobKeys
 from rdzv.store import KeyValue, WatchEvent
 
@@ -116,6 +117,39 @@ def test_i1_a_record_of_the_backup_is_none_of_a_torchrun_that_took_a_place(befor
     assert late.node("b") is None
     late.apply(put(RUN.node("b"), replace(B_ASKED, state="in", round=3).to_json(), 8))
     assert stand_in(late) == {"a": "here", "b": "here"}
+
+
+@pytest.mark.parametrize("closed", ["", "failure"])
+@pytest.mark.parametrize("known", ["watched", "from a note"])
+def test_i11_a_world_all_of_whose_torchruns_were_started_again_gives_way(
+    closed: ClosedWhy, known: str
+) -> None:
+    """They asked anew before the last sidecar saw that the store was restored."""
+    policy, both = RoundPolicy(2, 4), RoundMembers(listed=frozenset({"a", "b"}))
+    world = replace(WORLD, closed=closed)
+    run = MirroredRun(RUN)
+    if known == "watched":
+        run.went_back(9, [])
+        run.apply(put(RUN.round, world.to_json(), 9))
+    run.went_back(8, [])
+    run.apply(put(RUN.round, Round(2).to_json(), 3))
+    run.apply(put(RUN.node("a"), replace(NODE, nonce="next").to_json(), 6))
+    run.apply(put(RUN.node("b"), replace(B_ASKED, nonce="next", ask=1).to_json(), 7))
+    if known != "watched":
+        assert run.remember(world)
+    run.apply(put(RUN.round, run.round.to_json(), 9))
+    word = run.snapshot(run.revision, both)
+    seen, found = RoundObservations(), []
+    for now_s in (NOW_S, NOW_S + policy.return_s, NOW_S + policy.orphan_hold_s):
+        seen = observe(now_s, seen, word, policy, healthy_s=60.0, heard_s=now_s, cut_off=False)
+        found.append(decide(now_s, word, seen, policy))
+    # Until then, the records may be the backup's, of torchruns that are no more.
+    assert [decision.round for decision in found[:2]] == [None, None]
+    assert found[0].wake_at_s == NOW_S + policy.orphan_hold_s
+    assert found[2].round is not None
+    assert found[2].round.number == 4
+    run.apply(put(RUN.round, found[2].round.to_json(), 10))
+    assert len(run.snapshot(10, both).asking()) == 2
 
 
 def test_a_torchrun_that_takes_a_place_after_the_restore_has_replaced_the_one_before() -> None:

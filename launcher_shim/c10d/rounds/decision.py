@@ -22,12 +22,13 @@ from launcher_shim.c10d.rounds.records import Node, Round
 class RoundDecision:
     """``round``: what the round key should become, or None. ``reason``: one sentence.
 
-    ``wake_at_s``: when time alone would change the answer.
+    ``wake_at_s``: when time alone would change the answer. ``unheard``: as in ``Standings``.
     """
 
     round: Round | None
     reason: str
     wake_at_s: float = math.inf
+    unheard: bool = False
 
 
 def decide(
@@ -71,8 +72,13 @@ def _over(
         and not (enough and standing == "here" and snapshot.nodes[seat.member].finished)
     ]
     if failed and not staying and not snapshot.anybody_asks():
-        # What the run came to stays on record until a torchrun begins anew.
-        return RoundDecision(None, f"round {current.number} is closed by failure, and nobody asks")
+        # What the run came to stays on record until a torchrun begins anew. A restored store may
+        # say so of one that is no more: its record goes with its lease, long before this.
+        due_s = observations.round_since_s + policy.orphan_hold_s
+        if not snapshot.left_out_ask() or now < due_s:
+            reason = f"round {current.number} is closed by failure, and nobody asks"
+            wake_at_s = due_s if snapshot.left_out_ask() else math.inf
+            return RoundDecision(None, reason, wake_at_s)
     if not staying:
         return RoundDecision(
             next_round(current),
@@ -82,6 +88,7 @@ def _over(
         None,
         f"round {current.number} goes on with {len(staying)} of {len(current.frozen)} nodes",
         standings.wake_at_s,
+        standings.unheard,
     )
 
 

@@ -90,6 +90,9 @@ class RunSnapshot:
     membership: RoundMembers = field(default_factory=RoundMembers)
     done: frozenset[Seat] = frozenset()
     """Of the present world, who came to torch's exit barrier, whatever became of its record."""
+    left_out: tuple[Node, ...] = ()
+    """Records that may be of before a restored store's loss of the present world, and contradict
+    it: they count for nothing in it. No world is kept for ever against who asks in one."""
 
     def asking(self) -> list[Node]:
         """Nodes that want a round and may have one, in the order in which places are given.
@@ -116,6 +119,11 @@ class RunSnapshot:
         """Whether a node wants a round that does not leave, whether or not it may have one now."""
         leaving = self.membership.leaving
         return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
+
+    def left_out_ask(self) -> bool:
+        """Whether one whose record counts for nothing wants a round, and may have one."""
+        may_join = self.membership.may_join
+        return any(n.state == "asking" and may_join(n.member) for n in self.left_out)
 
     def candidates(self, min_nodes: int) -> list[Node]:
         """Of those that ask, who may be frozen: the quarantined only where the others are few."""

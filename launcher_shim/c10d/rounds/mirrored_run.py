@@ -66,9 +66,12 @@ class MirroredRun:
     def snapshot(self, revision: int, membership: RoundMembers) -> RunSnapshot:
         """The run as it is now; ``revision``: up to which the mirror shows it for certain."""
         current, nodes = self.round, dict(self._nodes)
+        left_out: tuple[Node, ...] = ()
         if current.restored_at:
-            nodes = {name: one for name, one in nodes.items() if not current.is_later_than(one)}
-        return RunSnapshot(revision, current, nodes, membership, self._done(current))
+            left_out = tuple(node for node in nodes.values() if current.is_later_than(node))
+            for node in left_out:
+                del nodes[node.member]
+        return RunSnapshot(revision, current, nodes, membership, self._done(current), left_out)
 
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
         """Take note of a batch's revision; True if the store was restored or emptied.

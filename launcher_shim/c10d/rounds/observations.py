@@ -198,7 +198,7 @@ def stand(
         # upload, is not to be cut short for one that is cut off.
         wait_s = policy.orphan_hold_s if snapshot.round.finishing else policy.confirm_s
         due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
-    elif snapshot.asking():
+    elif snapshot.asking() or snapshot.left_out_ask():
         # Everybody at once: a cut, not a death, unless nobody comes back for very long.
         due = dict.fromkeys(missing, max(since.values()) + policy.orphan_hold_s)
     else:

@@ -452,6 +452,8 @@ class Rendezvous:
             decision = decide(now, word, self._observations, self.policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
             self._diary.say(decision.reason)
+            if decision.unheard:
+                self._doubted.set()
             wake_at_s = min(decision.wake_at_s, self._bury_hung(scene, now))
             if wanted is None:
                 due = None
