@@ -158,14 +158,24 @@ class OwnDrain:
             if drain.seconds_left != self._recorded[0]:
                 left_s = drain.seconds_left
                 self._recorded = (left_s, None if left_s is None else now_s + left_s)
-        elif (
-            notes is not None
-            and notes.generation == job.generation
-            # A store that was emptied or restored has lost the drain: nobody has cancelled it.
-            and snapshot.revision >= notes.revision
-        ):
-            log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
-            self.notes = None
+        elif notes is not None and notes.generation == job.generation:
+            if self._is_cancelled(snapshot, notes):
+                log.info("the drain of this pod was cancelled", extra={"event": "drain_cancelled"})
+                self.notes = None
+            else:
+                # A store that was emptied or restored has lost it: it is put on record again.
+                self.notes = replace(notes, generation=0)
+
+    def _is_cancelled(self, snapshot: Snapshot, notes: OwnDrainRecord) -> bool:
+        """Whether somebody has taken the drain off the record on which it was last seen.
+
+        Whoever does writes the incarnation of the member, too. The revision of the store tells
+        nothing: one that was restored may have come as far again, or further.
+        """
+        holder = snapshot.incarnations.get(self._identity.member)
+        if holder is None:
+            return snapshot.revision >= notes.revision
+        return holder.mod_revision > notes.revision
 
     async def _keep(self) -> bool:
         """Keep the notes for the sidecar that starts here next; False if that failed."""

@@ -15,7 +15,7 @@ from agent.drain.notice import Source
 from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainPolicy
 from rdzv.records.drain import Drain
-from rdzv.store import Put
+from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import HERE, RUN, Job, job
 from tests.support.sidecars.jobs import KEYS, begin_next_life
@@ -277,6 +277,17 @@ async def test_a_drain_outlives_a_store_that_is_emptied() -> None:
         await one.until(lambda: one.pods["b"].drain is not None)
         round_key = HERE.run(RUN).round
         await one.until(lambda: round_key in one.mirror.kvs)
+        assert await client.release() == "committed"
+
+
+async def test_a_drain_that_nobody_has_cancelled_outlives_a_store_that_has_come_as_far_again() -> (
+    None
+):
+    """Restored to before the drain, its revision is no lower than that of the drain's record."""
+    async with job("abc", trains="abc", loop=SLOW_SAVE) as one:
+        client = one.pods["b"].notice("sigterm", 120)
+        await one.until(one.phase_is("commit"))
+        await one.put(Delete(HERE.drain(one.pods["b"].uid)))
         assert await client.release() == "committed"
 
 
