@@ -18,6 +18,7 @@ from time import monotonic
 from agent.boot_clock import boot_s
 from agent.config.sidecar import Config
 from agent.rundir.files import RunDir
+from agent.rundir.lock import lock
 from agent.sidecar import Sidecar
 from agent.surroundings import Surroundings
 from agent.telemetry.counted_store import CountedStore
@@ -42,9 +43,15 @@ async def run(config: Config) -> int:
 
 
 async def _serve(config: Config, stop: asyncio.Event) -> None:
+    run_dir = RunDir(config.run_dir)
+    await asyncio.to_thread(run_dir.make)
+    with await asyncio.to_thread(lock, run_dir.path, config.member):
+        await _run(config, run_dir, stop)
+
+
+async def _run(config: Config, run_dir: RunDir, stop: asyncio.Event) -> None:
     metrics = Metrics()
     random = SystemRandom()
-    run_dir = RunDir(config.run_dir)
     await asyncio.to_thread(run_dir.deliver, config)
     state = await asyncio.to_thread(run_dir.state, config.pod_uid)
     first = random.randrange(len(config.etcd_endpoints))

@@ -79,10 +79,14 @@ class RunDir:
         """Where the rendezvous endpoint listens for a relay in the training container."""
         return self.path / layout.C10D_SOCKET
 
+    def make(self) -> None:
+        """Make the directory itself; raises ``ConfigError``."""
+        with self._usable():
+            self._make_dir(self.path, 0o755)
+
     def deliver(self, config: Config) -> None:
         """Put everything there that is known before the store is; raises ``ConfigError``."""
         with self._usable():
-            self._make_dir(self.path, 0o755)
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
             self._make_dir(self.path / layout.MODULES, 0o755)

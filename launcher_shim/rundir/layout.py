@@ -39,6 +39,8 @@ LAUNCHER = "launcher.json"
 WORKERS = "workers"
 """Directory with one file for each worker command of a Horovod launcher that runs."""
 
+LOCK = "lock"
+"""Held by the sidecar; names its member and process."""
 STATE = "state.json"
 """The sidecar's identity and registration, for the sidecar that comes after it."""
 STAGES = "stages.json"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sidecar for each run directory: a second one would deliver its own port to the first's pod.
+
+The lock is the kernel's: it ends with the process, however that ends, so that a sidecar which is
+started again finds it free.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher_shim.rundir import layout
+from launcher_shim.rundir.safe_open import read_untrusted
+from rdzv.errors import ConfigError
+from rdzv.flags import named
+
+log = logging.getLogger(__name__)
+
+RELEASE_TIMEOUT_S = 5.0
+"""How long a predecessor that was killed may take to be gone."""
+RETRY_INTERVAL_S = 0.1
+
+OWNER_MAX_BYTES = 1024
+
+
+def lock(path: Path, member: str) -> BinaryIO:
+    """Lock the directory ``path``, which is there, until the file that is returned is closed.
+
+    Blocks for up to ``RELEASE_TIMEOUT_S``; raises ``ConfigError`` that says whose it is.
+    """
+    try:
+        descriptor = os.open(path / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"{named('--run-dir')}: {path} cannot be locked ({error.strerror}): choose another one"
+        ) from error
+    file = os.fdopen(descriptor, "r+b", buffering=0)
+    try:
+        _take(file, path)
+        file.truncate(0)
+        file.write(f"{member} (pid {os.getpid()})".encode())
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _take(file: BinaryIO, path: Path) -> None:
+    deadline_s = time.monotonic() + RELEASE_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                # A volume without locks: the pod's own rules have to do.
+                sentence = "%s has no locks (%s): a second sidecar on it would not be noticed"
+                log.warning(sentence, path, error.strerror, extra={"event": "no_lock"})
+                return
+        if time.monotonic() > deadline_s:
+            owner = read_untrusted(path / layout.LOCK, OWNER_MAX_BYTES).decode(errors="replace")
+            raise ConfigError(
+                f"{named('--run-dir')}: {path} is in use by the sidecar of"
+                f" {owner or 'another pod'}: give each sidecar a run directory of its own"
+            )
+        time.sleep(RETRY_INTERVAL_S)
