@@ -11,6 +11,7 @@ from typing import Any
 
 from console.inject import facts
 from console.inject.member_spec import Demand
+from console.inject.remarks import Remark, warning
 from console.inject.workloads import Template, Workload, at
 from console.inject.yaml_tree import value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
@@ -70,27 +71,27 @@ def cautions(
     want: Demand,
     *,
     wrapped: bool,
-) -> Iterator[str]:
+) -> Iterator[Remark]:
     """Say what will not be as its user may expect."""
     kind = workload.known
     if kind is not None and kind.launcher is not None:
-        yield HOROVOD
+        yield warning(HOROVOD)
     if kind is not None and kind.master is not None:
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
-            yield MASTER.format(path=template.path.rpartition(".")[0])
+            yield warning(MASTER.format(path=template.path.rpartition(".")[0]))
     yield from _failures(workload, template)
     path = f"{template.path}.spec" if template.path else "spec"
     if want.secret is not None and facts.is_true(pod.get("shareProcessNamespace")):
-        yield SHARED_PROCESSES.format(path=path, secret=want.secret)
+        yield warning(SHARED_PROCESSES.format(path=path, secret=want.secret))
     if wrapped:
         for variable in facts.listed(container, "env"):
             name = variable.get("name")
             if name in _VARIABLES:
-                yield _VARIABLES[name].format(name=container.get("name"), variable=name)
+                yield Remark(_VARIABLES[name].format(name=container.get("name"), variable=name))
 
 
-def _failures(workload: Workload, template: Template) -> Iterator[str]:
+def _failures(workload: Workload, template: Template) -> Iterator[Remark]:
     """Whether a batch Job counts who was drained among its failures."""
     if workload.known is None or not workload.known.of_jobs:
         return
@@ -98,9 +99,9 @@ def _failures(workload: Workload, template: Template) -> Iterator[str]:
     job = next((value_of(node) for node, _ in at(workload.node, path)), None)
     policy = job.get("podFailurePolicy") if isinstance(job, Mapping) else None
     if not isinstance(policy, Mapping):
-        yield NO_POLICY.format(path=path, status=EXIT_TERMINATED)
+        yield warning(NO_POLICY.format(path=path, status=EXIT_TERMINATED))
     elif not any(map(_ignores_a_drain, facts.listed(policy, "rules"))):
-        yield POLICY_COUNTS.format(path=path, status=EXIT_TERMINATED)
+        yield warning(POLICY_COUNTS.format(path=path, status=EXIT_TERMINATED))
 
 
 def _ignores_a_drain(rule: Any) -> bool:

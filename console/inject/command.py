@@ -15,6 +15,7 @@ import click
 from console.help import Command
 from console.inject import injection
 from console.inject.injection import Request
+from console.inject.remarks import totals
 from console.inject.settings import TABLE
 from rdzv.errors import ConfigError
 
@@ -55,12 +56,18 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--diff", is_flag=True, help="Print what would change, and nothing else.")
 @click.option("--remove", is_flag=True, help="Take the sidecar out again.")
+@click.option(
+    "--allow-bypass",
+    is_flag=True,
+    help="Inject also where the launch line goes past Muster, as with --rdzv-endpoint.",
+)
 def inject(
     file: str,
     objects: tuple[str, ...],
     template_path: str | None,
     diff: bool,
     remove: bool,
+    allow_bypass: bool,
     **flags: Any,
 ) -> int:
     """Read objects with a pod template (YAML or JSON), and print them with the sidecar added.
@@ -77,11 +84,15 @@ def inject(
         if remove:
             outcome = injection.take_out(bare, objects, template_path)
             if outcome.text == bare and not outcome.notes:
-                click.echo(f"muster: {name}: there is no sidecar in it", err=True)
+                click.echo(f"muster: note: {name}: there is no sidecar in it", err=True)
         else:
-            outcome = injection.inject(bare, Request(flags, os.environ, objects, template_path))
-        for note in outcome.notes:
-            click.echo(f"muster: {note}", err=True)
+            request = Request(flags, os.environ, objects, template_path, allow_bypass)
+            outcome = injection.inject(bare, request)
+        for remark in outcome.notes:
+            click.echo(f"muster: {remark.level}: {remark}", err=True)
+        if not remove:
+            summary = totals(outcome.chosen, outcome.notes, outcome.left)
+            click.echo(f"muster: {summary}", err=True)
     except ConfigError as error:
         raise ConfigError(f"{name}: " + str(error).replace("\n", f"\n{name}: ")) from error
     made = text[: len(text) - len(bare)] + outcome.text

@@ -17,6 +17,7 @@ from console.inject.annotations import ANNOTATION, own_annotations
 from console.inject.placement import place
 from console.inject.plan import plan
 from console.inject.previous import Former
+from console.inject.remarks import Remark
 from console.inject.removal import removed
 from console.inject.settings import told
 from console.inject.targets import sidecars, targets
@@ -25,33 +26,39 @@ from console.inject.workloads import Place, Template, Workload, at, workloads
 from console.inject.yaml_tree import documents
 from rdzv.errors import ConfigError
 
+ALLOW = "such pods do not train together through Muster; --allow-bypass injects all the same"
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the caller asks for, apart from the text.
 
     ``flags`` are settings by attribute name, None where not given; ``environ`` the variables that
-    stand in for them. ``objects`` are patterns of KIND/NAME.
+    stand in for them. ``objects`` are patterns of KIND/NAME. ``allow_bypass`` lets an error pass.
     """
 
     flags: Mapping[str, str | None]
     environ: Mapping[str, str]
     objects: Sequence[str] = ()
     template_path: str | None = None
+    allow_bypass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The new text, and a sentence for everything that was left as it is, or is worth knowing."""
+    """The new text, what is said beside it, and how many objects were chosen, and how many not."""
 
     text: str
-    notes: tuple[str, ...]
+    notes: tuple[Remark, ...]
+    chosen: int = 0
+    left: int = 0
 
 
 def inject(text: str, request: Request) -> Injected:
     """Put the sidecar into the pod templates of ``text``; raises ``ConfigError``."""
     given = list(workloads(documents(text)))
-    chosen, notes = targets(given, request.objects, request.template_path)
+    chosen, left = targets(given, request.objects, request.template_path)
+    remarks = [*map(Remark, left)]
     formers = [Former.of(target.template.node) for target in chosen]
     if ANNOTATION in text:
         text = removed(text, [target.place for target in chosen])
@@ -78,14 +85,19 @@ def inject(text: str, request: Request) -> Injected:
             touched[target.place] = made.container_index
         except ConfigError as error:
             raise ConfigError(label + str(error).replace("\n", "\n" + label)) from error
-        notes += [label + note for note in made.notes]
+        remarks += [remark.about(workload.label) for remark in made.notes]
     result = splices.result()
     _check(result, text, touched)
     after = list(workloads(documents(result)))
     meant = {target.number for target in chosen}
     unintended_changes.check(objects, after, sorted(meant), touched)
     unintended_changes.check(given, after, [n for n in range(len(given)) if n not in meant], {})
-    return Injected(result, tuple(dict.fromkeys(notes)))
+    remarks = list({str(remark): remark for remark in remarks}.values())
+    if errors := [remark for remark in remarks if remark.level == "error"]:
+        if not request.allow_bypass:
+            raise ConfigError("\n".join([*errors, ALLOW]))
+        remarks = [remark.lowered() for remark in remarks]
+    return Injected(result, tuple(remarks), len(meant), len(left))
 
 
 def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None = None) -> Injected:
@@ -96,7 +108,7 @@ def take_out(text: str, patterns: Sequence[str] = (), template_path: str | None 
     meant = {number for number, _ in places}
     others = [n for n in range(len(given)) if n not in meant]
     unintended_changes.check(given, list(workloads(documents(result))), others, {})
-    return Injected(result, tuple(notes))
+    return Injected(result, tuple(map(Remark, notes)), len(meant), len(notes))
 
 
 def _check(result: str, text: str, places: Collection[Place]) -> None:

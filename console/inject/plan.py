@@ -17,6 +17,7 @@ from console.inject.cautions import cautions
 from console.inject.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from console.inject.member_spec import Demand, demand
 from console.inject.previous import Former
+from console.inject.remarks import Remark, warning
 from console.inject.schema import check
 from console.inject.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from console.inject.sidecar import SidecarContainer
@@ -48,7 +49,19 @@ class InjectionPlan:
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     users: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Remark] = field(default_factory=list)
+
+    def note(self, sentence: str) -> None:
+        """Say what is worth knowing."""
+        self.notes.append(Remark(sentence))
+
+    def warn(self, sentence: str) -> None:
+        """Say what is not as its user may expect."""
+        self.notes.append(Remark(sentence, "warning"))
+
+    def fault(self, sentence: str) -> None:
+        """Say why the manifest cannot do what it is for."""
+        self.notes.append(Remark(sentence, "error"))
 
 
 def plan(
@@ -100,7 +113,7 @@ def plan(
     _plan_variables(result, container, made)
     _plan_annotations(result, told.annotations, users_annotations)
     _plan_label(result, metadata, want)
-    result.notes += former.taken_out()
+    result.notes += map(Remark, former.taken_out())
     result.notes += cautions(workload, template, pod, container, want, wrapped=wrapped)
     _note_pod(result, pod, path, want)
     _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
@@ -153,7 +166,7 @@ def _wrapping(
 
 def _plan_hook(result: InjectionPlan, container: Mapping[str, Any], made: SidecarContainer) -> None:
     if "preStop" in (container.get("lifecycle") or {}):
-        result.notes.append(
+        result.warn(
             f"container {result.container} has a preStop hook: kept; it runs before SIGTERM, and"
             " its time comes out of the grace"
             if made.wrapped
@@ -173,7 +186,7 @@ def _plan_variables(
         if name not in held:
             result.env.append(variable)
         elif held[name] != variable:
-            result.notes.append(
+            result.warn(
                 f"container {result.container} sets {name}: kept, where Muster would have"
                 f" {variable.get('value', 'it from the pod')!r}"
             )
@@ -194,7 +207,7 @@ def _plan_annotations(
     result.users += [f"annotations/{name}" for name in users_annotations]
     known = {annotation(name) for name in TABLE}
     result.notes += [
-        f"the annotation {name} is kept, but nothing reads it"
+        warning(f"the annotation {name} is kept, but nothing reads it")
         for name in users_annotations
         if name not in known
     ]
@@ -210,25 +223,25 @@ def _plan_label(result: InjectionPlan, metadata: Mapping[str, Any], want: Demand
 def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: Demand) -> None:
     grace = pod.get(GRACE)
     if grace is not None and grace < SHORT_S:
-        result.notes.append(f"{path}.{GRACE} is {grace}: kept, though few saves are that fast")
+        result.warn(f"{path}.{GRACE} is {grace}: kept, though few saves are that fast")
     if "resources" not in result.sidecar and facts.asks_as_a_whole(pod):
-        result.notes.append(
+        result.note(
             f"{path}.resources are for all containers of the pod, so the sidecar asks for none of"
             f" its own: leave {sidecar.MEMORY} of memory for it"
         )
     elif "resources" not in result.sidecar:
-        result.notes.append(
+        result.warn(
             f"{path}: no container asks for CPU or memory, so the sidecar does not either: the pod"
             " stays BestEffort, the first to be evicted"
         )
     if want.endless:
-        result.notes.append(
+        result.warn(
             f"{path}: its containers are started again also when training has ended well, and then"
             " find the run closed for good: for training that ends, take a Job; to train again,"
             " scale to 0 first"
         )
     if want.on_host_network:
-        result.notes.append(
+        result.note(
             f"{path}.hostNetwork: the sidecar takes ports {want.http_port} (health, on the node's"
             f" address) and {want.relay_port} (rendezvous, on its loopback); no two pods of the job"
             " fit on one node"
@@ -245,20 +258,20 @@ def _note_command(
 ) -> None:
     name = result.container
     if wrapped and not result.command_prefix:
-        result.notes.append(f"container {name}: muster-run is before its command already: kept")
+        result.note(f"container {name}: muster-run is before its command already: kept")
     if not wrapped and wrap is None:
-        result.notes.append(
+        result.note(
             f"container {name} has no command, and what its image runs is not known: muster-hold as"
             " its preStop hook holds its end back, and torchrun gets its settings as variables;"
             " with a command, muster-run would do both"
         )
     for option in facts.overruling_options(container):
-        result.notes.append(
+        result.fault(
             f"container {name} has {option} in its command: kept, and it wins over what Muster"
             " says: remove it"
         )
     if facts.foreign_nnodes(container, want.least, want.most):
-        result.notes.append(
+        result.warn(
             f"container {name} has --nnodes in its command: kept, but the job's"
             f" {want.least}:{want.most} is what counts: give the same, or none"
         )

@@ -250,5 +250,6 @@ def told(
                 f"{setting.flag} ({setting.variable}): {setting.quote(text)} from {source}: {error}"
             )
     if faults:
-        raise ConfigError("\n".join(faults))
+        # What is wrong between settings is told by who completes them; here only with the rest.
+        raise ConfigError("\n".join([*faults, *TemplateSettings.faults(values)]))
     return Told(TemplateSettings(**values), kept)  # type: ignore[arg-type]

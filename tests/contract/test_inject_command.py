@@ -43,10 +43,24 @@ def test_yaml_goes_to_stdout_and_what_is_left_alone_to_stderr(tmp_path: Path) ->
     assert ended.status == 0
     assert "kind: Service" in ended.out
     assert "- name: muster" in ended.out
-    first, *rest = ended.err.splitlines()
-    assert first == "muster: Service/digits: left as it is: there is no pod template in it"
-    assert all(line.startswith("muster: DaemonSet/digits: ") for line in rest)
+    first, *rest, last = ended.err.splitlines()
+    assert first == "muster: note: Service/digits: left as it is: there is no pod template in it"
+    levels = ("note", "warning")
+    starts = tuple(f"muster: {level}: DaemonSet/digits: " for level in levels)
+    assert all(line.startswith(starts) for line in rest)
+    assert last.startswith("muster: 1 object injected, 1 left as is; ")
     assert path.read_text() == CORPUS["many-documents"]
+
+
+def test_what_goes_past_muster_is_refused_unless_it_is_meant() -> None:
+    line = "torchrun --rdzv-endpoint=x:1 t.py"
+    text = CORPUS["block-scalars"].replace("torchrun", line.partition(" t.py")[0], 1).encode()
+    refused = inject("-", *FLAGS, stdin=text)
+    assert (refused.status, refused.out) == (2, "")
+    assert "has --rdzv-endpoint in its command" in refused.err
+    meant = inject("-", *FLAGS, "--allow-bypass", stdin=text)
+    assert meant.status == 0
+    assert "muster: warning: Job/night: container" in meant.err
 
 
 def test_a_pipe_goes_there_and_back() -> None:
@@ -94,7 +108,7 @@ def test_taking_out_of_one_object_leaves_the_other(tmp_path: Path) -> None:
     path.write_text(inject("-", *FLAGS, "--object", "Job/*", stdin=text.encode()).out)
     ended = inject(str(path), "--remove", "--object", "Job/day")
     assert ended.status == 0
-    assert ended.err == "muster: Job/night: left as it is: no --object names it\n"
+    assert ended.err == "muster: note: Job/night: left as it is: no --object names it\n"
     kept, taken = ended.out.split("---\n")
     assert kept == path.read_text().split("---\n")[0]
     assert taken == text.split("---\n")[1]

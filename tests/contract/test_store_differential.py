@@ -53,6 +53,7 @@ class Script:
         self._random = random.Random(seed)
         self._prefix = prefix
         self._base = base
+        self._compacted = base
         self._first_lease = (seed + 1) << 48
 
     def leases(self) -> range:
@@ -62,7 +63,9 @@ class Script:
         """The revision to compact at now, mostly 0 for none; it may be past or to come."""
         if self._random.random() < 0.98:
             return 0
-        return max(self._base, self.revision - self._random.randrange(-1, 20))
+        at = max(self._base, self.revision - self._random.randrange(-1, 20))
+        self._compacted = max(self._compacted, at)
+        return at
 
     def call(self, store: Store) -> Awaitable[object]:
         match self._random.randrange(20):
@@ -84,9 +87,10 @@ class Script:
             case 7:
                 at = self._past()
                 past = Range(self._key(), prefix=self._random.random() < 0.5, revision=at)
-                # With a revision to come and a write, members of etcd 3.6.16 do not do the same:
-                # one that was asked refuses, the others count a revision.
-                write = [Put(self._key(), b"")] if at <= self.revision else []
+                # Where the read is refused, members of etcd 3.6.16 do not treat a write beside it
+                # alike: the one that is asked does nothing, the others count a revision.
+                readable = not at or self._compacted < at <= self.revision
+                write = [Put(self._key(), b"")] if readable else []
                 return store.txn([], [past, *write])
             case 8:
                 return store.txn(*self._malformed())

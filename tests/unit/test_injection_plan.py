@@ -22,6 +22,7 @@ from tests.support.injection.injecting import (
     loaded,
     manifest,
     pods,
+    refused,
     sidecars,
     variables,
 )
@@ -428,7 +429,11 @@ def test_a_command_that_is_wrapped_already_is_left_as_it_is() -> None:
 )
 def test_options_that_overrule_the_sidecar_are_named(line: str, options: list[str]) -> None:
     for command in (line.split(), ["sh", "-c", f"cd /app && {line}"]):
-        notes = injected(manifest(command=command)).notes
+        text = manifest(command=command)
+        if set(options) - {"--nnodes"}:
+            assert refused(text)[-1].endswith("--allow-bypass injects all the same")
+        notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
+        assert {note.level for note in notes if "in its command" in note} <= {"warning"}
         named = [option for option in options if any(f"has {option} in" in n for n in notes)]
         assert named == options
         assert sum(" in its command: kept" in note for note in notes) == len(options)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster inject`` says beside the manifest, and how much it weighs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+Level = Literal["note", "warning", "error"]
+
+
+class Remark(str):
+    """A sentence. A note is worth knowing; a warning is not what its user may expect; with an
+    error the manifest cannot do what it is for.
+    """
+
+    level: Level
+
+    def __new__(cls, sentence: str, level: Level = "note") -> Remark:
+        """Make one."""
+        remark = super().__new__(cls, sentence)
+        remark.level = level
+        return remark
+
+    def about(self, label: str) -> Remark:
+        """The same with the object that it is about before it."""
+        return Remark(f"{label}: {self}", self.level)
+
+    def lowered(self) -> Remark:
+        """The same for somebody who goes on in spite of an error."""
+        return Remark(self, "warning") if self.level == "error" else self
+
+
+def warning(sentence: str) -> Remark:
+    """Make a warning."""
+    return Remark(sentence, "warning")
+
+
+def totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
+    """Sum up in one line what was done and said."""
+    levels = [remark.level for remark in remarks]
+    said = [
+        _counted(levels.count(level), noun)
+        for level, noun in (("warning", "warning"), ("note", "note"))
+        if level in levels
+    ]
+    done = f"{_counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
+    return "; ".join([done, ", ".join(said)] if said else [done])
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
