@@ -7,18 +7,24 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
-from console.job.reading import following, look
+from console.job.reading import connected, following, look, present_view
 from console.job.view import JobView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+CLOCK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +98,27 @@ async def _follow_in_lines(config: JobConfig, face: Face, *, as_json: bool) -> N
 
 
 async def _follow_on_terminal(config: JobConfig, face: Face) -> None:
+    """Redraw at each change, and the clock above once a second."""
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
-        async with following(config) as views:
-            async for view in views:
-                live.update(_table(face.grids(view)), refresh=True)
+        async with connected(config) as client:
+            mirror = client.mirror
+            while True:
+                sequence = mirror.sequence
+                shown = face.grids(present_view(client))
+                while mirror.sequence <= sequence:
+                    clock = _clock(datetime.now(), current=mirror.healthy(monotonic()))
+                    live.update(_table([clock, *shown]), refresh=True)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(CLOCK_INTERVAL_S):
+                            await mirror.changed_after(sequence)
+
+
+def _clock(now: datetime, *, current: bool) -> Grid:
+    """Say when it is, and whether the store still tells of changes."""
+    silence = "" if current else "; the store does not answer: this is what it said last"
+    return Grid(f"{now:%H:%M:%S}{silence}", (), ())
 
 
 def _columns(grids: Sequence[Grid]) -> str:
@@ -119,8 +140,12 @@ def _table(grids: Sequence[Grid]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    shown = []
+    shown: list[RenderableType] = []
     for grid in grids:
+        if not grid.headings:
+            # A table without columns shows nothing, not even its title.
+            shown.append(Text(printable(grid.title)))
+            continue
         table = Table(title=Text(printable(grid.title)), title_justify="left", box=None)
         for heading in grid.headings:
             table.add_column(heading, header_style="bold")

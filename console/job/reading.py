@@ -78,11 +78,16 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
         yield _views(client)
 
 
+def present_view(client: JobClient) -> JobView:
+    """Look at the job as it is in the mirror now."""
+    return view_of(client.keys, client.membership.snapshot(), client.mirror.kvs.values())
+
+
 async def _views(client: JobClient) -> AsyncIterator[JobView]:
     mirror = client.mirror
     while True:
         sequence = mirror.sequence
-        yield view_of(client.keys, client.membership.snapshot(), mirror.kvs.values())
+        yield present_view(client)
         await mirror.changed_after(sequence)
 
 

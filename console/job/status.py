@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from time import time
+
 import click
 
 from agent.config.sidecar import JobConfig
@@ -91,6 +93,9 @@ def _grids(view: JobView) -> list[Grid]:
     grids = [Grid(_headline(view), headings, members)]
     if runs:
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
+    now_unix_s = time()
+    forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
+    grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
     if view.snapshot.corrupt:
         corrupt = tuple(sorted(view.snapshot.corrupt.items()))
         grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt))
@@ -136,6 +141,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "state": run.state,
                 "nodes": [seat.member for seat in run.round.frozen],
                 "waiting": [node.member for node in run.nodes if node.state == "asking"],
+                "awaited": view.awaited(run, time()),
             }
             for run in view.runs
         ],

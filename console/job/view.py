@@ -71,6 +71,28 @@ class JobView:
         """The job's record."""
         return self.snapshot.job
 
+    def awaited(self, run: RunView, now_unix_s: float) -> str:
+        """Say what a round that is forming waits for, and since when; empty for another one."""
+        if run.state != "forming" or self.job is None:
+            return ""
+        asking = run.places.asking
+        silent = [m for m in self.listing.listed if m.slots and m.name not in asking]
+        said = []
+        if len(asking) < self.job.min_workers:
+            said.append(f"{len(asking)} of at least {self.job.min_workers} torchruns ask")
+        if silent:
+            names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
+            said.append(f"waits for the torchrun of {names}")
+        return "; ".join(said) or "all ask: it begins in moments"
+
+    def _joined(self, member: Member, now_unix_s: float) -> str:
+        joins = [
+            entry.at_unix_s
+            for entry in self.history
+            if entry.member == member.name and entry.what == "join"
+        ]
+        return f" (joined {max(0.0, now_unix_s - joins[-1]):.0f} s ago)" if joins else ""
+
     def members(self) -> list[tuple[Member, str, str]]:
         """Every member with its state, why it is not listed, what is wrong with its launcher."""
         first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}

@@ -102,7 +102,14 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
     assert (state["generation"], state["min"], state["max"]) == (3, 1, 2)
     assert [m["state"] for m in state["members"]] == ["listed", "listed", "standby", "draining"]
     assert state["runs"] == [
-        {"run_id": "digits", "round": 7, "state": "training", "nodes": ["a", "b"], "waiting": ["c"]}
+        {
+            "run_id": "digits",
+            "round": 7,
+            "state": "training",
+            "nodes": ["a", "b"],
+            "waiting": ["c"],
+            "awaited": "",
+        }
     ]
     assert list(state["corrupt"]) == [LIVE.member("bad")]
 
