@@ -33,8 +33,14 @@ class Paging:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def after_timeout(self) -> Paging:
-        """Ask for less, and wait longer."""
-        return Paging(max(self.keys // 2, LEAST_KEYS), min(2 * self.timeout_s, LONGEST_S))
+        """Ask for less, and wait longer once no less can be asked for.
+
+        A call that an outage has swallowed is given up after its time: the sooner, the earlier a
+        sidecar that starts in an outage is back after it.
+        """
+        if self.keys > LEAST_KEYS:
+            return Paging(max(self.keys // 4, LEAST_KEYS), self.timeout_s)
+        return Paging(LEAST_KEYS, min(2 * self.timeout_s, LONGEST_S))
 
     def after_answer(self, took_s: float) -> Paging:
         """Ask for more again, and wait no longer than such an answer calls for."""

@@ -93,6 +93,10 @@ def test_i2_nobody_is_frozen_by_a_watch_that_was_told_of_what_it_was_not_shown()
     _run("early-progress", 4618, 1)
 
 
+def test_i5_a_sidecar_that_starts_in_an_outage_is_back_soon_after_it() -> None:
+    _run("outages", 630, 1)
+
+
 @pytest.mark.parametrize("seed", [26801, 27646, 28920])
 def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_run(
     seed: int,

@@ -11,12 +11,12 @@ from rdzv.paging import LEAST_KEYS, LONGEST_S, MOST_KEYS, QUICK, Paging
 from rdzv.store import DEFAULT_TIMEOUT_S
 
 
-def test_a_page_that_does_not_come_is_made_smaller_and_waited_for_longer() -> None:
+def test_a_page_that_does_not_come_is_made_smaller_and_then_waited_for_longer() -> None:
     tried = [Paging()]
     for _ in range(7):
         tried.append(tried[-1].after_timeout())
-    assert [one.keys for one in tried] == [500, 250, 125, 62, 31, 16, 16, 16]
-    assert [one.timeout_s for one in tried] == [2, 4, 8, 8, 8, 8, 8, 8]
+    assert [one.keys for one in tried] == [500, 125, 31, 16, 16, 16, 16, 16]
+    assert [one.timeout_s for one in tried] == [2, 2, 2, 2, 4, 8, 8, 8]
 
 
 def test_pages_that_come_quickly_grow_again() -> None:
