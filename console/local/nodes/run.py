@@ -178,6 +178,7 @@ class LocalRun:
             log_dir=self._log_root / name,
             closing=lambda: self.rounds.closing,
         )
+        await asyncio.to_thread(self._worker_watch.begin, node.launcher_log)
         self.nodes[name] = node
         self._timeline.record("node", "start", name, "a new pod")
         self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)

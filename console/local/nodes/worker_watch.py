@@ -39,12 +39,20 @@ class WorkerWatch:
         self._logs: dict[Path, _Log] = {}
         self._same = SameFailure()
 
+    def begin(self, log: Path) -> None:
+        """Leave out what a log has from before, where it lies in a directory that was used already.
+
+        A node that comes back writes on in a log that is followed.
+        """
+        if log not in self._logs:
+            self._logs[log] = _Log(offset=log.stat().st_size if log.exists() else 0)
+
     def look(self, nodes: Iterable[LocalNode]) -> list[tuple[LocalNode, WorkerFailure]]:
         """Read what the logs have got since the last look; blocks for as long as that takes."""
         return [(node, failure) for node in nodes for failure in self._new_failures(node)]
 
     def _new_failures(self, node: LocalNode) -> list[WorkerFailure]:
-        log = self._logs.setdefault(node.launcher_log, _Log())
+        log = self._logs[node.launcher_log]
         try:
             with node.launcher_log.open("rb") as file:
                 file.seek(log.offset)
