@@ -30,26 +30,29 @@ from rdzv.store.open import open_store
 log = logging.getLogger(__name__)
 
 
-async def run(config: Config) -> int:
-    """Run the sidecar until a signal ends it; return the process's exit status."""
+async def run(config: Config, version: str = "") -> int:
+    """Run the sidecar until a signal ends it; return the process's exit status.
+
+    ``version`` is the program's; it stands in the member's record.
+    """
     # First of all: process 1 of a container gets no signal that it does not handle.
     with _stop_signals() as stop:
         try:
-            await _serve(config, stop)
+            await _serve(config, version, stop)
         except (MusterError, ExceptionGroup) as error:
             return _report(error)
     log.info("%s has left", config.member, extra={"event": "stopped"})
     return EXIT_DONE
 
 
-async def _serve(config: Config, stop: asyncio.Event) -> None:
+async def _serve(config: Config, version: str, stop: asyncio.Event) -> None:
     run_dir = RunDir(config.run_dir)
     await asyncio.to_thread(run_dir.make)
     with await asyncio.to_thread(lock, run_dir.path, config.member):
-        await _run(config, run_dir, stop)
+        await _run(config, version, run_dir, stop)
 
 
-async def _run(config: Config, run_dir: RunDir, stop: asyncio.Event) -> None:
+async def _run(config: Config, version: str, run_dir: RunDir, stop: asyncio.Event) -> None:
     metrics = Metrics()
     random = SystemRandom()
     await asyncio.to_thread(run_dir.deliver, config)
@@ -62,6 +65,7 @@ async def _run(config: Config, run_dir: RunDir, stop: asyncio.Event) -> None:
         boot_clock=boot_s,
         random=random,
         store_address=", ".join(config.etcd_endpoints),
+        version=version,
     )
     try:
         if not stop.is_set():

@@ -33,7 +33,7 @@ class Sidecar:
         self._fresh = state.held is None
         self._parts = parts = RunningParts(
             around,
-            MemberSettings.of(config, state.pod_uid),
+            MemberSettings.of(config, state.pod_uid, around.version),
             run_dir,
             Sockets.of(config, run_dir),
             state.held,

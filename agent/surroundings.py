@@ -43,6 +43,9 @@ class Surroundings:
     store_address: str = "the given address"
     """Where the store is, for sentences about one that does not answer."""
 
+    version: str = ""
+    """The program's, for people who look at the member; empty where it is not known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sockets:
@@ -111,11 +114,11 @@ class MemberSettings:
     """Seconds between two sweeps of what gone pods have left in the store."""
 
     @classmethod
-    def of(cls, config: Config, pod_uid: str) -> MemberSettings:
+    def of(cls, config: Config, pod_uid: str, version: str = "") -> MemberSettings:
         """Those of one configuration; ``pod_uid`` is what the pod goes by, given or not."""
         return cls(
             keys=JobKeys(config.namespace, config.job),
-            identity=identity_of(config, pod_uid),
+            identity=identity_of(config, pod_uid, version),
             lease_ttl_s=config.lease_ttl_s,
             start_timeout_s=config.start_timeout_s,
             first_call_s=config.first_call_s,
@@ -127,7 +130,7 @@ class MemberSettings:
         )
 
 
-def identity_of(config: Config, pod_uid: str) -> Identity:
+def identity_of(config: Config, pod_uid: str, version: str) -> Identity:
     """What the configuration says this member is."""
     return Identity(
         member=config.member,
@@ -140,4 +143,5 @@ def identity_of(config: Config, pod_uid: str) -> Identity:
         max_workers=config.max_nodes,
         job_uid=config.job_uid,
         index=config.index,
+        version=version,
     )

@@ -9,6 +9,7 @@ import os
 import click
 import uvloop
 
+import muster
 from agent import process
 from agent.config.sidecar import DELIVERED_VARIABLES, Config
 from agent.config.table import settings_of, unknown_variables
@@ -32,4 +33,4 @@ def agent(config: Config) -> int:
     logs.configure(config.log_format, always)
     for sentence in unknown_variables(os.environ, settings_of(Config), DELIVERED_VARIABLES):
         logging.getLogger(__name__).warning("%s", sentence, extra={"event": "unknown_variable"})
-    return uvloop.run(process.run(config))
+    return uvloop.run(process.run(config, muster.__version__))

@@ -28,11 +28,12 @@ AUTH_TIMEOUT_S = 2.5
 @job_named
 @configured_by(JobConfig)
 @shown_with
-def status(config: JobConfig, as_json: bool, watch: bool) -> None:
+@click.option("--wide", is_flag=True, help="Show the version of each sidecar, too.")
+def status(config: JobConfig, as_json: bool, watch: bool, wide: bool) -> None:
     """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
     store = Authentication()
     face = Face(
-        lambda view: [*_grids(view), *store.warnings()],
+        lambda view: [*_grids(view, wide=wide), *store.warnings()],
         _line,
         lambda view: {**_json(view), "store_authenticated": store.enabled},
     )
@@ -74,12 +75,21 @@ def _headline(view: JobView) -> str:
     return f"{view.namespace}/{view.name}, {generation}: {view.listing.reason}"
 
 
-def _grids(view: JobView) -> list[Grid]:
-    members = tuple(
-        (m.name, state, m.role, str(m.slots), m.address, m.node, str(m.incarnation), why)
+def _members(view: JobView, *, wide: bool) -> Grid:
+    versioned = ("VERSION",) if wide else ()
+    headings = ("MEMBER", "STATE", "ROLE", "SLOTS", "ADDRESS", "NODE", "INCARNATION")
+    rows = tuple(
+        (
+            *(m.name, state, m.role, str(m.slots), m.address, m.node, str(m.incarnation)),
+            *(m.version or "-" for _ in versioned),
+            why,
+        )
         for m, state, why in view.members()
     )
-    headings = ("MEMBER", "STATE", "ROLE", "SLOTS", "ADDRESS", "NODE", "INCARNATION", "WHY")
+    return Grid(_headline(view), (*headings, *versioned, "WHY"), rows)
+
+
+def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     runs = tuple(
         (
             run.run_id,
@@ -90,7 +100,7 @@ def _grids(view: JobView) -> list[Grid]:
         )
         for run in view.runs
     )
-    grids = [Grid(_headline(view), headings, members)]
+    grids = [_members(view, wide=wide)]
     if runs:
         grids.append(Grid("", ("RUN", "ROUND", "STATE", "NODES BY RANK", "WAITING"), runs))
     now_unix_s = time()
@@ -130,6 +140,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "address": member.address,
                 "node": member.node,
                 "incarnation": member.incarnation,
+                "version": member.version,
                 "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",
             }
             for member, state, why in view.members()

@@ -31,7 +31,7 @@ FORMER_UIDS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a sidecar; without one, ``job_uid`` is empty and ``index`` is -1."""
+    """The identity of a sidecar; what is not known is empty, or -1 for ``index``."""
 
     member: str
     pod_uid: str
@@ -43,6 +43,7 @@ class Identity:
     max_workers: int
     job_uid: str = ""
     index: int = -1
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ def plan(
         max_workers=identity.max_workers,
         since=since,
         index=identity.index,
+        version=identity.version,
     )
     if (mismatch := job_mismatch(job, member)) is not None:
         return Refuse(False, f"{identity.member} cannot register: {mismatch}")

@@ -75,7 +75,8 @@ class Member:
     this pod, and orders members by age (0: this is the first). ``slots`` is the number of
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
     when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
-    pod's controller gave it (-1: none).
+    pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
+    alone (empty: it is older than this field).
     """
 
     name: str
@@ -89,6 +90,7 @@ class Member:
     max_workers: int
     since: int = 0
     index: int = -1
+    version: str = ""
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
@@ -113,6 +115,7 @@ class Member:
                 "max": self.max_workers,
                 "since": self.since,
                 "index": self.index,
+                "version": self.version,
             }
         )
 
@@ -135,6 +138,7 @@ class Member:
             max_workers=take(kv.key, fields, "max", int),
             since=take(kv.key, fields, "since", int, 0),
             index=take(kv.key, fields, "index", int, -1),
+            version=take(kv.key, fields, "version", str, ""),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,

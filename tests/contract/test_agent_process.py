@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from muster import __version__
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.records.job import Member
@@ -53,6 +54,7 @@ async def test_it_registers_is_ready_and_delivers_the_run_directory(
         await one.until_ready()
         member = await the_member(server)
         assert (member.slots, member.address, member.role) == (2, "127.0.0.1", "worker")
+        assert member.version == __version__
         host, last = (await one.hosts()).splitlines()
         assert host.startswith("node-0.")
         assert host.endswith(":2")

@@ -38,7 +38,7 @@ RECORDS: st.SearchStrategy[Any] = (
     | st.builds(Incarnation, TEXT, st.integers(), TEXT)
     | st.builds(
         Member, TEXT, TEXT, st.integers(), TEXT, TEXT, st.sampled_from(["worker", "launcher"]),
-        st.integers(), st.integers(), st.integers(), index=st.integers(-1, 99),
+        st.integers(), st.integers(), st.integers(), index=st.integers(-1, 99), version=TEXT,
     )
     | st.builds(
         Commit, COUNT, TEXT, COUNT, st.sampled_from(["idle", "hold", "commit", "done", "void"]),
@@ -129,6 +129,7 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (Drain, "outcome", "lost"),
         (Drain, "seconds_left", float("nan")),
         (Job, "former_uids", [1]),
+        (Member, "version", 1),
         (Quarantine, "deaths", 0),
         (Quarantine, "out", "x"),
         (Node, "state", "elsewhere"),
@@ -165,6 +166,11 @@ def test_i8_a_field_of_the_wrong_shape_is_refused(kind: type[Any], field: str, v
         (
             b'{"schema":1,"pod_uid":"u","member":"m","reason":"r","source":"s"}',
             Drain("u", "m", "r", "s", mod_revision=9, created_revision=9),
+        ),
+        (
+            b'{"schema":1,"name":"w","pod_uid":"u","incarnation":1,"address":"a","node":"n",'
+            b'"role":"worker","slots":1,"min":1,"max":2}',
+            Member("w", "u", 1, "a", "n", "worker", 1, 1, 2, created_revision=9, mod_revision=9),
         ),
         (b'{"schema":1,"step":7,"round":2,"epoch":4}', LastCommit(7, 2, 4, mod_revision=9)),
         (
