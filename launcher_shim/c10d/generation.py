@@ -161,7 +161,7 @@ class Generation:
             life_since_s=self._since_s,
             came=self._quarantining.came,
             ended=self._quarantining.ended,
-            known=self.known.of(name),
+            last_seen=self.known.of(name),
         )
         kv = self._kv(name)
         past = PastRounds(client, kv, rendezvous)

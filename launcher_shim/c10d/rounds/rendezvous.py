@@ -48,7 +48,7 @@ COALESCE_S = 0.02
 COALESCE_PER_NODE_S = 0.0005
 """A burst of joins is looked at this often, so that hundreds of them stay cheap."""
 
-LOOK_AGAIN_S = 0.1
+DUE_RETRY_S = 0.1
 """Before a decision that is due, and is not in the store yet, is looked at again."""
 
 LATE_S = 1.0
@@ -59,12 +59,15 @@ SEE_OWN_WRITE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
-    """What was made of one look: ``word`` is the store's, ``snapshot`` has our own record right."""
+class Evaluation:
+    """One evaluation of the run."""
 
     own: Node | None
-    word: RunSnapshot
+    """This sidecar's node as it should be."""
+    stored: RunSnapshot
+    """The run as the mirror has it."""
     snapshot: RunSnapshot
+    """The same, with this sidecar's node as it should be."""
     standings: Standings
 
 
@@ -75,7 +78,7 @@ class Rendezvous:
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
     is the prefix of the drains. ``life_since_s``: since when the member has been in
     this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
-    asks, ``ended`` that of one that is gone, and how it has ended. ``known``: the
+    asks, ``ended`` that of one that is gone, and how it has ended. ``last_seen``: the
     round as this sidecar has seen it before, for where the store has lost it.
     """
 
@@ -95,7 +98,7 @@ class Rendezvous:
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
         ended: Callable[[str, Ending], None] = lambda nonce, how: None,
-        known: Round | None = None,
+        last_seen: Round | None = None,
     ) -> None:
         self.member = member
         self.run_id = run_id
@@ -115,26 +118,26 @@ class Rendezvous:
             store=client.store,
             registered=registered,
             random=random,
-            handed=self._moved,
+            handed=self._own_node_changed,
         )
         self._round_key = RoundKey(keys, drains, client.store, registered, random)
         self._run = MirroredRun(keys)
         self._claim: Claim | None = None
         self._next: tuple[Claim, Node] | None = None
-        self._told: tuple[Seat, float] | None = None
+        self._leave_shown: tuple[Seat, float] | None = None
         self._restored = False
         self._ended = False
         self._observations = RoundObservations(life_since_s=life_since_s)
         self._diary = Diary(log)
-        self._stirred = asyncio.Event()
-        self._doubted = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._unconfirmed = asyncio.Event()
         self._news = asyncio.Event()
-        self._scene: Scene | None = None
+        self._evaluation: Evaluation | None = None
         self._runs = keys.runs
         self._unsubscribe = self._mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in self._mirror.under(keys.prefix)])
-        if known is not None:
-            self.remember(known)
+        if last_seen is not None:
+            self.remember(last_seen)
 
     # --- for the owner ---
 
@@ -168,11 +171,11 @@ class Rendezvous:
             self._next = (claim, kept)
         return claim
 
-    def remember(self, known: Round) -> None:
+    def remember(self, last_seen: Round) -> None:
         """Hold on to a round that a sidecar before this one has seen, if the store has lost it."""
-        if self._run.remember(known):
+        if self._run.remember(last_seen):
             self._restored = True
-            self._moved()
+            self._own_node_changed()
 
     def _resume(self, claim: Claim, node: Node) -> None:
         claim.resume(node)
@@ -184,7 +187,7 @@ class Rendezvous:
         """Let a client have the place that nobody has claimed while its record was there."""
         if self._next is not None and self._claim is None:
             self._resume(*self._next)
-            self._moved()
+            self._own_node_changed()
         self._next = None
 
     @property
@@ -205,7 +208,7 @@ class Rendezvous:
             self._claim = claim
             node = claim.asking(self.member, 0)
             self._own.aim(replace(node, state="left", left_reason="hung"))
-            self._moved()
+            self._own_node_changed()
 
     @property
     def closed(self) -> ClosedWhy:
@@ -223,13 +226,15 @@ class Rendezvous:
         return self._diary.last
 
     def snapshot(self) -> RunSnapshot:
-        """The run as the store's word has it."""
+        """The run as the mirror has it."""
         return self._run.snapshot(self._mirror.certain_revision, self._members())
 
     def live_round(self, master: str) -> LiveRound:
         """The round as drains look at it; ``master`` names it to its ranks."""
-        scene = self._look()
-        return live_round(self.run_id, scene.word, scene.standings, self.policy(), master)
+        evaluation = self._evaluate()
+        return live_round(
+            self.run_id, evaluation.stored, evaluation.standings, self.policy(), master
+        )
 
     # --- for agents, each by its claim ---
 
@@ -273,7 +278,7 @@ class Rendezvous:
         node = self.live_node(claim)
         if node is not None and not node.finished:
             self._own.aim(replace(node, finished=True))
-            self._moved()
+            self._own_node_changed()
 
     async def finish_written(self, claim: Claim) -> None:
         """Write it, before the others hear of it: who closes the run looks at all the records."""
@@ -286,10 +291,10 @@ class Rendezvous:
         node = self.own_node(claim)
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
-            told_to = self.member in self._members().leaving or self._run.round.closed
-            died = reason in ("closed", "hung") and not told_to
+            ordered = self.member in self._members().leaving or self._run.round.closed
+            died = reason in ("closed", "hung") and not ordered
             self._ended_by(node.nonce, "gave up" if claim.gave_up else "died" if died else "other")
-            self._moved()
+            self._own_node_changed()
         elif node is not None and claim.gave_up:
             self._ended_by(node.nonce, "gave up")
         elif self._next is not None and self._next[0] is claim:
@@ -301,10 +306,10 @@ class Rendezvous:
         if node is None:
             # Not the one that counts (any more), or new: it is in nothing.
             return View("apart", Round(self._run.round.number), full=claim is not self._claim)
-        scene = self._look()
+        evaluation = self._evaluate()
         return view(
-            scene.snapshot,
-            scene.standings,
+            evaluation.snapshot,
+            evaluation.standings,
             self.policy(),
             node,
             parked=claim.parked,
@@ -323,7 +328,7 @@ class Rendezvous:
         own = self._own.node
         if own is not None and own.finished and own.round == round_number:
             return False
-        return current.closed == "failure" or self._look().standings.lost
+        return current.closed == "failure" or self._evaluate().standings.lost
 
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
         """Whether ``node`` may not close the run.
@@ -331,8 +336,8 @@ class Rendezvous:
         An agent that fails, or one of torch 2.3 to 2.7 that is terminated, closes the whole run.
         Others that are enough, or that are about to form again, go on without it.
         """
-        scene = self._look()
-        snapshot, standings = scene.snapshot, scene.standings
+        evaluation = self._evaluate()
+        snapshot, standings = evaluation.snapshot, evaluation.standings
         if self.member in snapshot.membership.leaving:
             return True
         if closed == "success":
@@ -388,8 +393,8 @@ class Rendezvous:
                 self._own.stir()
                 news = True
         if looks:
-            self._scene = None
-            self._stirred.set()
+            self._evaluation = None
+            self._woken.set()
         if news:
             self._tell()
 
@@ -398,104 +403,104 @@ class Rendezvous:
     def _members(self) -> RoundMembers:
         return self._membership(self._run.round)
 
-    def _moved(self) -> None:
-        self._scene = None
-        self._stirred.set()
+    def _own_node_changed(self) -> None:
+        self._evaluation = None
+        self._woken.set()
         self._tell()
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _look(self) -> Scene:
+    def _evaluate(self) -> Evaluation:
         """What agents are shown rests on this: the run, with our own record as it should be."""
         now, own, membership = self.clock(), self._own.node, self._members()
-        scene = self._scene
+        evaluation = self._evaluation
         if (
-            scene is None
-            or scene.own is not own
-            or scene.snapshot.membership != membership
-            or now >= scene.standings.wake_at_s
+            evaluation is None
+            or evaluation.own is not own
+            or evaluation.snapshot.membership != membership
+            or now >= evaluation.standings.wake_at_s
         ):
             policy = self.policy()
-            word = self.snapshot()
+            stored = self.snapshot()
             self._observations = observe(
                 now,
                 self._observations,
-                word,
+                stored,
                 policy,
                 healthy_s=self._mirror.healthy_for_s(now),
                 heard_s=self._client.confirmed_s,
                 cut_off=self._own.take_loss() or self._restored,
             )
             self._restored = False
-            shown = word
+            shown = stored
             if own is not None:
-                shown = replace(word, nodes={**word.nodes, self.member: own})
+                shown = replace(stored, nodes={**stored.nodes, self.member: own})
             standings = stand(now, shown, self._observations, policy)
             if standings.unheard:
-                self._doubted.set()
-            scene = self._scene = Scene(own, word, shown, standings)
-        return scene
+                self._unconfirmed.set()
+            evaluation = self._evaluation = Evaluation(own, stored, shown, standings)
+        return evaluation
 
     async def _decide(self) -> None:
         due: tuple[Round, float] | None = None
-        known = None
+        published = None
         while True:
-            self._stirred.clear()
-            self._scene = None
-            scene, now = self._look(), self.clock()
-            word = scene.word
-            if known != (scene.standings, word.membership):
-                known = (scene.standings, word.membership)
+            self._woken.clear()
+            self._evaluation = None
+            evaluation, now = self._evaluate(), self.clock()
+            stored = evaluation.stored
+            if published != (evaluation.standings, stored.membership):
+                published = (evaluation.standings, stored.membership)
                 self._tell()
-            decision = decide(now, word, self._observations, self.policy())
+            decision = decide(now, stored, self._observations, self.policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
             self._diary.say(decision.reason)
             if decision.unheard:
-                self._doubted.set()
-            wake_at_s = min(decision.wake_at_s, self._bury_hung(scene, now))
+                self._unconfirmed.set()
+            wake_at_s = min(decision.wake_at_s, self._leave_if_hung(evaluation, now))
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:
-                due = (wanted, now + delay_s(self.member, order(wanted, word), self._random))
+                due = (wanted, now + delay_s(self.member, order(wanted, stored), self._random))
             registered = self._registered.lease() is not None
             if due is not None and (registered or now < due[1]):
                 if now >= due[1]:
                     # Only once the watch has passed a lost race is there anything new to decide by.
-                    await self._reach(await self._round_key.decide(due[0], word) or 0)
-                wake_at_s = min(wake_at_s, max(due[1], now + LOOK_AGAIN_S))
-            await self._stirred_by(wake_at_s, registered=registered)
+                    await self._reach(await self._round_key.decide(due[0], stored) or 0)
+                wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
+            await self._wait_for_news(wake_at_s, registered=registered)
             if self._claim is not None and self.clock() > wake_at_s + LATE_S:
                 # It was this sidecar that stood still: what the agent asked may still wait.
                 self._claim.excuse(self.clock())
-                self._told = None
+                self._leave_shown = None
             await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
 
     async def _confirm(self) -> None:
-        """Ask the store whenever it is only its word that somebody's absence wants."""
+        """Confirm the mirror whenever a node has been away for long enough to count as gone."""
         while True:
-            await self._doubted.wait()
+            await self._unconfirmed.wait()
             await self._client.confirm()
-            self._doubted.clear()
-            self._scene = None
-            self._stirred.set()
+            self._unconfirmed.clear()
+            self._evaluation = None
+            self._woken.set()
 
-    async def _stirred_by(self, wake_at_s: float, *, registered: bool) -> None:
+    async def _wait_for_news(self, wake_at_s: float, *, registered: bool) -> None:
         """Wait for news, ``wake_at_s`` or, where it is not in force, the registration."""
         left_s = wake_at_s - self.clock()
         try:
             async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                 if registered:
-                    await self._stirred.wait()
+                    await self._woken.wait()
                 else:
-                    await self._stirred_or_registered()
+                    await self._woken_or_registered()
         except TimeoutError:
             return
 
-    async def _stirred_or_registered(self) -> None:
+    async def _woken_or_registered(self) -> None:
         waits = [
-            asyncio.ensure_future(self._stirred.wait()),
+            asyncio.ensure_future(self._woken.wait()),
             asyncio.ensure_future(self._registered.again()),
         ]
         try:
@@ -504,18 +509,20 @@ class Rendezvous:
             for waiting in waits:
                 waiting.cancel()
 
-    def _bury_hung(self, scene: Scene, now: float) -> float:
+    def _leave_if_hung(self, evaluation: Evaluation, now: float) -> float:
         """Leave a tombstone for an agent that hangs; return when to look again."""
         claim = self._claim
         node = self.own_node(claim) if claim is not None else None
         if claim is None or node is None or node.state == "left":
-            self._told = None
+            self._leave_shown = None
             return math.inf
-        if not trains_no_more(scene.snapshot, scene.standings, node, claim.filled_round):
-            self._told = None
-        elif self._told is None or self._told[0] != node.seat:
-            self._told = (node.seat, now)
-        signs = Signs(claim.seen_s, claim.pending > 0, self._told[1] if self._told else None)
+        if not trains_no_more(evaluation.snapshot, evaluation.standings, node, claim.filled_round):
+            self._leave_shown = None
+        elif self._leave_shown is None or self._leave_shown[0] != node.seat:
+            self._leave_shown = (node.seat, now)
+        signs = Signs(
+            claim.seen_s, claim.pending > 0, self._leave_shown[1] if self._leave_shown else None
+        )
         decision = look_after(now, signs, self.policy())
         if decision.hangs:
             log.warning("the torchrun here hangs: %s", decision.reason)
@@ -524,19 +531,19 @@ class Rendezvous:
 
     def _handing(self) -> Handing | None:
         """Propose what becomes of our own node once it is frozen."""
-        scene, node = self._look(), self._own.node
+        evaluation, node = self._evaluate(), self._own.node
         if node is None:
             return None
-        handed = hand(scene.snapshot, scene.standings, node)
+        handed = hand(evaluation.snapshot, evaluation.standings, node)
         if handed is None:
             return None
-        return Handing(handed, scene.snapshot.round.mod_revision)
+        return Handing(handed, evaluation.snapshot.round.mod_revision)
 
     # --- writing ---
 
     async def _write(self, node: Node) -> None:
         self._own.aim(node)
-        self._moved()
+        self._own_node_changed()
         await self._reach(await self._own.written(node))
 
     async def _reach(self, revision: int) -> None:
