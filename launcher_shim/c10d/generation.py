@@ -174,7 +174,7 @@ class Generation:
 
     def _retire(self, name: str) -> None:
         run = self.runs.pop(name)
-        served = run.rendezvous.has_node
+        served = run.rendezvous.place.has_node
         run.end()
         if served:
             node = run.kv.keys.node(self._member)

@@ -83,7 +83,7 @@ async def test_one_that_has_finished_by_an_older_sidecar_is_done_by_the_next_one
     async with job(replace(QUICK, max_nodes=3), world="abc") as one:
         done, trains, fails = one.everyone
         # An older sidecar notes for its relay that a torchrun has finished, and not in its record.
-        monkeypatch.setattr(one.sidecars["a"].rendezvous, "finish", lambda claim: None)
+        monkeypatch.setattr(one.sidecars["a"].rendezvous.place, "finish", lambda claim: None)
         done.order("wait")
         await one.until(lambda: one.sidecars["b"].rendezvous.round.finishing)
         agent = done.wire.agent

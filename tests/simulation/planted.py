@@ -321,7 +321,7 @@ def leavers_excused() -> list[Patch]:
         return replace(made, phantom=made.phantom and not leaves)
 
     return [
-        patch("launcher_shim.c10d.rounds.rendezvous.decide", decide),
+        patch("launcher_shim.c10d.rounds.decision_loop.decide", decide),
         patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
     ]
 
@@ -339,7 +339,7 @@ def failure_is_final() -> list[Patch]:
 
     return [
         patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
-        patch("launcher_shim.c10d.rounds.rendezvous.decide", decide),
+        patch("launcher_shim.c10d.rounds.decision_loop.decide", decide),
     ]
 
 
@@ -362,7 +362,7 @@ def losses_untold_once_one_has_finished() -> list[Patch]:
 @plant("stuck-workers", 12)
 def stuck_workers_awaited() -> list[Patch]:
     """A torchrun that asks for anything is waited for, however long its workers take to end."""
-    return [patch("launcher_shim.c10d.rounds.rendezvous.trains_no_more", lambda *known: False)]
+    return [patch("launcher_shim.c10d.rounds.hang_watch.trains_no_more", lambda *known: False)]
 
 
 # --- drains ---

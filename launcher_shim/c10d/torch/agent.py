@@ -156,7 +156,7 @@ class TorchAgent:
 
         To be awaited before an ADD on ``.../terminal_state/...`` is answered.
         """
-        node = self._rendezvous.live_node(self.claim)
+        node = self._rendezvous.place.live_node(self.claim)
         if node is None:
             own = self.node
             if own is not None and own.state == "in" and self._rendezvous.closed == "success":
@@ -167,7 +167,7 @@ class TorchAgent:
             return
         self.finished_round = node.round
         await self._rendezvous.edit_round(node, _finishing)
-        await self._rendezvous.finish_written(self.claim)
+        await self._rendezvous.place.finish_written(self.claim)
 
     def filler(self, key: bytes) -> bytes | None:
         """Make a value for an unset key of a round that is over or doomed; else None."""
@@ -190,7 +190,7 @@ class TorchAgent:
     def closed(self) -> None:
         """The connection is gone: so is what the agent wished."""
         self._gone = True
-        self._rendezvous.leave(self.claim, "done" if self._is_done() else "closed")
+        self._rendezvous.place.leave(self.claim, "done" if self._is_done() else "closed")
         for watcher in self._watchers:
             watcher.set()
 
@@ -226,12 +226,14 @@ class TorchAgent:
     @property
     def node(self) -> Node | None:
         """Its record as it should be, if it is the one of its member that counts."""
-        return self._rendezvous.own_node(self.claim)
+        return self._rendezvous.place.own_node(self.claim)
 
     @property
     def world(self) -> Round | None:
         """The round that it takes part in, while that is the live one."""
-        return None if self._rendezvous.live_node(self.claim) is None else self._rendezvous.round
+        return (
+            None if self._rendezvous.place.live_node(self.claim) is None else self._rendezvous.round
+        )
 
     def resume(self, finished_round: int, filled_round: int) -> None:
         """Go on where it was with the sidecar before this one."""
@@ -239,14 +241,14 @@ class TorchAgent:
         self.claim.filled_round = filled_round
         if self._is_done():
             # Its record does not say so if that sidecar was of an older version.
-            self._rendezvous.finish(self.claim)
+            self._rendezvous.place.finish(self.claim)
 
     def move(self, rendezvous: Rendezvous) -> None:
         """Go on in the run of the job's next life."""
         self._rendezvous = rendezvous
         self._drawn = None
         self.finished_round = self.claim.filled_round = -1
-        rendezvous.adopt(self.claim)
+        rendezvous.place.adopt(self.claim)
 
     # --- wishes ---
 
@@ -276,17 +278,17 @@ class TorchAgent:
                 policy.min_nodes,
                 policy.max_nodes,
             )
-        self._rendezvous.take_over(self.claim)
+        self._rendezvous.place.take_over(self.claim)
 
     async def _change(self, wanted: Wish) -> bytes:
         rendezvous = self._rendezvous
         if wanted.change == "join":
-            granted = await rendezvous.join(self.claim)
+            granted = await rendezvous.place.join(self.claim)
             # It was on no list: what it was shown before does not count.
             self.claim.parked = False
             self.claim.asked_s = rendezvous.clock()
         else:
-            granted = await rendezvous.leave_written(self.claim)
+            granted = await rendezvous.place.leave_written(self.claim)
         if granted:
             # torch would sleep for a second and ask again: it may as well wait here for news.
             await self._hold(while_shown="asking" if wanted.change == "join" else "full")
@@ -312,9 +314,9 @@ class TorchAgent:
         Who wanted it is told so in any case: torch would ask again and again.
         """
         rendezvous = self._rendezvous
-        node = rendezvous.live_node(self.claim)
+        node = rendezvous.place.live_node(self.claim)
         if node is None:
-            own = rendezvous.own_node(self.claim)
+            own = rendezvous.place.own_node(self.claim)
             # torch takes itself off the lists first where it still has the time to.
             self.claim.gave_up = own is not None and (
                 own.state == "asking" or own.left_reason == "exit"
@@ -322,7 +324,7 @@ class TorchAgent:
             return False
         closed: ClosedWhy = "success" if self._is_done() else "failure"
         if rendezvous.vetoes_close(node, closed):
-            rendezvous.leave(self.claim, "done" if closed == "success" else "closed")
+            rendezvous.place.leave(self.claim, "done" if closed == "success" else "closed")
             return False
         await rendezvous.edit_round(
             node,
@@ -331,7 +333,7 @@ class TorchAgent:
         return closed == "success"
 
     def _is_done(self) -> bool:
-        node = self._rendezvous.own_node(self.claim)
+        node = self._rendezvous.place.own_node(self.claim)
         return node is not None and node.state == "in" and node.round == self.finished_round
 
     # --- answers ---
@@ -370,8 +372,8 @@ class TorchAgent:
 def connect(
     rendezvous: Rendezvous, nonce: str | None = None, kept: Node | None = None
 ) -> TorchAgent:
-    """Make the agent behind a new client connection; see ``Rendezvous.claim``."""
-    return TorchAgent(rendezvous, rendezvous.claim(nonce, kept))
+    """Make the agent behind a new client connection; see ``Place.claim``."""
+    return TorchAgent(rendezvous, rendezvous.place.claim(nonce, kept))
 
 
 def spell_flavour(flavour: Flavour) -> str:

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides about one run whenever something has changed, and writes what is due."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from random import Random
+
+from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.evaluation import Evaluator
+from launcher_shim.c10d.rounds.hang_watch import HangWatch
+from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.own_write import shown
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.round_key import RoundKey
+from launcher_shim.c10d.rounds.turns import delay_s, order
+from rdzv.diary import Diary
+from rdzv.job import JobClient
+from rdzv.members.guard import Registered
+
+log = logging.getLogger(__name__)
+
+COALESCE_S = 0.02
+COALESCE_PER_NODE_S = 0.0005
+"""A burst of joins is looked at this often, so that hundreds of them stay cheap."""
+
+DUE_RETRY_S = 0.1
+"""Before a decision that is due, and is not in the store yet, is looked at again."""
+
+LATE_S = 1.0
+"""A sidecar that wakes later than planned by more was stopped, or starved, itself."""
+
+
+class DecisionLoop:
+    """``changed`` is called when who is gone, or the membership, is not as it was."""
+
+    def __init__(
+        self,
+        run: MirroredRun,
+        evaluator: Evaluator,
+        round_key: RoundKey,
+        hang_watch: HangWatch,
+        client: JobClient,
+        *,
+        member: str,
+        registered: Registered,
+        policy: Callable[[], RoundPolicy],
+        clock: Callable[[], float],
+        random: Random,
+        changed: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._evaluator = evaluator
+        self._round_key = round_key
+        self._hang_watch = hang_watch
+        self._client = client
+        self._member = member
+        self._registered = registered
+        self._policy = policy
+        self._clock = clock
+        self._random = random
+        self._changed = changed
+        self._diary = Diary(log)
+        self._woken = asyncio.Event()
+
+    @property
+    def reason(self) -> str:
+        """The newest decision, in one sentence."""
+        return self._diary.last
+
+    def wake(self) -> None:
+        """Evaluate the run anew, and decide."""
+        self._evaluator.outdate()
+        self._woken.set()
+
+    async def decide(self) -> None:
+        """Decide whenever woken or due, until cancelled."""
+        due: tuple[Round, float] | None = None
+        published = None
+        while True:
+            self._woken.clear()
+            self._evaluator.outdate()
+            evaluation, now = self._evaluator.evaluate(), self._clock()
+            stored = evaluation.stored
+            if published != (evaluation.standings, stored.membership):
+                published = (evaluation.standings, stored.membership)
+                self._changed()
+            decision = decide(now, stored, self._evaluator.observations, self._policy())
+            wanted = self._run.round if self._run.lacks_round else decision.round
+            self._diary.say(decision.reason)
+            if decision.unheard:
+                self._evaluator.unconfirmed.set()
+            hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
+            wake_at_s = min(decision.wake_at_s, hang_at_s)
+            if wanted is None:
+                due = None
+            elif due is None or due[0] != wanted:
+                due = (wanted, now + delay_s(self._member, order(wanted, stored), self._random))
+            registered = self._registered.lease() is not None
+            if due is not None and (registered or now < due[1]):
+                if now >= due[1]:
+                    # Only once the watch has passed a lost race is there anything new to decide by.
+                    written = await self._round_key.decide(due[0], stored) or 0
+                    await shown(self._client.mirror, written)
+                wake_at_s = min(wake_at_s, max(due[1], now + DUE_RETRY_S))
+            await self._wait_for_news(wake_at_s, registered=registered)
+            if self._clock() > wake_at_s + LATE_S:
+                # It was this sidecar that stood still: what the agent asked may still wait.
+                self._hang_watch.excuse(self._clock())
+            await asyncio.sleep(COALESCE_S + COALESCE_PER_NODE_S * self._run.node_count)
+
+    async def confirm(self) -> None:
+        """Confirm the mirror whenever a node has been away for long enough to count as gone."""
+        while True:
+            await self._evaluator.unconfirmed.wait()
+            await self._client.confirm()
+            self._evaluator.unconfirmed.clear()
+            self.wake()
+
+    async def _wait_for_news(self, wake_at_s: float, *, registered: bool) -> None:
+        """Wait for news, ``wake_at_s`` or, where it is not in force, the registration."""
+        left_s = wake_at_s - self._clock()
+        try:
+            async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                if registered:
+                    await self._woken.wait()
+                else:
+                    await self._woken_or_registered()
+        except TimeoutError:
+            return
+
+    async def _woken_or_registered(self) -> None:
+        waits = [
+            asyncio.ensure_future(self._woken.wait()),
+            asyncio.ensure_future(self._registered.again()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in waits:
+                waiting.cancel()

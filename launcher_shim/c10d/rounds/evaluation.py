@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one sidecar makes of a run: the stored one, its own node in it, and who is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
+from launcher_shim.c10d.rounds.own_node import OwnNode
+from launcher_shim.c10d.rounds.records import Node, Round
+from rdzv.job import JobClient
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation of the run."""
+
+    own: Node | None
+    """This sidecar's node as it should be."""
+    stored: RunSnapshot
+    """The run as the mirror has it."""
+    snapshot: RunSnapshot
+    """The same, with this sidecar's node as it should be."""
+    standings: Standings
+
+
+class Evaluator:
+    """Evaluates one run, anew once something that the last evaluation rests on has changed.
+
+    ``membership`` (called with the round that it is looked at from) and ``policy`` must be cheap.
+    """
+
+    def __init__(
+        self,
+        run: MirroredRun,
+        own: OwnNode,
+        client: JobClient,
+        *,
+        member: str,
+        policy: Callable[[], RoundPolicy],
+        membership: Callable[[Round], RoundMembers],
+        clock: Callable[[], float],
+        life_since_s: float = -math.inf,
+    ) -> None:
+        self.observations = RoundObservations(life_since_s=life_since_s)
+        self.unconfirmed = asyncio.Event()
+        """Set while somebody may be gone, and the mirror has to be confirmed to tell."""
+        self.restored = False
+        """Whether the store was restored or emptied since the last evaluation."""
+        self._run = run
+        self._own = own
+        self._client = client
+        self._mirror = client.mirror
+        self._member = member
+        self._policy = policy
+        self._membership = membership
+        self._clock = clock
+        self._evaluation: Evaluation | None = None
+
+    def members(self) -> RoundMembers:
+        """The membership as it is looked at from the present round."""
+        return self._membership(self._run.round)
+
+    def stored(self) -> RunSnapshot:
+        """The run as the mirror has it."""
+        return self._run.snapshot(self._mirror.certain_revision, self.members())
+
+    def outdate(self) -> None:
+        """Evaluate anew when next asked."""
+        self._evaluation = None
+
+    def evaluate(self) -> Evaluation:
+        """What agents are shown rests on this: the run, with our own record as it should be."""
+        now, own, membership = self._clock(), self._own.node, self.members()
+        evaluation = self._evaluation
+        if (
+            evaluation is None
+            or evaluation.own is not own
+            or evaluation.snapshot.membership != membership
+            or now >= evaluation.standings.wake_at_s
+        ):
+            policy = self._policy()
+            stored = self.stored()
+            self.observations = observe(
+                now,
+                self.observations,
+                stored,
+                policy,
+                healthy_s=self._mirror.healthy_for_s(now),
+                heard_s=self._client.confirmed_s,
+                cut_off=self._own.take_loss() or self.restored,
+            )
+            self.restored = False
+            shown = stored
+            if own is not None:
+                shown = replace(stored, nodes={**stored.nodes, self._member: own})
+            standings = stand(now, shown, self.observations, policy)
+            if standings.unheard:
+                self.unconfirmed.set()
+            evaluation = self._evaluation = Evaluation(own, stored, shown, standings)
+        return evaluation

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of this sidecar's member in one run: which connection has it, and its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from launcher_shim.c10d.rounds.claim import Claim, Ending
+from launcher_shim.c10d.rounds.inputs import RoundMembers
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
+from launcher_shim.c10d.rounds.own_node import OwnNode
+from launcher_shim.c10d.rounds.own_write import shown
+from launcher_shim.c10d.rounds.records import LeftReason, Node
+from rdzv.mirror import Mirror
+
+
+class Place:
+    """Gives the place to one claim at a time, and changes the node as its holder asks.
+
+    ``changed`` is called when the node is to become another one. ``came`` is told the nonce of
+    each torchrun here that asks, ``ended`` that of one that is gone, and how it has ended.
+    """
+
+    def __init__(
+        self,
+        run: MirroredRun,
+        own: OwnNode,
+        mirror: Mirror,
+        *,
+        member: str,
+        members: Callable[[], RoundMembers],
+        clock: Callable[[], float],
+        random: Random,
+        changed: Callable[[], None],
+        came: Callable[[str], None],
+        ended: Callable[[str, Ending], None],
+    ) -> None:
+        self.holder: Claim | None = None
+        """The claim that counts."""
+        self._next: tuple[Claim, Node] | None = None
+        self._run = run
+        self._own = own
+        self._mirror = mirror
+        self._member = member
+        self._members = members
+        self._clock = clock
+        self._random = random
+        self._changed = changed
+        self._came = came
+        self._ended = ended
+
+    def claim(self, nonce: str | None = None, kept: Node | None = None) -> Claim:
+        """Make the claim of a new client connection.
+
+        ``nonce``: of a connection that may outlive the sidecar. ``kept``: its node as an earlier
+        sidecar of this member had it, put back where the store has lost it with the lease, or has
+        an older one, as after a restore from a backup.
+        """
+        now_s = self._clock()
+        claim = Claim(nonce or f"{self._random.getrandbits(64):016x}", now_s, now_s)
+        if kept is not None and (kept.member, kept.nonce) != (self._member, nonce):
+            kept = None
+        node = self._run.node(self._member)
+        if node is None or (kept is not None and kept.is_later_than(node)):
+            node = kept
+        if node is not None and node.nonce == nonce:
+            self._resume(claim, node)
+        elif kept is not None:
+            # Another torchrun of the pod counts, if it is still there to claim its record. That
+            # hangs on a former lease, and is gone soon where nobody does.
+            claim.resume(kept)
+            self._next = (claim, kept)
+        return claim
+
+    def resume_next(self) -> None:
+        """Let a client have the place that nobody has claimed while its record was there."""
+        if self._next is not None and self.holder is None:
+            self._resume(*self._next)
+            self._changed()
+        self._next = None
+
+    def adopt(self, claim: Claim) -> None:
+        """Take over a claim from a former life: its world is none here, so it asks again."""
+        if claim.named:
+            self.holder = claim
+            node = claim.asking(self._member, 0)
+            self._own.aim(replace(node, state="left", left_reason="hung"))
+            self._changed()
+
+    def take_over(self, claim: Claim) -> None:
+        """Let ``claim`` be the one that counts; the one before is gone."""
+        if self.holder is not claim and (node := self._own.node) and node.state != "left":
+            self._own.aim(replace(node, state="left", left_reason="closed", round=0))
+        self.holder = claim
+
+    @property
+    def has_node(self) -> bool:
+        """Whether a node of this member is on record, or is to be."""
+        return self._own.node is not None or self._run.node(self._member) is not None
+
+    def own_node(self, claim: Claim) -> Node | None:
+        """What the record of ``claim`` should be, if it is the one that counts."""
+        node = self._own.node
+        return node if claim is self.holder and node and node.nonce == claim.nonce else None
+
+    def live_node(self, claim: Claim) -> Node | None:
+        """The record of ``claim`` if it takes part in the live round."""
+        node = self.own_node(claim)
+        return node if node is not None and self._run.round.is_world_of(node) else None
+
+    async def join(self, claim: Claim) -> bool:
+        """Write that ``claim`` asks, unless it does already; return whether it may."""
+        if claim is not self.holder:
+            return False
+        node = self._own.node
+        if node is None or node.nonce != claim.nonce or node.state != "asking":
+            self._came(claim.nonce)
+            await self._write(claim.asking(self._member, node.ask + 1 if node else 1))
+        return True
+
+    async def leave_written(self, claim: Claim) -> bool:
+        """Write that ``claim`` took itself off; return whether it was there."""
+        node = self.own_node(claim)
+        if node is None:
+            return False
+        if node.state != "left":
+            await self._write(replace(node, state="left", left_reason="exit", round=0))
+        return True
+
+    def finish(self, claim: Claim) -> None:
+        """Take note that the workers of ``claim`` are done: it stands in the exit barrier."""
+        node = self.live_node(claim)
+        if node is not None and not node.finished:
+            self._own.aim(replace(node, finished=True))
+            self._changed()
+
+    async def finish_written(self, claim: Claim) -> None:
+        """Write it, before the others hear of it: who closes the run looks at all the records."""
+        node = self.live_node(claim)
+        if node is not None and not node.finished:
+            await self._write(replace(node, finished=True))
+
+    def leave(self, claim: Claim, reason: LeftReason) -> None:
+        """Leave a tombstone for ``claim``; it is written as soon as the store lets us."""
+        node = self.own_node(claim)
+        if node is not None and node.state != "left":
+            self._own.aim(replace(node, state="left", left_reason=reason, round=0))
+            ordered = self._member in self._members().leaving or self._run.round.closed
+            died = reason in ("closed", "hung") and not ordered
+            self._ended(node.nonce, "gave up" if claim.gave_up else "died" if died else "other")
+            self._changed()
+        elif node is not None and claim.gave_up:
+            self._ended(node.nonce, "gave up")
+        elif self._next is not None and self._next[0] is claim:
+            self._next = None
+
+    def _resume(self, claim: Claim, node: Node) -> None:
+        claim.resume(node)
+        self.holder = claim
+        self._came(claim.nonce)
+        self._own.aim(node)
+
+    async def _write(self, node: Node) -> None:
+        self._own.aim(node)
+        self._changed()
+        await shown(self._mirror, await self._own.written(node))
