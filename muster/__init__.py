@@ -10,7 +10,7 @@ from muster.learning_rate import scale_lr
 from muster.progress import report_step
 from muster.resuming import CheckpointMissing, check_start
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "CheckpointMissing",

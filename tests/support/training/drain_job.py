@@ -107,7 +107,8 @@ def drain_of(job: Job, node: Node) -> Drain | None:
 def notify(node: Node) -> None:
     """The sidecar's preStop hook."""
     hook = [sys.executable, "-m", "console.main", "notice", "--run-dir", str(node.run_dir)]
-    subprocess.run(hook, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=END_TIMEOUT_S, check=True)
+    out = subprocess.DEVNULL
+    subprocess.run(hook, cwd=node.program, stdout=out, timeout=END_TIMEOUT_S, check=True)
 
 
 def terminate(job: Job, node: Node) -> None:
@@ -124,8 +125,8 @@ def sigterm(job: Job, node: Node) -> None:
     node.launcher.send_signal(signal.SIGTERM)
 
 
-def by_hand(job: Job, node: Node, *arguments: str) -> subprocess.Popen[str]:
-    """``muster drain NODE``."""
+def by_hand(job: Job, node: Node, *arguments: str, program: Path = ROOT) -> subprocess.Popen[str]:
+    """``muster drain NODE``, of this Muster."""
     job.tell(f"{node.name}: muster drain {' '.join(arguments)}")
     return subprocess.Popen(
         [
@@ -133,16 +134,16 @@ def by_hand(job: Job, node: Node, *arguments: str) -> subprocess.Popen[str]:
             *("--namespace", job.keys.namespace, "--job", job.name),
             *("--etcd-endpoints", ",".join(job.endpoints), *arguments),
         ],
-        cwd=ROOT,
+        cwd=program,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
 
 
-def operator(job: Job, node: Node) -> None:
-    """``muster drain --wait``, to its end."""
-    process = by_hand(job, node, "--wait")
+def operator(job: Job, node: Node, program: Path = ROOT) -> None:
+    """``muster drain --wait``, of this Muster, to its end."""
+    process = by_hand(job, node, "--wait", program=program)
     said, _ = process.communicate(timeout=END_TIMEOUT_S)
     assert process.returncode == 0, said
     assert said.splitlines()[-1].startswith("released"), said

@@ -94,11 +94,17 @@ class Job(Training, Pods):
 
     # -- starting and ending
 
-    def add(self, count: int = 1, *, uid: str = "", launch: bool = True) -> list[Node]:
-        """Start nodes and wait until their sidecars are ready; then their torchruns."""
+    def add(
+        self, count: int = 1, *, uid: str = "", launch: bool = True, program: Path = ROOT
+    ) -> list[Node]:
+        """Start nodes and wait until their sidecars are ready; then their torchruns.
+
+        ``program``: which Muster the sidecars are of.
+        """
         nodes = []
         for _ in range(count):
             node = self.node(f"node-{self._added}", self._added + 1, uid)
+            node.program = program
             self._added += 1
             nodes.append(node)
             self.nodes[node.name] = node

@@ -58,6 +58,8 @@ class Node:
         """On its sidecar's way to the store, if any."""
         self.sidecar_settings: dict[str, str] = {}
         """Environment variables of this sidecar alone."""
+        self.program = ROOT
+        """Which Muster its sidecar is of: the folder of the packages."""
 
     def ready(self) -> bool:
         """Whether the sidecar says so."""
@@ -165,6 +167,8 @@ class Pods(Timeline):
         self.tell(f"{node.name}: sidecar starts")
         endpoints = ",".join(self._endpoints_of(node))
         environ = sidecar_environment(self.settings, node.pod, endpoints) | node.sidecar_settings
+        if node.program != ROOT:
+            environ["PYTHONPATH"] = str(node.program)
         node.sidecar = self.spawn(node, sidecar_command(), environ, "sidecar")
 
     def _endpoints_of(self, node: Node) -> list[str]:

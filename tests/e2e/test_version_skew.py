@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job in the middle of an upgrade: sidecars of the last release beside those of this version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+import muster
+from tests.support.releases.frozen import VERSION, said, unpack, version_of
+from tests.support.training.drain_job import (
+    DRAINED_STATUS,
+    STEPS_BETWEEN,
+    by_hand,
+    committed,
+    drain_of,
+    draining_job,
+    gone,
+    nothing_lost,
+    operator,
+    saves_held,
+    terminate,
+)
+from tests.support.training.job import Job
+from tests.support.training.pods import ROOT, Node
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(500)]
+
+RunJob = Callable[..., AbstractContextManager[Job]]
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the last release's packages."""
+    return unpack(tmp_path_factory.mktemp("release"))
+
+
+def delivered(node: Node) -> str:
+    """The version of what its sidecar has put into the run directory."""
+    return version_of(node.run_dir / "python")
+
+
+def read(job: Job, program: Path, command: str) -> str:
+    """What a command of this Muster says of the job."""
+    store = ("--namespace", job.keys.namespace, "--etcd-endpoints", ",".join(job.endpoints))
+    return said(program, command, "--job", job.name, "--json", *store)
+
+
+def in_the_world(job: Job, program: Path) -> set[str]:
+    """Members of the newest world, as ``muster status`` of this Muster tells them."""
+    (run,) = json.loads(read(job, program, "status"))["runs"]
+    return set(run["nodes"])
+
+
+def versions(job: Job) -> dict[str, str]:
+    """Of each sidecar, as this Muster tells them; the release has no such field."""
+    members = json.loads(read(job, ROOT, "status"))["members"]
+    return {member["name"]: member["version"] for member in members}
+
+
+def drains(job: Job, program: Path) -> list[str]:
+    """How the drains ended, as ``muster history`` of this Muster tells them."""
+    entries = map(json.loads, read(job, program, "history").splitlines())
+    return [entry["details"]["outcome"] for entry in entries if entry["what"] == "drain"]
+
+
+def hand_over(job: Job, node: Node, program: Path) -> None:
+    """Replace the sidecar under a muster-run and ranks that stay, as an upgrade in place does."""
+    job.stop_sidecar(node)
+    node.program = program
+    job.start_again(node)
+
+
+def test_two_versions_share_a_job_in_either_order(
+    run_job: RunJob, embedded: list[str], release: Path
+) -> None:
+    with draining_job(run_job, embedded, least=1, most=3) as job:
+        (old,) = job.add(launch=False, program=release)
+        (new,) = job.add(launch=False)
+        assert (delivered(old), delivered(new)) == (VERSION, muster.__version__)
+        for node in (old, new):
+            job.start_launcher(node)
+        world = job.world_of([old, new])
+        job.goes_on(world, STEPS_BETWEEN)
+        for program in (release, ROOT):
+            assert in_the_world(job, program) == {old.name, new.name}
+
+        hand_over(job, old, ROOT)
+        hand_over(job, new, release)
+        upgraded, downgraded = old, new
+        assert versions(job) == {upgraded.name: muster.__version__, downgraded.name: ""}
+        job.undisturbed(world)
+
+        operator(job, upgraded, program=release)
+        committed(job, upgraded, ranks=2)
+        job.goes_on(job.world_of([downgraded], not_=world), STEPS_BETWEEN)
+        job.kill_node(upgraded)
+
+        (old,) = job.add(launch=False, program=release)
+        (new,) = job.add(launch=False)
+        for node in (old, new):
+            job.start_launcher(node)
+        world = job.world_of([downgraded, old, new])
+        job.goes_on(world, STEPS_BETWEEN)
+
+        # One save for both: each command is of the other version than the sidecar it is about.
+        with saves_held(job):
+            by_hand(job, downgraded).communicate(timeout=60)
+            terminate(job, new)
+            leavers = (downgraded, new)
+            job.until(lambda: all(drain_of(job, node) for node in leavers), 120, "both drain")
+        committed(job, *leavers, ranks=3)
+        job.goes_on(job.world_of([old], not_=world), STEPS_BETWEEN)
+        assert gone(job, new) == DRAINED_STATUS
+        job.kill_node(downgraded)
+
+        nothing_lost(job)
+        for program in (release, ROOT):
+            assert drains(job, program) == ["committed"] * 3
