@@ -117,7 +117,7 @@ def _complete(
     elif policy.desired is not None and len(asking) < policy.desired:
         patience_s = policy.first_call_s if current.is_first else policy.last_call_s
         awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
-    pending = {who: until for who, until in awaited.items() if until > now}
+    pending = {name: until for name, until in awaited.items() if until > now}
     if pending:
         return RoundDecision(
             None, f"{here}, waiting for {', '.join(sorted(pending))}", min(pending.values())

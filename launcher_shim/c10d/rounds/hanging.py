@@ -24,7 +24,7 @@ class Signs:
 
     seen_s: float
     pending: bool = False
-    told_s: float | None = None
+    leave_shown_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     if not signs.pending and silent_s >= policy.hung_s:
         return HangDecision(True, f"it has asked for nothing for {silent_s:.0f} s")
     wake_at_s = (now if signs.pending else signs.seen_s) + policy.hung_s
-    if signs.told_s is None:
+    if signs.leave_shown_s is None:
         return HangDecision(wake_at_s=wake_at_s)
     # Its keep-alive thread asks on while its main thread waits for workers that do not end.
-    told_s = now - signs.told_s
-    if told_s >= policy.leave_s:
+    shown_s = now - signs.leave_shown_s
+    if shown_s >= policy.leave_s:
         return HangDecision(
-            True, f"it was told {told_s:.0f} s ago that its world is lost, and has not left it"
+            True, f"it was told {shown_s:.0f} s ago that its world is lost, and has not left it"
         )
-    return HangDecision(wake_at_s=min(wake_at_s, signs.told_s + policy.leave_s))
+    return HangDecision(wake_at_s=min(wake_at_s, signs.leave_shown_s + policy.leave_s))

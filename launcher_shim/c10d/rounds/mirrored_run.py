@@ -116,12 +116,12 @@ class MirroredRun:
 
     def _is_older(self, event: WatchEvent) -> bool:
         kv = event.kv
-        known: Node | Round | None = None
+        newest: Node | Round | None = None
         if kv.key == self.keys.round:
-            known = self.stored_round
+            newest = self.stored_round
         elif kv.key.startswith(self.keys.nodes):
-            known = self._nodes.get(last_name(kv.key))
-        return known is not None and kv.mod_revision < known.mod_revision
+            newest = self._nodes.get(last_name(kv.key))
+        return newest is not None and kv.mod_revision < newest.mod_revision
 
     def _apply_node(self, event: WatchEvent) -> None:
         try:
@@ -148,18 +148,18 @@ class MirroredRun:
                 first_round(self.keys.generation), mod_revision=event.kv.mod_revision
             )
 
-    def remember(self, known: Round) -> bool:
+    def remember(self, last_seen: Round) -> bool:
         """Hold on to a round that was seen before; whether the store has lost it.
 
         The records of nodes that are there by now may be the backup's.
         """
-        if known.age <= self.round.age:
+        if last_seen.age <= self.round.age:
             return False
-        self._keep(known)
+        self._keep(last_seen)
         self._restored_at = self.revision
         return True
 
-    def _keep(self, known: Round) -> None:
+    def _keep(self, last_seen: Round) -> None:
         """Hold on to a round that the store may have lost."""
-        if known.age > self.lost_round.age:
-            self.lost_round = known
+        if last_seen.age > self.lost_round.age:
+            self.lost_round = last_seen

@@ -63,7 +63,7 @@ class OwnNode:
         self._was_written = False
         self._was_lost = False
         self._stored: KeyValue | None = None
-        self._known_at = 0
+        self._stored_as_of = 0
         self._stirred = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -90,13 +90,13 @@ class OwnNode:
     def see(self, event: WatchEvent) -> None:
         """Take note of what the watch says about the key."""
         kv = event.kv
-        if kv.mod_revision >= self._known_at:
-            self._know(kv if event.kind == "put" else None, kv.mod_revision)
+        if kv.mod_revision >= self._stored_as_of:
+            self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
             self._stirred.set()
 
     def forget(self) -> None:
         """The store was restored or emptied: its revisions start anew."""
-        self._known_at = 0
+        self._stored_as_of = 0
         self.stir()
 
     def retire(self) -> None:
@@ -109,7 +109,7 @@ class OwnNode:
         while self._node is node and not self._holds():
             settled = self._settled
             await settled.wait()
-        return self._known_at
+        return self._stored_as_of
 
     async def run(self, handing: Callable[[], Handing | None]) -> None:
         """Write whatever is due, for ever. ``handing`` proposes a change once all is settled."""
@@ -163,11 +163,11 @@ class OwnNode:
                 return False
             wanted = proposal.node
             compares.append(Compare(self._round_key, "mod", "=", proposal.round_revision))
-        known = self._stored.mod_revision if self._stored else 0
+        stored_revision = self._stored.mod_revision if self._stored else 0
         put = Put(self._key, wanted.to_json(), lease)
         reads: list[Operation] = [Range(self._key)]
         result = await self._store.txn(
-            [Compare(self._key, "mod", "=", known), *compares], [put], reads
+            [Compare(self._key, "mod", "=", stored_revision), *compares], [put], reads
         )
         if result.succeeded:
             # Of the stored key only these three are looked at here.
@@ -178,13 +178,13 @@ class OwnNode:
                 self._handed()
             self._was_written = True
             self._diary.say(f"the node is {wanted.state} in the store")
-            self._know(kv, result.revision)
+            self._note_stored(kv, result.revision)
             return True
         response = result.responses[0]
         kvs = response if isinstance(response, tuple) else ()
-        self._know(kvs[0] if kvs else None, result.revision)
+        self._note_stored(kvs[0] if kvs else None, result.revision)
         # What a restored store says counts once the watch shows that it was restored.
-        return (self._stored.mod_revision if self._stored else 0) != known
+        return (self._stored.mod_revision if self._stored else 0) != stored_revision
 
     async def _reread(self) -> None:
         try:
@@ -193,13 +193,13 @@ class OwnNode:
             self._diary.say(f"whether the node record was written is unknown, reading it: {error}")
             await asyncio.sleep(self._random.uniform(0.2, 1.0) * RETRY_S)
             return
-        self._know(result.kvs[0] if result.kvs else None, result.revision)
+        self._note_stored(result.kvs[0] if result.kvs else None, result.revision)
 
-    def _know(self, kv: KeyValue | None, revision: int) -> None:
+    def _note_stored(self, kv: KeyValue | None, revision: int) -> None:
         # The watch may have shown what happened after that before the store's answer came.
-        if revision >= self._known_at:
+        if revision >= self._stored_as_of:
             self._stored = kv
-            self._known_at = revision
+            self._stored_as_of = revision
         self._was_lost |= self._was_written and self._stored is None
         self._settle()
 

@@ -42,8 +42,8 @@ class RoundKey:
         self._random = random
         self._diary = Diary(log)
 
-    async def decide(self, wanted: Round, word: RunSnapshot) -> int | None:
-        """Write ``wanted``, provided that nothing it rests on has changed since ``word``.
+    async def decide(self, wanted: Round, stored: RunSnapshot) -> int | None:
+        """Write ``wanted``, provided that nothing it rests on has changed since ``stored``.
 
         Returns the revision that the watch must have passed before a loser tries again, or None
         where that is not known.
@@ -51,11 +51,11 @@ class RoundKey:
         try:
             result = await self._store.txn(
                 [
-                    self._is(word.round),
+                    self._is(stored.round),
                     # One compare for all nodes: one for each would pass etcd's limit of 128.
-                    Compare(self._keys.nodes, "mod", "<", word.revision + 1, prefix=True),
+                    Compare(self._keys.nodes, "mod", "<", stored.revision + 1, prefix=True),
                     # Whose drain has begun meanwhile must not be frozen.
-                    Compare(self._drains, "mod", "<", word.revision + 1, prefix=True),
+                    Compare(self._drains, "mod", "<", stored.revision + 1, prefix=True),
                     self._registered.holds(),
                 ],
                 [Put(self._keys.round, wanted.to_json())],
@@ -91,24 +91,24 @@ class RoundKey:
             if result.succeeded:
                 self._diary.say(f"round {wanted.number} is {_stage(wanted)} in the store")
                 return result.revision
-            found = _parse(result.responses[0])
-            if found is None or found.mod_revision == current.mod_revision:
+            read = _parse(result.responses[0])
+            if read is None or read.mod_revision == current.mod_revision:
                 # It is our registration that does not hold: it will.
                 await self._pause()
-            current = found or current
+            current = read or current
         return None
 
     def _is(self, current: Round) -> Compare:
         return Compare(self._keys.round, "mod", "=", current.mod_revision)
 
-    async def _reread(self, known: Round) -> Round:
+    async def _reread(self, before: Round) -> Round:
         try:
             result = await self._store.range(self._keys.round)
         except StoreError as error:
             self._diary.say(f"whether the round was written is not known yet: {error}")
             await self._pause()
-            return known
-        return _parse(result.kvs) or known
+            return before
+        return _parse(result.kvs) or before
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._random.uniform(*PAUSE_S))

@@ -73,17 +73,17 @@ class MembershipOfRun:
         self._membership = membership
         self._run_id = run_id
         self._fenced = fenced
-        self._known: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
+        self._cached: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
 
     def at(self, current: Round) -> RoundMembers:
         """Look at it from round ``current``."""
-        snapshot, fenced, known = self._membership.snapshot(), self._fenced(), self._known
+        snapshot, fenced, cached = self._membership.snapshot(), self._fenced(), self._cached
         saved = self._saved(snapshot, current.number)
-        if known is None or known[0] is not snapshot or known[1:4] != (current, fenced, saved):
+        if cached is None or cached[0] is not snapshot or cached[1:4] != (current, fenced, saved):
             listing = self._membership.listing()
             made = run_membership(snapshot, listing, self._run_id, current, fenced, saved)
-            known = self._known = (snapshot, current, fenced, saved, made)
-        return known[4]
+            cached = self._cached = (snapshot, current, fenced, saved, made)
+        return cached[4]
 
     def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:
         """Who leaves and has saved while others still do; cheap while nobody saves."""

@@ -21,12 +21,12 @@ SPREAD = 0.2
 """By how much of itself a turn comes later, by chance."""
 
 
-def order(wanted: Round, word: RunSnapshot) -> list[str]:
+def order(wanted: Round, stored: RunSnapshot) -> list[str]:
     """Members in the order in which they are to write ``wanted``: all with a node in the store."""
-    nodes = word.nodes
+    nodes = stored.nodes
     newest = max(nodes.values(), key=lambda node: node.mod_revision, default=None)
     first = [] if newest is None else [newest.member]
-    frozen = [seat.member for seat in wanted.frozen or word.round.frozen]
+    frozen = [seat.member for seat in wanted.frozen or stored.round.frozen]
     members = dict.fromkeys([*first, *frozen, *sorted(nodes)])
     return [member for member in members if member in nodes]
 
