@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one connection of a torchrun claims in a run, as the rendezvous looks at it."""
+"""One connection's claim to the place of its pod in a run."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from typing import Literal
 from launcher_shim.c10d.rounds.records import Node
 
 Ending = Literal["died", "gave up", "other"]
-"""How a torchrun has ended: by itself while it had a place; by itself while it waited for one, as
-when its time to join was over; or because it was told to, or its work was done."""
+"""How a torchrun has ended. ``died``: by itself, with a place. ``gave up``: by itself, while it
+waited for one, as by a join timeout. ``other``: on request, or because its work was done."""
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One connection's claim to its member's place. The agent behind it writes it.
+    """One connection's claim to its member's place; its agent writes the fields.
 
     A newer connection of the same member replaces the older one when it first names itself.
     """
 
     nonce: str
-    """Names the connection, also for the sidecars after this one."""
+    """Names the connection, also to later sidecars."""
     seen_s: float
-    """When the torchrun last gave a sign of life."""
+    """When the torchrun last gave a sign of life; monotonic, as all times here."""
     asked_s: float
-    """Since when its time to join runs: since it asked, or was promoted."""
+    """Since when its join timeout runs: since it asked, or was promoted."""
     pending: int = 0
-    """Requests that are not answered yet: while there is one, it is no sign of a hang to be silent.
-    """
+    """Number of unanswered requests: while there is one, silence is no sign of a hang."""
     parked: bool = False
-    """Whether it was shown that it is redundant, which only a promotion ends."""
+    """Whether it was last shown that it is redundant, which only a promotion ends."""
     parks: bool = True
     """Whether its version of torch knows a redundancy list, and its maximum is the job's."""
     filled_round: int = -1
-    """The round that it was given fillers for: there it never meets the others."""
+    """The round for which it was given fillers: there it never meets the others."""
     gave_up: bool = False
     """Whether its torchrun has ended its wait for a place by itself."""
     addr: str = ""
@@ -50,28 +49,28 @@ class Claim:
         return self.pid >= 0
 
     def request_began(self, now_s: float) -> None:
-        """Take note of a request."""
+        """Note the start of a request."""
         self.pending += 1
         self.seen_s = now_s
 
     def request_ended(self, now_s: float) -> None:
-        """Take note of an answer."""
+        """Note the answer to a request."""
         self.pending -= 1
         self.seen_s = now_s
 
     def excuse(self, now_s: float) -> None:
-        """Count the silence from now on: it was this sidecar that stood still."""
+        """Count silence from ``now_s`` on: it was this sidecar that stood still."""
         self.seen_s = now_s
 
     def resume(self, node: Node) -> None:
-        """Go on for a client that outlived the sidecar before this one."""
+        """Take over from ``node`` what a client that outlived its sidecar has said of itself."""
         self.addr, self.pid, self.local_id = node.addr, node.pid, node.local_id
         self.flavour = node.flavour
         # It may have been parked: promotion is safe at any time.
         self.parked = True
 
     def asking(self, member: str, ask: int) -> Node:
-        """Make the record of ``member`` asking for the ``ask``-th time by this connection."""
+        """Make the record by which ``member`` asks for the ``ask``-th time on this connection."""
         return Node(
             member=member,
             state="asking",

@@ -20,15 +20,16 @@ from launcher_shim.c10d.rounds.records import Node, Round
 
 @dataclass(frozen=True, slots=True)
 class RoundDecision:
-    """``round``: what the round key should become, or None. ``reason``: one sentence.
-
-    ``wake_at_s``: when time alone would change the answer. ``unheard``: as in ``Standings``.
-    """
+    """What becomes of a round."""
 
     round: Round | None
+    """The round to write; None to leave it as it is."""
     reason: str
+    """One sentence."""
     wake_at_s: float = math.inf
+    """When the decision may change by time alone."""
     unheard: bool = False
+    """As in ``Standings``."""
 
 
 def decide(
@@ -56,11 +57,11 @@ def _over(
     standings = stand(now, snapshot, observations, policy)
     failed = bool(current.closed)
     lost = failed or standings.lost
-    # Who was let go stands still until SIGTERM, and is shown no waiter, so that nobody may wait for
-    # it to leave. While all may end well, who stands in the exit barrier is left in peace.
+    # A granted member stands still until SIGTERM and is shown no waiter, so nobody may wait for it
+    # to leave. While the run may end well, nodes in the exit barrier are not disturbed.
     ends_well = current.finishing and not lost
     granted = frozenset[str]() if ends_well else snapshot.membership.granted
-    # It holds on there, as natively, until others are enough to go on without it.
+    # A finished node stays in the barrier, as in plain torch, until the others are enough to go on.
     enough = lost and len(snapshot.candidates(policy.min_nodes)) >= policy.min_nodes
     # A world that has failed is not kept for those who may return to it.
     gone = GONE | {"missing"} if failed else GONE
@@ -130,12 +131,11 @@ def _complete(
 def _worlds_return_until_s(
     current: Round, observations: RoundObservations, policy: RoundPolicy
 ) -> float:
-    """Until when a world of this life of the job may return that the store knows nothing of.
+    """Until when a world of this generation may return that a restored store has lost.
 
-    A pod that has just come cannot tell that the store was restored: to a round that others have
-    left behind long since, or to an earlier life, which it takes into this one once more. Those who
-    have trained all along come back as soon as they see that. Before a job's first world there is
-    nothing to tell a restored store by, and no job is to begin later for that.
+    A pod that has just come cannot tell that the store was restored, be it to a past round or to
+    an earlier generation. Nodes that have trained all along return as soon as they see it. Before
+    the first world nothing tells a restored store from a new one, and no job starts later for that.
     """
     return observations.life_since_s + policy.life_s if current.number > 0 else -math.inf
 
@@ -143,10 +143,10 @@ def _worlds_return_until_s(
 def _holders(
     awaited: Mapping[str, float], snapshot: RunSnapshot, chosen: Sequence[Node]
 ) -> dict[str, float]:
-    """Of ``awaited``, those whose place one of ``chosen`` would take.
+    """Return those of ``awaited`` whose place one of ``chosen`` would take.
 
-    Every place has somebody who asks. Only a torchrun that trained in the world before and is on
-    its way into this one has the better claim; one that has ended, or never came, has none.
+    There is a node for every place. Only a torchrun that trained in the world before, and is on
+    its way into this one, has a better claim; one that has ended, or never connected, has none.
     """
     former = frozenset(snapshot.round.former)
     if all(node.member in former for node in chosen):
@@ -167,7 +167,7 @@ def _awaited(
     policy: RoundPolicy,
     met_min_s: float,
 ) -> dict[str, float]:
-    """Listed members that may still come, and until when they are waited for."""
+    """Return the listed members that may still come, and until when to wait for each."""
     current = snapshot.round
     awaited: dict[str, float] = {}
     for member in snapshot.membership.listed:

@@ -26,17 +26,18 @@ log = logging.getLogger(__name__)
 
 COALESCE_S = 0.02
 COALESCE_PER_NODE_S = 0.0005
-"""A burst of joins is looked at this often, so that hundreds of them stay cheap."""
+"""Shortest time between two evaluations in seconds, and what each node adds to it: a burst of
+hundreds of joins then costs few."""
 
 DUE_RETRY_S = 0.1
-"""Before a decision that is due, and is not in the store yet, is looked at again."""
+"""Retry interval of a decision that is due and not in the store yet, in seconds."""
 
 LATE_S = 1.0
-"""A sidecar that wakes later than planned by more was stopped, or starved, itself."""
+"""A wake-up that is later than this, in seconds, means that this sidecar itself was stopped."""
 
 
 class DecisionLoop:
-    """``changed`` is called when who is gone, or the membership, is not as it was."""
+    """Decides about one run. ``changed`` is called when a standing or the membership changes."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run's round as drains look at it: who is in it, who is gone, and by what its ranks know it."""
+"""A run's round as drains see it: its members, which are gone, and how its ranks identify it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rdzv.snapshot import Snapshot
 def live_round(
     run_id: str, snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy, master: str
 ) -> LiveRound:
-    """Make the round of ``snapshot``; an open one has no members."""
+    """Make the live round of ``snapshot``; an open one has no members.
+
+    ``master``: as ``master_token`` returns it.
+    """
     current = snapshot.round
     return LiveRound(
         run=run_id,
@@ -37,10 +40,10 @@ def live_round(
 
 
 def master_token(run_id: str, number: int, value: Callable[[bytes], bytes | None]) -> str:
-    """Read what names a round to its ranks: ``MASTER_ADDR:MASTER_PORT``; empty while unset.
+    """Return ``MASTER_ADDR:MASTER_PORT`` of a round, its name to its ranks; empty if unset.
 
-    torch tells a worker neither its rendezvous nor its round, but every round has a worker store
-    of its own. ``value`` looks a launcher's key up.
+    torch gives a worker neither its rendezvous nor its round, but every round has a worker store
+    of its own. ``value`` looks up a launcher's key.
     """
     prefix = round_prefix(run_id, number)
     address, port = value(prefix + b"MASTER_ADDR"), value(prefix + b"MASTER_PORT")
@@ -50,16 +53,16 @@ def master_token(run_id: str, number: int, value: Callable[[bytes], bytes | None
 
 
 def precedence(run: str, one: Round | LiveRound) -> tuple[bool, bool, int, str]:
-    """Order rounds of several runs, the one that counts last: the same in every sidecar."""
+    """Return a sort key for rounds of several runs: the one that counts is the greatest."""
     return (not one.closed, one.complete, one.mod_revision, run)
 
 
 def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | None:
-    """Choose the round that counts where there are several runs: they share one commit record.
+    """Choose the round that counts if there are several runs: they share one commit record.
 
-    One that stands still after its save counts until it has ended, as somebody is let go or in, or
-    trains on. Were its commit reset because a world has formed in another run, nobody would know
-    that it does, and its ranks would train on beyond the step that was saved.
+    A round that stands still after its save counts until it has ended or trains on. If a world of
+    another run reset its commit, nobody would know that it stands still, and its ranks would train
+    on beyond the step that was saved.
     """
     rounds, commit = tuple(rounds), membership.commit
     if commit is not None and commit.phase == "done":
@@ -71,12 +74,12 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
 
 
 def own(rounds: Iterable[LiveRound], member: str) -> LiveRound | None:
-    """Choose the live round that ``member`` is in; None where it is in none."""
+    """Choose the live round that ``member`` is in; None if there is none."""
     return newest(
         one for one in rounds if one.live and member in one.members and member not in one.left
     )
 
 
 def newest(rounds: Iterable[LiveRound]) -> LiveRound | None:
-    """Choose the newest round that trains, or else the newest."""
+    """Choose the newest round that trains; if none does, the newest."""
     return max(rounds, key=lambda one: precedence(one.run, one), default=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sidecar makes of a run: the stored one, its own node in it, and who is gone."""
+"""One sidecar's evaluation of a run: the stored run, its own node, and which nodes are gone."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates one run, anew once something that the last evaluation rests on has changed.
+    """Evaluates one run, again whenever an input of the last evaluation has changed.
 
-    ``membership`` (called with the round that it is looked at from) and ``policy`` must be cheap.
+    ``membership`` (called with the current round) and ``policy`` must be cheap. ``life_since_s``:
+    as in ``RoundObservations``.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Evaluator:
     ) -> None:
         self.observations = RoundObservations(life_since_s=life_since_s)
         self.unconfirmed = asyncio.Event()
-        """Set while somebody may be gone, and the mirror has to be confirmed to tell."""
+        """Set while a node may be gone, and the mirror must be confirmed to be sure."""
         self.restored = False
         """Whether the store was restored or emptied since the last evaluation."""
         self._run = run
@@ -63,19 +64,19 @@ class Evaluator:
         self._evaluation: Evaluation | None = None
 
     def members(self) -> RoundMembers:
-        """The membership as it is looked at from the present round."""
+        """Return the membership that the current round depends on."""
         return self._membership(self._run.round)
 
     def stored(self) -> RunSnapshot:
-        """The run as the mirror has it."""
+        """Return the run as the mirror has it."""
         return self._run.snapshot(self._mirror.certain_revision, self.members())
 
     def outdate(self) -> None:
-        """Evaluate anew when next asked."""
+        """Drop the last evaluation."""
         self._evaluation = None
 
     def evaluate(self) -> Evaluation:
-        """What agents are shown rests on this: the run, with our own record as it should be."""
+        """Return the present evaluation, on which views and decisions rest."""
         now, own, membership = self._clock(), self._own.node, self.members()
         evaluation = self._evaluation
         if (

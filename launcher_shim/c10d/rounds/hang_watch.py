@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class HangWatch:
-    """Watches the torchrun that has the ``place``."""
+    """Watches the torchrun that holds ``place``."""
 
     def __init__(self, place: Place, policy: Callable[[], RoundPolicy]) -> None:
         self._place = place
@@ -26,7 +26,7 @@ class HangWatch:
         self._leave_shown: tuple[Seat, float] | None = None
 
     def leave_if_hung(self, evaluation: Evaluation, now: float) -> float:
-        """Leave a tombstone for an agent that hangs; return when to look again."""
+        """Put a tombstone on the node of a torchrun that hangs; return when to check again."""
         claim = self._place.holder
         node = self._place.own_node(claim) if claim is not None else None
         if claim is None or node is None or node.state == "left":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the torchrun of a pod counts as hung, so that the others form a world without it. Pure.
+"""Decides whether the torchrun of a pod hangs, so that the others form a world without it. Pure.
 
-Only the sidecar that serves it may say so: it alone hears what the torchrun asks, and knows what
-that was told. One that is given up and goes on after all is in no world, and asks for the next one.
+Only the sidecar that serves the torchrun may decide it: it alone sees its requests and has made
+the answers. A torchrun that is given up and goes on after all is in no world: it asks for the next.
 """
 
 from __future__ import annotations
@@ -15,28 +15,25 @@ from launcher_shim.c10d.rounds.inputs import RoundPolicy
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What was seen of one torchrun; times are of its sidecar's monotonic clock.
-
-    ``seen_s``: when it asked for something, or was answered, last. ``pending``: whether it waits
-    for an answer now. ``told_s``: since when it is told to leave a world that trains no more; None
-    while it is not.
-    """
+    """Signs of life of one torchrun; times are of its sidecar's monotonic clock, in seconds."""
 
     seen_s: float
+    """When its last request came, or was answered."""
     pending: bool = False
+    """Whether a request waits for its answer."""
     leave_shown_s: float | None = None
+    """Since when its view makes it leave a world that trains no more; None while it does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class HangDecision:
-    """``hangs``, and for which ``reason``: one sentence, empty while it does not.
-
-    ``wake_at_s``: when time alone would change the answer.
-    """
+    """Whether a torchrun hangs."""
 
     hangs: bool = False
     reason: str = ""
+    """One sentence; empty if it does not hang."""
     wake_at_s: float = math.inf
+    """When the decision may change by time alone."""
 
 
 def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:

@@ -89,17 +89,16 @@ class RunSnapshot:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     membership: RoundMembers = field(default_factory=RoundMembers)
     done: frozenset[Seat] = frozenset()
-    """Of the present world, who came to torch's exit barrier, whatever became of its record."""
+    """Nodes of the present world that reached torch's exit barrier, whatever their record says."""
     left_out: tuple[Node, ...] = ()
-    """Records that may be of before a restored store's loss of the present world, and contradict
-    it: they count for nothing in it. No world is kept for ever against who asks in one."""
+    """Records of a backup that contradict the present world. They do not count in it, but a node
+    that asks in one limits how long a vanished world is kept."""
 
     def asking(self) -> list[Node]:
-        """Nodes that want a round and may have one, in the order in which places are given.
+        """Return the nodes that ask and may join, in the order in which places are given.
 
-        Who was in the world before is first, so that nobody who comes back takes the place of one
-        that trains; then the oldest member. Whoever does not ask has no claim to a place, and the
-        quarantined are last.
+        Nodes of the world before come first, so that one that comes back does not take the place
+        of one that trains; then members by age. The quarantined are last.
         """
         may_join, ages = self.membership.may_join, self.membership.ages
         quarantined = self.membership.quarantined
@@ -116,23 +115,23 @@ class RunSnapshot:
         )
 
     def anybody_asks(self) -> bool:
-        """Whether a node wants a round that does not leave, whether or not it may have one now."""
+        """Whether a node asks whose member does not leave, even if it may not join now."""
         leaving = self.membership.leaving
         return any(n.state == "asking" and n.member not in leaving for n in self.nodes.values())
 
     def left_out_ask(self) -> bool:
-        """Whether one whose record counts for nothing wants a round, and may have one."""
+        """Whether a node asks, and may join, by a record that is left out."""
         may_join = self.membership.may_join
         return any(n.state == "asking" and may_join(n.member) for n in self.left_out)
 
     def candidates(self, min_nodes: int) -> list[Node]:
-        """Of those that ask, who may be frozen: the quarantined only where the others are few."""
+        """Return the nodes to choose from: the quarantined only if the others are too few."""
         asking = self.asking()
         fit = [node for node in asking if node.member not in self.membership.quarantined]
         return fit if len(fit) >= min_nodes else asking
 
     def goes_on(self) -> bool:
-        """Whether a torchrun of the present world has left it to ask again: it is not done."""
+        """Whether a torchrun of the present world has left it to ask again: it has not finished."""
         for seat in self.round.frozen:
             node = self.nodes.get(seat.member)
             if node is None or node.nonce != seat.nonce:
@@ -142,7 +141,7 @@ class RunSnapshot:
         return False
 
     def newcomers(self, max_nodes: int) -> bool:
-        """Whether somebody asks to join the present world, and it has room."""
+        """Whether a node asks to join the present world, and it has room."""
         frozen, quarantined = self.round.frozen, self.membership.quarantined
         return (
             self.round.complete

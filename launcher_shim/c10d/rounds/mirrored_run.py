@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run as the mirror shows it: parsed once per changed key, and never taken back.
+"""One run as the mirror shows it, parsed once per changed key; its round never goes back.
 
-A store that was restored from a backup or emptied has lost a round that agents still live in.
-Of the store's word and what this sidecar saw before, the later round counts, until it is written.
+After a restore the store may have an older round than the one agents are in. The later of the
+stored round and the last one seen counts, until that one is written back.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class MirroredRun:
         self._nodes: dict[str, Node] = {}
         self._restored_at = 0
         self._finished: dict[int, set[str]] = {}
-        """By round: who has added to torch's exit barrier. It outlives their records of nodes."""
+        """By round: nodes that have added to torch's exit barrier. Outlives the node records."""
 
     @property
     def round(self) -> Round:
-        """The round: the store's word, or a later one that the store has lost."""
+        """The stored round, or a later one that the store has lost."""
         if self.lost_round.age <= self.stored_round.age:
             return self.stored_round
         return replace(
@@ -59,12 +59,12 @@ class MirroredRun:
         return len(self._nodes)
 
     def node(self, member: str) -> Node | None:
-        """The record of one node; None, too, where the store has an older one than the round."""
+        """The record of one node; None if there is none, or the one there is from a backup."""
         node = self._nodes.get(member)
         return None if node is not None and self.round.is_later_than(node) else node
 
     def snapshot(self, revision: int, membership: RoundMembers) -> RunSnapshot:
-        """The run as it is now; ``revision``: up to which the mirror shows it for certain."""
+        """Make a snapshot. ``revision``: up to there the mirror is known to be complete."""
         current, nodes = self.round, dict(self._nodes)
         left_out: tuple[Node, ...] = ()
         if current.restored_at:
@@ -74,9 +74,10 @@ class MirroredRun:
         return RunSnapshot(revision, current, nodes, membership, self._done(current), left_out)
 
     def went_back(self, revision: int, events: Sequence[WatchEvent]) -> bool:
-        """Take note of a batch's revision; True if the store was restored or emptied.
+        """Note a batch's revision; return whether the store was restored or emptied.
 
-        One that has come as far again since is known by a record that is older than it was.
+        A restored store that has reached the old revision again is known by a record that is older
+        than the one seen before.
         """
         restored = revision < self.revision or any(map(self._is_older, events))
         self.revision = revision
@@ -86,7 +87,7 @@ class MirroredRun:
         return restored
 
     def apply(self, event: WatchEvent) -> Touched:
-        """Take one change in; say what it was about."""
+        """Apply one event; return which kind of record it changed."""
         key = event.kv.key
         if key.startswith(self.keys.nodes):
             self._apply_node(event)
@@ -149,9 +150,9 @@ class MirroredRun:
             )
 
     def remember(self, last_seen: Round) -> bool:
-        """Hold on to a round that was seen before; whether the store has lost it.
+        """Keep a round that was seen before; return whether the store has lost it.
 
-        The records of nodes that are there by now may be the backup's.
+        Node records that the store has by now may be the backup's.
         """
         if last_seen.age <= self.round.age:
             return False
@@ -160,6 +161,6 @@ class MirroredRun:
         return True
 
     def _keep(self, last_seen: Round) -> None:
-        """Hold on to a round that the store may have lost."""
+        """Keep a round that the store may have lost."""
         if last_seen.age > self.lost_round.age:
             self.lost_round = last_seen

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one sidecar has seen over its own time, and who is gone by it.
+"""What one sidecar has observed of a run over time, and which nodes are gone by that.
 
 A delete event alone cannot tell a death from a cut to the store. So a node whose key vanished is
 gone only once it has stayed away on a healthy watch, once the store, asked after that, still has
@@ -20,7 +20,7 @@ from launcher_shim.c10d.rounds.records import Seat
 CLOCK_SLACK_S = 0.1
 
 Standing = Literal["here", "missing", "left", "replaced", "lapsed", "done"]
-"""Of a frozen node. ``missing``: its key is away, but not for long enough to tell."""
+"""Of a frozen node. ``missing``: its key is away, but not for long enough to count as gone."""
 
 LOST: frozenset[Standing] = frozenset({"left", "replaced", "lapsed"})
 GONE: frozenset[Standing] = LOST | {"done"}
@@ -28,30 +28,31 @@ GONE: frozenset[Standing] = LOST | {"done"}
 
 @dataclass(frozen=True, slots=True)
 class RoundObservations:
-    """Times are of this sidecar's monotonic clock.
-
-    ``healthy_since_s``: since when the watch has worked without a gap. ``heard_s``: all that had
-    happened in the store by then is known. ``return_until_s``: until when others that were cut off
-    with this sidecar may be on their way back. ``missing_s``: since when the key of a frozen node
-    is away. ``absent_s``: since when a listed member has no torchrun that connected.
-    ``life_since_s``: since when this sidecar has been in the present life of the job.
-    ``round_since_s``: since when this is the round. ``met_min_s``: since when it has had
-    ``min`` nodes asking. ``left_s``: since when a node has left, and has not asked again.
-    ``done``: who of this round was seen to have finished: that it goes, or its pod does, is no
-    loss, nor that another torchrun comes there.
-    """
+    """What one sidecar has seen of a run. Times are of its monotonic clock, in seconds."""
 
     healthy_since_s: float = math.inf
+    """Since when the watch has worked without a gap."""
     heard_s: float = -math.inf
+    """All changes of the store up to then are in the snapshot."""
     return_until_s: float = -math.inf
+    """Until when nodes that were cut off together with this sidecar may be reconnecting."""
     missing_s: Mapping[Seat, float] = field(default_factory=dict)
+    """Since when the key of a frozen node is away."""
     absent_s: Mapping[str, float] = field(default_factory=dict)
+    """Since when a listed member has no node."""
     round_number: int = -1
+    """The round that was current at the last snapshot."""
     round_since_s: float = -math.inf
+    """Since when it has been the current round."""
     met_min_s: float | None = None
+    """Since when at least ``min`` nodes have been asking in it; None while fewer do."""
     left_s: Mapping[Seat, float] = field(default_factory=dict)
+    """Since when a node is off the run and has not asked again."""
     life_since_s: float = -math.inf
+    """Since when this sidecar has been in the present generation."""
     done: frozenset[Seat] = frozenset()
+    """Nodes of this round that have finished. If such a node or its pod ends, or another torchrun
+    connects in its place, nothing is lost."""
 
 
 def observe(
@@ -64,14 +65,13 @@ def observe(
     heard_s: float,
     cut_off: bool,
 ) -> RoundObservations:
-    """Fold one snapshot in.
+    """Add one snapshot to the observations.
 
     ``healthy_s``: for how long the watch has worked without a gap (0 while it does not).
-    ``heard_s``: the snapshot holds all that had happened by then. ``cut_off``: this sidecar's own
-    key is, or was, away, or the store was restored. After that, as after a gap in the watch, the
-    others may be cut off in the same way, so nothing is proven until they have had time to return.
-    So it is when the first of a world comes back that had vanished as a whole: the others were cut
-    off with it, and come back one after the other.
+    ``heard_s``: the snapshot has all changes up to then. ``cut_off``: whether this sidecar's own
+    key is or was away, or the store was restored. After a cut, or a gap in the watch, other nodes
+    may have been cut off as well, so an absent key proves nothing until they have had time to
+    return. The same holds if the first node returns of a world that had vanished as a whole.
     """
     missing = {
         seat: previous.missing_s.get(seat, now)
@@ -141,37 +141,35 @@ def _return_until(
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """Where each frozen node stands.
-
-    ``wake_at_s``: when time alone may change that. ``unheard``: somebody has stayed away for long
-    enough, and only what the store says now is still to be heard.
-    """
+    """The standing of each frozen node."""
 
     of: Mapping[Seat, Standing]
     wake_at_s: float = math.inf
+    """When a standing may change by time alone."""
     unheard: bool = False
+    """Whether a node has been away for long enough to be gone, once the mirror is confirmed."""
 
     @property
     def lost(self) -> bool:
-        """Whether somebody is gone who was not done: the world has to form again."""
+        """Whether a node is gone that had not finished: the world must form again."""
         return any(standing in LOST for standing in self.of.values())
 
     def lost_beside(self, members: frozenset[str]) -> bool:
-        """Whether somebody else than ``members`` is gone who was not done."""
+        """Whether a node of none of ``members`` is gone that had not finished."""
         return any(
             standing in LOST and seat.member not in members for seat, standing in self.of.items()
         )
 
     @property
     def uncertain(self) -> bool:
-        """Whether somebody is away who may be dead, or may be on the way back."""
+        """Whether a node is away that may be dead, or may be reconnecting."""
         return "missing" in self.of.values()
 
 
 def stand(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> Standings:
-    """Tell where each frozen node of the present round stands."""
+    """Return the standing of each frozen node of the present round."""
     of: dict[Seat, Standing] = {}
     for seat in snapshot.round.frozen:
         node = snapshot.nodes.get(seat.member)
@@ -194,8 +192,8 @@ def stand(
     }
     if any(standing in ("here", "left", "replaced") for standing in of.values()):
         back_s = observations.return_until_s
-        # Who has finished needs nobody, and the others may be about to: what they do last, as an
-        # upload, is not to be cut short for one that is cut off.
+        # Nodes that have finished need no other, and the rest may be about to: their last work,
+        # such as an upload, is not cut short for one that is cut off.
         wait_s = policy.orphan_hold_s if snapshot.round.finishing else policy.confirm_s
         due = {seat: max(since[seat] + wait_s, back_s) for seat in missing}
     elif snapshot.asking() or snapshot.left_out_ask():

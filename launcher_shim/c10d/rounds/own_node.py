@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of the node that this sidecar serves: what it should be, and the writing of it.
+"""The node record of this sidecar's torchrun: its desired value, and the writes towards it.
 
-Only this sidecar writes the key, and only while the member record hangs on its own lease: what a
-stale incarnation sends changes nothing. Whatever comes between (an outage, a lapsed lease, an
-answer that never came), the key ends up as it *should be now*, not as it once should have been:
-lost tombstones make ghosts that hold a round until everybody times out.
+Only this sidecar writes the key, and only while its registration guard holds: a write of a stale
+incarnation changes nothing. After an outage, an expired lease or a lost answer, the key gets the
+value desired *now*: lost tombstones would make ghosts that hold a round until all time out.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from rdzv.store import Compare, KeyValue, Operation, Put, Range, Store, WatchEve
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Longest pause before the store is tried again; news end it earlier."""
+"""Longest retry interval in seconds; a change ends it earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """A change of the own record that holds only while the round key is at ``round_revision``."""
+    """A change of the own record that rests on the round key being at ``round_revision``."""
 
     node: Node
     round_revision: int
 
 
 class OwnNode:
-    """Keeps one node key as it should be, for as long as ``run`` runs.
+    """Keeps one node key at its desired value, for as long as ``run`` runs.
 
-    ``handed`` is called when the record has become what ``run``'s ``handing`` proposed.
+    ``handed`` is called when a change that ``run``'s ``handing`` proposed has been written.
     """
 
     def __init__(
@@ -69,50 +68,50 @@ class OwnNode:
 
     @property
     def node(self) -> Node | None:
-        """What the record should be; None before an agent first asked."""
+        """The desired record; None before an agent first asked."""
         return self._node
 
     def take_loss(self) -> bool:
-        """Whether the store has lost the record, or had lost it for a while since the last call."""
+        """Whether the store lacks the record, or has lacked it at any time since the last call."""
         lost, self._was_lost = self._was_lost, self._was_written and self._stored is None
         return lost or self._was_lost
 
     def aim(self, node: Node) -> None:
-        """Say what the record should be from now on."""
+        """Set the desired record."""
         self._become(node)
         self.stir()
 
     def stir(self) -> None:
-        """Look again: something that the next write rests on may have changed."""
+        """Wake ``run``: something that the next write rests on may have changed."""
         self._stirred.set()
         self._settle()
 
     def see(self, event: WatchEvent) -> None:
-        """Take note of what the watch says about the key."""
+        """Take in an event of the watch about the key."""
         kv = event.kv
         if kv.mod_revision >= self._stored_as_of:
             self._note_stored(kv if event.kind == "put" else None, kv.mod_revision)
             self._stirred.set()
 
     def forget(self) -> None:
-        """The store was restored or emptied: its revisions start anew."""
+        """Accept any revision again: the store was restored or emptied."""
         self._stored_as_of = 0
         self.stir()
 
     def retire(self) -> None:
-        """Want no record any more: the run is of a former life. Who waits for one is let go."""
+        """Want no record any more, as the run is of a former generation; wake all who wait."""
         self._node = None
         self._settle()
 
     async def written(self, node: Node) -> int:
-        """Wait until the store holds ``node``, or no longer should; return the revision."""
+        """Wait until the store has ``node``, or it is desired no more; return the revision."""
         while self._node is node and not self._holds():
             settled = self._settled
             await settled.wait()
         return self._stored_as_of
 
     async def run(self, handing: Callable[[], Handing | None]) -> None:
-        """Write whatever is due, for ever. ``handing`` proposes a change once all is settled."""
+        """Write what is due, until cancelled; ``handing`` may propose a change if nothing is."""
         while True:
             self._stirred.clear()
             try:
@@ -170,11 +169,11 @@ class OwnNode:
             [Compare(self._key, "mod", "=", stored_revision), *compares], [put], reads
         )
         if result.succeeded:
-            # Of the stored key only these three are looked at here.
+            # Only the value, the revision and the lease of the stored key are read here.
             kv = KeyValue(self._key, put.value, result.revision, result.revision, 1, lease)
             if proposal is not None and self._node is now:
                 self._become(wanted)
-                # The watch may have shown it before, when it was not yet known for our own.
+                # The watch may have shown the write before, when it was not yet known to be ours.
                 self._handed()
             self._was_written = True
             self._diary.say(f"the node is {wanted.state} in the store")
@@ -183,7 +182,7 @@ class OwnNode:
         response = result.responses[0]
         kvs = response if isinstance(response, tuple) else ()
         self._note_stored(kvs[0] if kvs else None, result.revision)
-        # What a restored store says counts once the watch shows that it was restored.
+        # A restored store's answer counts once the watch shows that it was restored.
         return (self._stored.mod_revision if self._stored else 0) != stored_revision
 
     async def _reread(self) -> None:
@@ -196,7 +195,7 @@ class OwnNode:
         self._note_stored(result.kvs[0] if result.kvs else None, result.revision)
 
     def _note_stored(self, kv: KeyValue | None, revision: int) -> None:
-        # The watch may have shown what happened after that before the store's answer came.
+        # The watch may have shown a later revision before the store's answer came.
         if revision >= self._stored_as_of:
             self._stored = kv
             self._stored_as_of = revision

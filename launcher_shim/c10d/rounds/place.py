@@ -17,10 +17,10 @@ from rdzv.mirror import Mirror
 
 
 class Place:
-    """Gives the place to one claim at a time, and changes the node as its holder asks.
+    """Gives the place to one claim at a time, and sets the desired node as its holder asks.
 
-    ``changed`` is called when the node is to become another one. ``came`` is told the nonce of
-    each torchrun here that asks, ``ended`` that of one that is gone, and how it has ended.
+    ``changed`` is called when the desired node has changed, ``came`` with the nonce of each
+    torchrun of this pod that asks, ``ended`` with that of one that is gone and how it has ended.
     """
 
     def __init__(
@@ -68,21 +68,21 @@ class Place:
         if node is not None and node.nonce == nonce:
             self._resume(claim, node)
         elif kept is not None:
-            # Another torchrun of the pod counts, if it is still there to claim its record. That
-            # hangs on a former lease, and is gone soon where nobody does.
+            # Another torchrun of the pod counts if it is still there to claim its record. If it is
+            # not, that record expires soon with its former lease.
             claim.resume(kept)
             self._next = (claim, kept)
         return claim
 
     def resume_next(self) -> None:
-        """Let a client have the place that nobody has claimed while its record was there."""
+        """Give the place to the claim that waits for it, if no other torchrun has claimed it."""
         if self._next is not None and self.holder is None:
             self._resume(*self._next)
             self._changed()
         self._next = None
 
     def adopt(self, claim: Claim) -> None:
-        """Take over a claim from a former life: its world is none here, so it asks again."""
+        """Take over a claim of a former generation: its world was there, so it asks again."""
         if claim.named:
             self.holder = claim
             node = claim.asking(self._member, 0)
@@ -90,28 +90,28 @@ class Place:
             self._changed()
 
     def take_over(self, claim: Claim) -> None:
-        """Let ``claim`` be the one that counts; the one before is gone."""
+        """Give the place to ``claim``, and put a tombstone on the node of its former holder."""
         if self.holder is not claim and (node := self._own.node) and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason="closed", round=0))
         self.holder = claim
 
     @property
     def has_node(self) -> bool:
-        """Whether a node of this member is on record, or is to be."""
+        """Whether a node of this member is stored, or desired."""
         return self._own.node is not None or self._run.node(self._member) is not None
 
     def own_node(self, claim: Claim) -> Node | None:
-        """What the record of ``claim`` should be, if it is the one that counts."""
+        """Return the desired node of ``claim``; None if it does not hold the place."""
         node = self._own.node
         return node if claim is self.holder and node and node.nonce == claim.nonce else None
 
     def live_node(self, claim: Claim) -> Node | None:
-        """The record of ``claim`` if it takes part in the live round."""
+        """Return the desired node of ``claim`` if it is in the live round."""
         node = self.own_node(claim)
         return node if node is not None and self._run.round.is_world_of(node) else None
 
     async def join(self, claim: Claim) -> bool:
-        """Write that ``claim`` asks, unless it does already; return whether it may."""
+        """Write that ``claim`` asks, if it does not yet; return whether it may."""
         if claim is not self.holder:
             return False
         node = self._own.node
@@ -121,7 +121,7 @@ class Place:
         return True
 
     async def leave_written(self, claim: Claim) -> bool:
-        """Write that ``claim`` took itself off; return whether it was there."""
+        """Write that ``claim`` took itself off; return whether it held the place."""
         node = self.own_node(claim)
         if node is None:
             return False
@@ -130,20 +130,23 @@ class Place:
         return True
 
     def finish(self, claim: Claim) -> None:
-        """Take note that the workers of ``claim`` are done: it stands in the exit barrier."""
+        """Mark the node of ``claim`` as finished: its agent is in the exit barrier."""
         node = self.live_node(claim)
         if node is not None and not node.finished:
             self._own.aim(replace(node, finished=True))
             self._changed()
 
     async def finish_written(self, claim: Claim) -> None:
-        """Write it, before the others hear of it: who closes the run looks at all the records."""
+        """Mark the node as finished, and wait until that is stored.
+
+        The others must not see the barrier before: the node that closes the run reads all records.
+        """
         node = self.live_node(claim)
         if node is not None and not node.finished:
             await self._write(replace(node, finished=True))
 
     def leave(self, claim: Claim, reason: LeftReason) -> None:
-        """Leave a tombstone for ``claim``; it is written as soon as the store lets us."""
+        """Put a tombstone on the node of ``claim``; it is written as soon as the store answers."""
         node = self.own_node(claim)
         if node is not None and node.state != "left":
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))

@@ -23,7 +23,7 @@ ClosedWhy = Literal["", "success", "failure"]
 INT64_MAX = 2**63 - 1
 
 ROUNDS_PER_LIFE = 1_000_000
-"""What the rounds of each life of the job are numbered on by: far more than it ever has."""
+"""Distance between the first round numbers of two generations: more rounds than one ever has."""
 
 _STATES = get_args(NodeState)
 _LEFT_REASONS = get_args(LeftReason)
@@ -31,41 +31,44 @@ _CLOSED = get_args(ClosedWhy)
 
 
 class Seat(NamedTuple):
-    """Identity of one wish to take part.
-
-    The connection's ``nonce`` tells a restarted torchrun from the one before it, which may have
-    had the same address, pid and local id; ``ask`` grows with each join of one torchrun.
-    """
+    """Identity of one request for a place."""
 
     member: str
     nonce: str
+    """Names the connection: a restarted torchrun may have the address, pid and local id of the one
+    before it."""
     ask: int
+    """Grows with each join of one torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one torchrun wants, as the sidecar that serves it wrote it.
-
-    ``asking``: wants to take part. ``in``: was handed ``round``, and asks for nothing until it
-    asks again; ``finished``: its workers are done, and it stands in that round's exit barrier.
-    ``left``: a tombstone. ``addr``, ``pid`` and ``local_id`` are torch's own
-    description; ranks are ordered by it. ``mod_revision`` is the store's.
-    """
+    """What one torchrun wants, as the sidecar that serves it wrote it."""
 
     member: str
     state: NodeState
+    """``asking``: wants a place in a round. ``in``: has one in ``round``. ``left``: a tombstone."""
     nonce: str
+    """Names the connection; see ``Seat``."""
     ask: int
+    """How many times this torchrun has asked; see ``Seat``."""
     addr: str
+    """With ``pid`` and ``local_id``, torch's description of the node; ranks are ordered by it."""
     pid: int
     local_id: int
     round: int = 0
+    """The round that the node is ``in``."""
     left_reason: LeftReason = ""
+    """``exit``: torch took the node off. ``closed``: its connection ended, or it closed the run.
+    ``hung``: its sidecar gave it up. ``done``: its workers had finished."""
     flavour: str = ""
+    """How its torch encodes a state (``launcher_shim.c10d.torch.agent.spell_flavour``)."""
     mod_revision: int = 0
+    """The store's revision of the record; 0 before it is stored."""
     finished: bool = False
+    """Whether its workers are done, so that it waits in the exit barrier of ``round``."""
     seat: Seat = field(init=False, repr=False, compare=False)
-    """Who asks: what a frozen list names. Made once: every look at a run asks for all of them."""
+    """The entry for it in a frozen list. Made once, as every evaluation asks for all of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seat", Seat(self.member, self.nonce, self.ask))
@@ -76,13 +79,13 @@ class Node:
         return (self.addr, self.pid, self.local_id, self.member)
 
     def is_later_than(self, other: Node) -> bool:
-        """Whether it is what became of ``other``, of the same torchrun."""
+        """Whether it is a later record than ``other`` of the same torchrun."""
         same = (self.member, self.nonce) == (other.member, other.nonce)
         return same and self._progress > other._progress
 
     @property
     def _progress(self) -> tuple[int, int, bool]:
-        """Orders what one torchrun goes through: each ask is handed a round, or ends."""
+        """A sort key for the records of one torchrun: each ask gets a round, or ends."""
         return (self.ask, _STATES.index(self.state), self.finished)
 
     def to_json(self) -> bytes:
@@ -131,39 +134,41 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of the rendezvous; a run begins with ``first_round``, which is not stored.
-
-    ``frozen`` is the world in rank order once ``complete``. ``finishing`` says that an agent
-    stands in the exit barrier, ``closed`` why no round will follow. ``former``: while it is open,
-    the members of the world before it, whose places nobody else takes while they are here.
-    ``restored``: it was written again after the store had lost it. What its nodes had stored for
-    each other, such as the address to meet at, may be lost, so nobody enters it any more.
-    ``restored_at``: the store's revision when that was found out; 0 where not known. What nodes
-    have on record from up to then may be what the backup had, and be older than this round.
-    """
+    """One round of the rendezvous; a run begins with ``first_round``, which is not stored."""
 
     number: int = 0
     complete: bool = False
+    """Whether ``frozen`` is fixed."""
     closed: ClosedWhy = ""
+    """Why no round will follow; empty while one may."""
     finishing: bool = False
+    """Whether an agent waits in the exit barrier."""
     frozen: tuple[Seat, ...] = ()
+    """The world in rank order, once ``complete``."""
     mod_revision: int = 0
+    """The store's revision of the record; 0 before it is stored."""
     former: tuple[str, ...] = ()
+    """While the round is open: members of the world before it. Nobody else takes their places as
+    long as they are here."""
     restored: bool = False
+    """Whether it was written again after the store had lost it. Keys that its nodes had stored for
+    each other, such as the master's address, may be lost, so no node enters it any more."""
     restored_at: int = 0
+    """The store's revision at which the loss was noticed; 0 if unknown. Node records up to that
+    revision may come from the backup and be older than this round."""
 
     def is_world_of(self, node: Node) -> bool:
-        """Whether ``node`` was handed this round, and not another one of that number.
+        """Whether ``node`` has a place in this round, and not in another one of that number.
 
-        A store that lost a round may have given its number out once more before it was back.
+        A store that has lost a round may have used its number again before the round was back.
         """
         handed = self.complete and (node.state, node.round) == ("in", self.number)
         return handed and node.seat in self.frozen
 
     def is_later_than(self, node: Node) -> bool:
-        """Whether ``node`` is what a restored store had of a member before it got its place here.
+        """Whether ``node`` is a backup's record of a member, from before it got its place here.
 
-        Else its torchrun, or another one, would have been seen to leave a world that trains on.
+        If it counted, a torchrun would seem to have left a world that trains on.
         """
         return node.mod_revision <= self.restored_at and any(
             seat.member == node.member and seat != node.seat for seat in self.frozen
@@ -171,12 +176,12 @@ class Round:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that a run begins with."""
+        """Whether it is the first round of a run."""
         return self.number % ROUNDS_PER_LIFE == 0
 
     @property
     def age(self) -> tuple[int, bool, bool, bool]:
-        """Orders what one round can go through: of two records the greater is the later one."""
+        """A sort key for the records of one round: the greater one is the later one."""
         return (self.number, self.complete, self.finishing, bool(self.closed))
 
     def to_json(self) -> bytes:
@@ -224,9 +229,9 @@ class Round:
 def first_round(generation: int) -> Round:
     """Make the round that a run begins with in ``generation``, which counts from 1.
 
-    torch names what its agents tell each other by the number of the round. So no two lives of a
-    job share one: an agent that comes from the former life would wait for what its world there
-    never said, or read and write what is the present one's.
+    torch's agents exchange keys that are named by the round's number. So no two generations share
+    a number: an agent from the former generation would wait for keys that nobody sets, or read and
+    write those of the present world.
     """
     return Round((generation - 1) * ROUNDS_PER_LIFE)
 

@@ -37,14 +37,13 @@ log = logging.getLogger(__name__)
 
 
 class Rendezvous:
-    """One run id in one generation. ``membership`` and ``policy`` must be cheap.
+    """One run in one generation.
 
-    ``membership`` is called with the round that it is looked at from.
-    Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``
-    is the prefix of the drains. ``life_since_s``: since when the member has been in
-    this life of the job, on ``clock``. ``came`` is told the nonce of each torchrun here that
-    asks, ``ended`` that of one that is gone, and how it has ended. ``last_seen``: the
-    round as this sidecar has seen it before, for where the store has lost it.
+    Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``:
+    prefix of the drains' keys. ``membership`` (called with the current round) and ``policy`` must
+    be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: since when the member has been in
+    this generation. ``came``, ``ended``: as for ``Place``. ``last_seen``: the round that this
+    sidecar has seen before; it counts if the store has lost it.
     """
 
     def __init__(
@@ -135,13 +134,13 @@ class Rendezvous:
             tasks.create_task(self._decisions.confirm(), name=f"absences in {self.run_id}")
 
     def remember(self, last_seen: Round) -> None:
-        """Hold on to a round that a sidecar before this one has seen, if the store has lost it."""
+        """Keep a round that an earlier sidecar has seen, if the store has lost it."""
         if self._run.remember(last_seen):
             self._evaluator.restored = True
             self._own_node_changed()
 
     def end(self) -> None:
-        """The run, or its life of the job, is over: nothing is written any more, nobody waits."""
+        """Write nothing any more and wake all who wait: the run or its generation is over."""
         self._ended = True
         self._unsubscribe()
         self._own.retire()
@@ -163,11 +162,11 @@ class Rendezvous:
         return self._decisions.reason
 
     def snapshot(self) -> RunSnapshot:
-        """The run as the mirror has it."""
+        """Return the run as the mirror has it."""
         return self._evaluator.stored()
 
     def live_round(self, master: str) -> LiveRound:
-        """The round as drains look at it; ``master`` names it to its ranks."""
+        """Return the round as drains see it; ``master``: as ``master_token`` returns it."""
         evaluation = self._evaluator.evaluate()
         return live_round(
             self.run_id, evaluation.stored, evaluation.standings, self.policy(), master
@@ -179,7 +178,7 @@ class Rendezvous:
         """Make the view of ``claim``."""
         node = self.place.own_node(claim)
         if node is None:
-            # Not the one that counts (any more), or new: it is in nothing.
+            # It does not hold the place (any more), or is new: it is on no list.
             full = claim is not self.place.holder
             return View("apart", Round(self._run.round.number), full=full)
         evaluation = self._evaluator.evaluate()
@@ -195,7 +194,7 @@ class Rendezvous:
         )
 
     def is_dead(self, round_number: int) -> bool:
-        """Whether keys that are not set in this round never will be."""
+        """Whether no key of this round will be set any more."""
         current = self._run.round
         if round_number < current.number:
             return True
@@ -217,7 +216,7 @@ class Rendezvous:
         if self.member in snapshot.membership.leaving:
             return True
         if closed == "success":
-            # It is done, and speaks for none that is to go on.
+            # Its work is done, but it may not close the run for nodes that go on.
             return bool(snapshot.round.closed) or somebody_goes_on(snapshot, standings)
         others = [
             seat
@@ -229,7 +228,7 @@ class Rendezvous:
         )
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:
-        """Change the round that ``node`` is in, for as long as it is the live one."""
+        """Change the round that ``node`` is in, as long as it is the live one."""
 
         def edit_live(current: Round) -> Round | None:
             live = current.complete and current.number == node.round
@@ -240,16 +239,16 @@ class Rendezvous:
             await shown(self._mirror, revision)
 
     def news(self) -> Coroutine[Any, Any, object]:
-        """Wait until the round, the own node or who is gone has changed since this was called.
+        """Wait for a change of the round, the own node or a standing since this was called.
 
-        Since then, and not since it was awaited: a task for it begins some turns later.
+        Not since it was awaited: a task for it begins some turns later.
         """
         return self._news.wait()
 
     # --- the mirror and the own node ---
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take in one batch; what is no news to agents is looked at when its turn comes."""
+        """Apply one batch; wake agents at once if it changes the round or the own node."""
         if self._run.went_back(self._mirror.revision, events):
             log.warning("the store was restored or emptied: writing what this sidecar knows again")
             self._evaluator.restored = True
@@ -258,8 +257,8 @@ class Rendezvous:
         member_key = self._registered.member_key
         for event in events:
             touched = self._run.apply(event)
-            # Launchers' own keys change all the time and mean nothing here. What else changes may
-            # be of the membership, which is looked at later: hundreds may come at once.
+            # Launchers' own keys change all the time and mean nothing here. Any other key may
+            # belong to the membership, which is evaluated later: hundreds may come at once.
             looks = looks or bool(touched) or not event.kv.key.startswith(self._runs)
             if event.kv.key == self._own_key:
                 self._own.see(event)
@@ -282,7 +281,7 @@ class Rendezvous:
         news.set()
 
     def _handing(self) -> Handing | None:
-        """Propose what becomes of our own node once it is frozen."""
+        """Propose the change of the own node that follows once it is frozen."""
         evaluation, node = self._evaluator.evaluate(), self._own.node
         if node is None:
             return None

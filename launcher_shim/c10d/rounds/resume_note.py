@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a relay keeps for the sidecar, so that the next one goes on where this one ended."""
+"""The note that a relay keeps for the next sidecar, so that it resumes where this one ended."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from rdzv.store import KeyValue
 log = logging.getLogger(__name__)
 
 SEATS_MAX = 128
-"""The frozen list of a larger world is not even tried: with it the note would be too long."""
+"""Worlds with more seats are not put into a note: it would be too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Which run a client takes part in, in which generation, and its node there if it has one.
+    """What a sidecar has in memory about one client.
 
-    ``finished_round``: the round whose exit barrier its agent has come to. ``filled_round``: the
-    round that its agent was given fillers for. ``world``: the round that it is in, where a note has
-    room for that: if no sidecar that has seen it is left, a restored store has it from here.
-
-    It only has to stand in for what a sidecar would have in memory: of it and the node's record in
-    the store the later one counts.
+    Of the note's node and the node record in the store, the later one counts.
     """
 
     run_id: str
+    """The run that the client takes part in."""
     generation: int
+    """The generation of that run."""
     node: Node | None = None
+    """The client's node, if it has one."""
     finished_round: int = -1
+    """The round whose exit barrier its agent has reached."""
     filled_round: int = -1
+    """The round for which its agent was given fillers."""
     world: Round | None = None
+    """The round that it is in, if a note has room for it: a restored store gets it from here if no
+    sidecar is left that has seen it."""
 
     def encode(self) -> bytes:
         """Encode for the relay."""
@@ -57,7 +59,7 @@ class Note:
 
     @classmethod
     def read(cls, content: bytes) -> Self | None:
-        """Decode; None for a client that took part in nothing, or what is no note of ours."""
+        """Decode; None if the client took part in nothing, or the note is not ours."""
         if not content:
             return None
         name = "a relay's note"

@@ -43,10 +43,9 @@ class RoundKey:
         self._diary = Diary(log)
 
     async def decide(self, wanted: Round, stored: RunSnapshot) -> int | None:
-        """Write ``wanted``, provided that nothing it rests on has changed since ``stored``.
+        """Write ``wanted`` if nothing that it rests on has changed since ``stored``.
 
-        Returns the revision that the watch must have passed before a loser tries again, or None
-        where that is not known.
+        Returns the revision that the watch must reach before a loser tries again; None if unknown.
         """
         try:
             result = await self._store.txn(
@@ -54,14 +53,14 @@ class RoundKey:
                     self._is(stored.round),
                     # One compare for all nodes: one for each would pass etcd's limit of 128.
                     Compare(self._keys.nodes, "mod", "<", stored.revision + 1, prefix=True),
-                    # Whose drain has begun meanwhile must not be frozen.
+                    # A member whose drain has begun meanwhile must not be frozen.
                     Compare(self._drains, "mod", "<", stored.revision + 1, prefix=True),
                     self._registered.holds(),
                 ],
                 [Put(self._keys.round, wanted.to_json())],
             )
         except StoreError as error:
-            # What became of it, the watch will tell; the compares make a repetition harmless.
+            # The watch will show the outcome; the compares make a retry harmless.
             self._diary.say(f"the round waits for the store: {error}")
             await self._pause()
             return None
@@ -70,9 +69,9 @@ class RoundKey:
         return result.revision
 
     async def edit(self, current: Round, edit: Callable[[Round], Round | None]) -> int | None:
-        """Change the round until ``edit`` has nothing to change; return the revision of a write.
+        """Write ``edit`` of the round; return the revision, or None if nothing was to change.
 
-        Waits while the store is away: whoever asked for it has to wait as well.
+        Retries for as long as the store is away, and its caller waits.
         """
         while (wanted := edit(current)) is not None:
             try:
@@ -93,7 +92,7 @@ class RoundKey:
                 return result.revision
             read = _parse(result.responses[0])
             if read is None or read.mod_revision == current.mod_revision:
-                # It is our registration that does not hold: it will.
+                # The registration guard does not hold; it will once the member is registered.
                 await self._pause()
             current = read or current
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The membership as one round depends on it: who may be in it, who leaves, whether it must end."""
+"""The part of the membership that one round depends on: who may join, who leaves."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def run_membership(
     fenced: str | None = None,
     saved: frozenset[str] = frozenset(),
 ) -> RoundMembers:
-    """Look at ``snapshot`` from round ``current`` of ``run_id``; a function of these alone.
+    """Return what round ``current`` of ``run_id`` depends on in ``snapshot``: pure.
 
-    ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's own name, where another pod has
-    taken it over. ``saved``: as in ``RoundMembers``; votes tell that, which are not part of a
-    snapshot.
+    ``listing`` is that of ``snapshot``. ``fenced``: this sidecar's member name if another pod has
+    taken it over. ``saved``: as in ``RoundMembers``; it follows from votes, which no snapshot has.
     """
     kept_out = (snapshot.members[name] for name in listing.quarantined & listing.excluded.keys())
     fit = sorted([*listing.listed, *listing.standby, *kept_out], key=lambda one: one.age_order)
@@ -51,10 +50,10 @@ def run_membership(
 
 
 def _is_of_backup(drain: Drain, current: Round) -> bool:
-    """Whether a restored store has a drain from before its member got a place in ``current``.
+    """Whether ``drain`` is a backup's, from before its member got a place in ``current``.
 
-    Nobody who drains gets one. It is that of the pod before it, whose name the backup takes for
-    held until the present pod has registered again.
+    A draining member gets no place. So it is the drain of an earlier pod, which has the name in
+    the backup until the present pod has registered again.
     """
     return 0 < drain.created_revision <= current.restored_at and any(
         seat.member == drain.member for seat in current.frozen
@@ -62,9 +61,9 @@ def _is_of_backup(drain: Drain, current: Round) -> bool:
 
 
 class MembershipOfRun:
-    """The membership as one run depends on it; the same object for as long as nothing in it moved.
+    """Caches ``run_membership`` of one run until one of its inputs changes.
 
-    ``fenced`` gives this sidecar's own name while another pod has taken it over, else None.
+    ``fenced`` returns this sidecar's member name while another pod has taken it over, else None.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class MembershipOfRun:
         self._cached: tuple[Snapshot, Round, str | None, frozenset[str], RoundMembers] | None = None
 
     def at(self, current: Round) -> RoundMembers:
-        """Look at it from round ``current``."""
+        """Return what round ``current`` depends on."""
         snapshot, fenced, cached = self._membership.snapshot(), self._fenced(), self._cached
         saved = self._saved(snapshot, current.number)
         if cached is None or cached[0] is not snapshot or cached[1:4] != (current, fenced, saved):
@@ -86,7 +85,7 @@ class MembershipOfRun:
         return cached[4]
 
     def _saved(self, snapshot: Snapshot, number: int) -> frozenset[str]:
-        """Who leaves and has saved while others still do; cheap while nobody saves."""
+        """Return members that leave and have saved while others still save."""
         if not snapshot.drains or snapshot.commit is None or snapshot.commit.phase != "commit":
             return frozenset()
         votes = self._membership.votes()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose turn it is to write a decision that every sidecar sees due at the same moment: pure.
 
-One write is enough, and each carries the whole round. Whose write made the decision due goes first;
-the others follow in an order that all of them know, so that one that is away only costs a turn.
-How late the watch is decides how many write, and not how many there are.
+One write is enough, as each carries the whole round. The sidecar whose write made the decision due
+goes first; the others follow in an order that all compute alike, so one that is away costs a turn.
+The number of writes depends on the watch's delay, and not on the number of sidecars.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Round
 
 TURN_S = 0.5
-"""Between two turns. Longer than a watch on a busy store is late, mostly."""
+"""Seconds between two turns. Longer than the usual delay of a watch on a busy store."""
 
 SPREAD = 0.2
-"""By how much of itself a turn comes later, by chance."""
+"""Jitter: the largest random delay of a turn, as a fraction of ``TURN_S``."""
 
 
 def order(wanted: Round, stored: RunSnapshot) -> list[str]:
-    """Members in the order in which they are to write ``wanted``: all with a node in the store."""
+    """Return all members with a stored node, in the order in which they may write ``wanted``."""
     nodes = stored.nodes
     newest = max(nodes.values(), key=lambda node: node.mod_revision, default=None)
     first = [] if newest is None else [newest.member]
@@ -32,10 +32,10 @@ def order(wanted: Round, stored: RunSnapshot) -> list[str]:
 
 
 def delay_s(member: str, members: Sequence[str], random: Random) -> float:
-    """For how long ``member`` leaves a decision to those before it among ``members``.
+    """Return for how many seconds ``member`` leaves a decision to those before it in ``members``.
 
-    At each turn twice as many may write as before, so that hundreds that are away at once cost
-    a few turns. Who is not among them comes last.
+    The number of members that may write doubles with each turn, so hundreds that are away at once
+    cost a few turns. A member that is not in ``members`` comes last.
     """
     place = members.index(member) if member in members else len(members)
     return place.bit_length() * TURN_S * random.uniform(1, 1 + SPREAD)

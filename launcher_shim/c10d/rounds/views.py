@@ -27,18 +27,17 @@ deadline. ``waiting``: in the wait list of a full world.
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What one agent is shown; two equal views are the same bytes.
-
-    ``full``: for one that is not in the world, whether that world looks complete and full.
-    ``phantom``: a waiter that does not exist, which makes torch leave the world without burning a
-    restart.
-    """
+    """What one agent is shown; two equal views are the same bytes."""
 
     role: Role
     round: Round
     full: bool = False
+    """To an agent that is not in the world: whether that world looks complete and full."""
     phantom: bool = False
+    """Whether a waiter is shown that does not exist. It makes torch leave the world without using
+    up a restart."""
     closed: bool = False
+    """Whether the run looks closed."""
 
 
 def view(
@@ -52,13 +51,13 @@ def view(
     filled_round: int,
     waited_s: float = 0.0,
 ) -> View:
-    """Make the view of ``node``, whose record in ``snapshot`` must be what it should be.
+    """Make the view of ``node``; ``snapshot`` has its record as it should be.
 
-    ``parked``: the agent was last shown ``parked`` (or may have been, before a restart) and has
-    not taken itself off the list since. ``parks``: it knows a redundancy list (torch 2.3) and its
-    own maximum is ours; one that does not waits in the wait list, where its join may time out.
-    ``filled_round``: the round that it was given fillers for. ``waited_s``: for how long its time
-    to join has run. A round that does not form, as below ``min``, may take days.
+    ``parked``: whether the agent was last shown ``parked`` (or may have been, before a restart)
+    and has not taken itself off the list since. ``parks``: whether it knows a redundancy list
+    (torch 2.3) and has the job's maximum; if not, it waits in the wait list, where its join may
+    time out. ``filled_round``: the round for which it was given fillers. ``waited_s``: for how
+    many seconds its join timeout has run. A round below ``min`` may take days to form.
     """
     current = snapshot.round
     member = node.member
@@ -89,9 +88,9 @@ def view(
 def trains_no_more(
     snapshot: RunSnapshot, standings: Standings, node: Node, filled_round: int
 ) -> bool:
-    """Whether ``node`` is in a world in which it can train no more, so that it is to leave it.
+    """Whether ``node`` must leave its world because it can train in it no more.
 
-    ``filled_round``: as for ``view``. A world that is only to let somebody in trains until it does.
+    ``filled_round``: as for ``view``. A world that only waits to let a member in trains on.
     """
     current = snapshot.round
     if not current.is_world_of(node) or node.finished:
@@ -108,7 +107,7 @@ def trains_no_more(
 
 
 def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether somebody of the present world still trains, has left it to ask again, or is to."""
+    """Whether a node of the present world still trains, or has left or must leave to ask again."""
     if snapshot.goes_on():
         return True
     granted = snapshot.membership.granted
@@ -121,7 +120,7 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
 
 
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy) -> bool:
-    """Whether the present world is to leave its round and form a new one."""
+    """Whether the present world must leave its round and form a new one."""
     current = snapshot.round
     if not current.complete or current.closed == "success":
         return False
@@ -130,8 +129,8 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPo
         return True
     if current.finishing:
         return False
-    # A newcomer is let in by the whole world at once. Who left it for one while others are on their
-    # way back from a cut would meet them only in yet another round.
+    # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
+    # reconnecting after a cut, would meet those only in yet another round.
     return (
         not standings.uncertain
         and not membership.joins_wait
@@ -140,11 +139,12 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPo
 
 
 def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether nobody of the present world can train or save on in it, not even who leaves the job.
+    """Whether no node of the present world can train or save in it any more.
 
-    That one leaves it as the others do: it may not train on with one who is merely cut off, while
-    the others form the next one. Who was let go stands still until its SIGTERM. Nobody is excused
-    because another one has finished: without the one that is gone, these never will.
+    That holds for draining members too: they leave it as the others do, and do not train on with a
+    node that is merely cut off while the others form the next world. A granted member stands still
+    until its SIGTERM. That one node has finished excuses no other: without the lost one, they
+    never finish.
     """
     current = snapshot.round
     if not current.complete or current.closed == "success":
@@ -153,7 +153,7 @@ def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:
 
 
 def _stands_still(snapshot: RunSnapshot) -> bool:
-    """Whether the present world has saved, and stands still for somebody to go or come."""
+    """Whether the present world has saved, and stands still for a leave or a join."""
     current, membership = snapshot.round, snapshot.membership
     if not current.complete or current.finishing or current.closed == "success":
         return False
@@ -161,11 +161,11 @@ def _stands_still(snapshot: RunSnapshot) -> bool:
 
 
 def hand(snapshot: RunSnapshot, standings: Standings, node: Node) -> Node | None:
-    """Make of ``node``, if it asks and is frozen, one that was handed the round; else None.
+    """Return ``node`` with a place in the completed round; None if there is nothing to change.
 
-    Where one of the world is gone before everybody was handed it, that world can no longer be:
-    then ``node`` withdraws, and asks anew. So it does where the store has lost the round meanwhile
-    and perhaps the address to meet at, which nobody stores again.
+    If a member is gone before all have their places, that world cannot form: ``node`` withdraws
+    and asks again. The same holds if the store has lost the round, and with it perhaps the
+    master's address, which nobody stores again.
     """
     current = snapshot.round
     if not current.complete or node.state != "asking" or node.seat not in current.frozen:
