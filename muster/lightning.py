@@ -3,9 +3,13 @@
 
     from muster.lightning import MusterCallback, last_checkpoint
 
-    trainer = Trainer(..., callbacks=[MusterCallback("/shared/checkpoints")])
+    devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    num_nodes = int(os.environ["WORLD_SIZE"]) // devices
+    callback = MusterCallback("/shared/checkpoints")
+    trainer = Trainer(..., devices=devices, num_nodes=num_nodes, callbacks=[callback])
     trainer.fit(model, data, ckpt_path=last_checkpoint("/shared/checkpoints"))
 
+Lightning does not ask torchrun how many nodes there are, and each world may have another number.
 The directory has to be one that every pod of the job reads and writes; let a ``ModelCheckpoint``
 for periodic checkpoints use the same. The boundaries are the optimizer steps, however many batches
 each of them accumulates.
@@ -22,6 +26,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
+from muster.progress import own_file
 from muster.resuming import shortfall
 from muster.torch_file import whole_step
 
@@ -44,6 +49,21 @@ class MusterCallback(Callback):
         self._directory = directory
         self._drain: Optional[Drain] = None
         self._step = -1
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raise ``ValueError`` where Lightning's world is not the one that torchrun has started.
+
+        Without ``num_nodes`` each rank would train alone, and all save to the same files.
+        """
+        file = own_file()
+        if file is None or not file.rank.of_torchrun:
+            return
+        ranks, world_size = file.rank.world_size, trainer.world_size
+        if ranks != world_size:
+            raise ValueError(
+                "torchrun has started %d ranks, and Lightning trains in a world of %d: give its"
+                ' Trainer num_nodes=int(os.environ["WORLD_SIZE"]) // devices' % (ranks, world_size)
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take part from now on."""

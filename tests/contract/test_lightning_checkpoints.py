@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from muster.progress import RankIdentity
 from tests.support.ports import free_ports
 from tests.support.training.worker import SCRIPTS, START_S, worker
 
@@ -129,6 +130,18 @@ def test_a_save_that_is_killed_leaves_no_checkpoint_and_the_next_clears_up(
     callback._save(trainer, 30)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["muster-10.ckpt", "muster-30.ckpt"]
     assert trainer.waited == 2, "for a plug-in that writes in the background"
+
+
+def test_ranks_that_would_each_train_alone_are_refused(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would in silence, and save to the same files, where ``num_nodes`` is not given."""
+    started = RankIdentity({"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "2"})
+    monkeypatch.setattr(library, "own_file", lambda: SimpleNamespace(rank=started))
+    callback = library.MusterCallback("/shared")
+    callback.setup(SimpleNamespace(world_size=2), None, "fit")
+    with pytest.raises(ValueError, match=r"started 2 ranks, .* a world of 1: .*num_nodes"):
+        callback.setup(SimpleNamespace(world_size=1), None, "fit")
 
 
 def test_every_rank_is_told_what_rank_0_has_found(tmp_path: Path) -> None:

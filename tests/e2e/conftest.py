@@ -14,6 +14,7 @@ from tests.support.cluster.fixtures import kubelab as kubelab
 from tests.support.cluster.fixtures import sidecar_in_lab as sidecar_in_lab
 from tests.support.training.background import Background
 from tests.support.training.job import Job
+from tests.support.training.local import start as start
 
 _jobs: list[Job] = []
 _ended: list[tuple[str, str]] = []

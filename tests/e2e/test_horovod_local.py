@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,29 +10,22 @@ from typing import Any
 import pytest
 
 from tests.support.horovod.cluster import horovod_folder
-from tests.support.training.local import PACED, LocalJob, moments, sizes
+from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
 
 DIGITS = str(ROOT / "examples" / "horovod_digits.py")
 
 pytestmark = pytest.mark.timeout(900)
 
-Start = Callable[..., LocalJob]
-
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    jobs: list[LocalJob] = []
-
+def start(start: Start) -> Start:
     def start_job(*arguments: str, script: tuple[str, ...]) -> LocalJob:
         patience, folder = ("--gloo-timeout-seconds", "120"), horovod_folder()
         launcher = (f"{folder}/horovodrun", *patience, f"{folder}/python", *script)
-        jobs.append(LocalJob(tmp_path, *arguments, "--", *launcher))
-        return jobs[-1]
+        return start(*arguments, "--", *launcher)
 
-    yield start_job
-    for job in jobs:
-        job.end()
+    return start_job
 
 
 def every_step(timeline: dict[str, Any]) -> list[int]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.training.local import PACED, LocalJob, moments, sizes
+from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
 
 STEPS = str(ROOT / "examples" / "torch_steps.py")
@@ -32,21 +31,7 @@ time.sleep(3600)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 
-Start = Callable[..., LocalJob]
 long = pytest.mark.long
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    jobs: list[LocalJob] = []
-
-    def start_job(*arguments: str) -> LocalJob:
-        jobs.append(LocalJob(tmp_path, *arguments))
-        return jobs[-1]
-
-    yield start_job
-    for job in jobs:
-        job.end()
 
 
 def last_step(job: LocalJob) -> int:

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from console.local.processes.marked import holding
 from tests.support.training.pods import ROOT
@@ -27,6 +29,7 @@ class LocalJob:
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.name = f"job-{uuid.uuid4().hex[:8]}"
         self.report = directory / "report"
+        self.logs = directory / "logs"
         self.checkpoint = directory / "checkpoints" / "torch_steps.json"
         self._hurry = directory / "hurry"
         self.lines: list[str] = []
@@ -40,7 +43,7 @@ class LocalJob:
             [
                 *(sys.executable, "-m", "console.main", "local"),
                 *("--job", self.name, "--report", str(self.report), "--lease-ttl", "5"),
-                *("--log-dir", str(directory / "logs"), *arguments),
+                *("--log-dir", str(self.logs), *arguments),
             ],
             cwd=ROOT,
             env=environ,
@@ -113,6 +116,23 @@ class LocalJob:
         """Live processes of this job whose environment holds every one of ``marks``."""
         names = (f"MUSTER_JOB={self.name}", f"PET_RDZV_ID={self.name}")
         return set().union(*(holding(name, *marks) for name in names))
+
+
+Start = Callable[..., LocalJob]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start jobs in the directory of the test; none outlives it."""
+    jobs: list[LocalJob] = []
+
+    def start_job(*arguments: str) -> LocalJob:
+        jobs.append(LocalJob(tmp_path, *arguments))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.end()
 
 
 def sizes(timeline: dict[str, Any]) -> list[int]:

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training that loses no step when a node has to go: the whole script, torch alone.
+
+    muster local --nodes 2 --event drain:rank0@world2+5s -- torchrun examples/torch_ddp.py
+
+Rank 0 saves the whole model, and every rank is handed what it loads. Which rows come next follows
+from the step, so that nothing about the data has to be saved.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import muster
+
+STEPS = int(os.environ.get("STEPS", "400"))
+STEP_S = 0.1  # there is time to watch; 0: full speed
+ROWS, BATCH = 4096, 64  # a batch is of all ranks together
+CHECKPOINT = Path(os.environ.get("CHECKPOINT_DIR", "checkpoints")) / "torch_ddp.pt"
+
+
+def save(step: int, parts: dict[str, Any]) -> None:
+    """Rank 0 writes aside and renames: a kill leaves the former checkpoint or this one."""
+    if dist.get_rank() == 0:
+        CHECKPOINT.parent.mkdir(parents=True, exist_ok=True)
+        saved = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({"step": step, **saved}, CHECKPOINT.with_suffix(".part"))
+        CHECKPOINT.with_suffix(".part").replace(CHECKPOINT)
+
+
+def load(parts: dict[str, Any]) -> int:
+    """Hand every rank what rank 0 finds; return its step, 0 where there is no checkpoint yet."""
+    found: list[Any] = [{"step": 0}]
+    if dist.get_rank() == 0 and CHECKPOINT.exists():
+        found = [torch.load(CHECKPOINT, map_location="cpu", weights_only=True)]
+    dist.broadcast_object_list(found)
+    for name in parts.keys() & found[0].keys():
+        parts[name].load_state_dict(found[0][name])
+    return muster.check_start(found[0]["step"], CHECKPOINT.parent)
+
+
+def shares(start: int) -> Iterator[list[int]]:
+    """This rank's rows of each batch after step ``start``: the batches of a world of any size."""
+    for step in range(start, STEPS):
+        epoch, index = divmod(step, ROWS // BATCH)
+        order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(epoch)).tolist()
+        batch = order[index * BATCH : (index + 1) * BATCH]
+        yield batch[dist.get_rank() :: dist.get_world_size()]
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    inputs = torch.randn(ROWS, 8)
+    net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    parts = {"net": net, "optimizer": optimizer}
+    start = load(parts)
+    print(f"rank {rank} of {world_size} starts at step {start}", flush=True)
+
+    model = DistributedDataParallel(net)
+    rows = DataLoader(TensorDataset(inputs, inputs.sin()), batch_sampler=shares(start))
+    with muster.drain() as drain:
+        for step, (given, wanted) in enumerate(rows, start + 1):
+            # The ranks' gradients are averaged: this weight makes that the mean over the batch.
+            loss = (model(given) - wanted).square().sum() * world_size / (BATCH * 8)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if drain.commit_due(step) or step % 100 == 0:
+                save(step, parts)
+                drain.committed(step)
+            time.sleep(STEP_S)
+
+    if rank == 0:
+        loss = (net(inputs) - inputs.sin()).square().mean()
+        print(f"loss {loss.item():.5f} after {STEPS} steps", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
