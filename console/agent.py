@@ -27,7 +27,8 @@ from console.options import configured_by
 def agent(config: Config) -> int:
     """Run the sidecar of one worker: what the image does.
 
-    Every option is also a variable, named in brackets; a flag wins.
+    Every option is also an environment variable, named in brackets; the option wins. Relative
+    paths count from the working directory.
     """
     always = {"namespace": config.namespace, "job": config.job, "member": config.member}
     logs.configure(config.log_format, always)

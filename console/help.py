@@ -47,10 +47,20 @@ class SectionedOption(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help ends with its settings of the store and its exit statuses."""
+    """A command whose help ends with its settings of the store and its exit statuses.
 
-    def __init__(self, *args: Any, statuses: Mapping[int, str] | None = None, **kwargs: Any):
+    ``tables``: what else its help explains, by title: words and what each is.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        statuses: Mapping[int, str] | None = None,
+        tables: Mapping[str, Mapping[str, str]] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.tables = tables or {}
         sections = {getattr(parameter, "section", "") for parameter in self.params}
         of_stores = STORE_STATUSES if STORE_SECTION in sections else {}
         self.statuses = {**STATUSES, **of_stores, **(statuses or {})}
@@ -68,7 +78,10 @@ class Command(click.Command):
                 formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the exit statuses before the examples."""
+        """Write the tables and the exit statuses before the examples."""
+        for title, rows in self.tables.items():
+            with formatter.section(title):
+                formatter.write_dl(list(rows.items()))
         with formatter.section("Exit status"):
             formatter.write_dl(
                 [(str(status), self.statuses[status]) for status in sorted(self.statuses)]

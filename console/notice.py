@@ -20,17 +20,25 @@ ANSWER_TIMEOUT_S = 5.0
 @click.command(
     cls=Command,
     short_help="Tell this pod's sidecar that the pod will go away.",
-    epilog="Example, as the sidecar's preStop hook: muster notice --reason 'the pod is deleted'",
+    epilog="\b\nExample, as the sidecar's preStop hook:\n"
+    "  muster notice --reason 'the pod is deleted'",
 )
 @click.option(
     "--run-dir",
+    metavar="DIR",
     default="/var/run/muster",
     envvar="MUSTER_RUN_DIR",
     show_default=True,
     show_envvar=True,
     help="The sidecar's run directory.",
 )
-@click.option("--reason", default="the pod is being ended", show_default=True, help="For people.")
+@click.option(
+    "--reason",
+    metavar="TEXT",
+    default="the pod is being ended",
+    show_default=True,
+    help="For people.",
+)
 def notice(run_dir: str, reason: str) -> int:
     """Start the drain of this pod, and return as soon as its sidecar has taken the notice.
 

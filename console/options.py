@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from agent.config.sidecar import STORE_SETTINGS
-from agent.config.table import Configuration, Setting, load, settings_of
+from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
 from rdzv.errors import ConfigError
 
@@ -37,7 +37,7 @@ def configured_by(kind: type[C]) -> Callable[[Command], Command]:
                 cls=SectionedOption,
                 section=section,
                 metavar=setting.metavar,
-                help=_help(setting),
+                help=f"{setting.why}  {setting.brackets}",
             )
             read = option(read)
         return read
@@ -66,13 +66,3 @@ def shown_with(command: Command) -> Command:
     """Decorate a command that shows state: ``--json`` and ``--watch``."""
     command = click.option("--watch", is_flag=True, help="Follow it until Ctrl-C.")(command)
     return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(command)
-
-
-def _help(setting: Setting) -> str:
-    if setting.default is None:
-        note = " [required]"
-    elif isinstance(setting.default, str) and setting.default:
-        note = f" [default: {setting.default}]"
-    else:
-        note = ""
-    return f"{setting.why}{note} [{setting.variable}]"

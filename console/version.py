@@ -19,7 +19,7 @@ from rdzv.records.codec import SCHEMA
 GIT_TIMEOUT_S = 5.0
 
 
-@click.command(cls=Command)
+@click.command(cls=Command, short_help="The versions of Muster, its store schema, Python, torch.")
 def version() -> None:
     """Print the versions of Muster, its store schema, Python and torch."""
     click.echo(described())

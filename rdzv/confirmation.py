@@ -56,6 +56,7 @@ class Confirmation:
             async with asyncio.timeout(HEALTHY_S):
                 await self._mirror.reached(result.revision)
         except (StoreError, TimeoutError) as error:
-            log.debug("a linearizable read failed, retrying: %s", error)
+            why = str(error) or f"the mirror did not follow within {HEALTHY_S:g} s"
+            log.debug("a linearizable read failed, retrying: %s", why)
             return False
         return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -38,10 +39,12 @@ def free_text(text: str) -> str:
 
 
 def directory(text: str) -> str:
-    """An absolute path that needs no quotes in a shell."""
-    if not re.fullmatch(r"/[A-Za-z0-9_./+@%=:,-]*", text, re.ASCII):
-        raise ValueError("expected an absolute path without blanks or quotes")
-    return text
+    """A path that needs no quotes in a shell; a relative one is resolved, as by a shell."""
+    path = os.path.abspath(text)
+    if not re.fullmatch(r"/[A-Za-z0-9_./+@%=:,-]*", path, re.ASCII):
+        where = "" if path == text else f"; it is {path!r} from here"
+        raise ValueError(f"expected a path without blanks or quotes{where}")
+    return path
 
 
 def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
@@ -137,10 +140,10 @@ def endpoints(text: str) -> tuple[str, ...]:
 
 
 def file(text: str) -> str:
-    """The path of a file, or none."""
+    """The path of a file, or none; a relative one is resolved, as by a shell."""
     if not text.isprintable():
         raise ValueError("expected the path of a file")
-    return text
+    return os.path.abspath(text) if text else text
 
 
 def unspelled(text: str) -> str:

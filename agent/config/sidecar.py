@@ -147,7 +147,8 @@ class Config(JobConfig):
             texts.name,
             lambda environ: socket.gethostname(),
             "NAME",
-            "Name of this member: the pod's name. [default: the host's name]",
+            "Name of this member: the pod's name.",
+            otherwise="the host's name",
         )
     )
     pod_uid: str = field(
@@ -184,7 +185,8 @@ class Config(JobConfig):
             _own_address,
             "IP",
             "Address that other nodes reach this one at, which also serves health and metrics;"
-            " in a pod give status.podIP. [default: 127.0.0.1 outside Kubernetes]",
+            " in a pod give status.podIP.",
+            otherwise="127.0.0.1 outside Kubernetes",
         )
     )
     node: str = field(

@@ -28,7 +28,8 @@ class Setting:
     ``parse`` turns text into the value and raises ``ValueError`` with what was expected.
     ``default`` is the text of the default, a function from the environment to it, or None for a
     setting that must be given. ``why`` is a sentence for ``--help``; ``metavar`` names the unit.
-    ``quote`` spells a wrong text in a message; what may hold a secret is not spelled.
+    ``quote`` spells a wrong text in a message; what may hold a secret is not spelled. ``otherwise``
+    says in words what counts where nobody gives it; None: ``default`` is said.
     """
 
     flag: str
@@ -37,11 +38,24 @@ class Setting:
     metavar: str
     why: str
     quote: Callable[[str], str] = repr
+    otherwise: str | None = None
 
     @property
     def variable(self) -> str:
         """The environment variable that means the same as the flag."""
         return variable_of(self.flag)
+
+    @property
+    def brackets(self) -> str:
+        """What ``--help`` says at the end, as click does: the variable, and what counts without."""
+        if self.otherwise:
+            note = f"default: ({self.otherwise})"
+        elif self.otherwise is None and self.default is None:
+            note = "required"
+        else:
+            note = f"default: {self.default}" if isinstance(self.default, str) else ""
+            note = note if self.default else ""
+        return f"[{'; '.join(filter(None, (f'env var: {self.variable}', note)))}]"
 
     def default_text(self, environ: Mapping[str, str]) -> str | None:
         """The default in this environment, or None where it must be given."""

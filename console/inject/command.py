@@ -24,7 +24,7 @@ _BOM = "\ufeff"
 
 def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
     for name, setting in reversed(TABLE.items()):
-        note = f"{setting.why} [{setting.variable}]"
+        note = f"{setting.why}  {setting.brackets}"
         if name == "wrap":
             option = click.option("--wrap/--no-wrap", name, default=None, help=note)
         else:
@@ -36,8 +36,11 @@ def _settings(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     cls=Command,
     short_help="Add the sidecar to a manifest.",
-    epilog="Example: muster inject train.yaml --min 2 --max 8 --etcd-endpoints etcd:2379"
-    " --image example.org/muster-sidecar:0.1.0 | kubectl apply -f -",
+    epilog="""\b
+Example:
+  muster inject train.yaml --min 2 --max 8 --etcd-endpoints etcd:2379 \\
+      --image example.org/muster-sidecar:0.1.0 | kubectl apply -f -
+""",
 )
 @click.argument("file", default="-", metavar="[FILE|-]")
 @_settings

@@ -53,7 +53,7 @@ class TemplateSettings:
     """What is told of one pod template; None is what nobody told."""
 
     job: str | None = field(
-        Setting("--job", texts.name, None, "NAME", "Name of the job. [default: the object's]")
+        Setting("--job", texts.name, None, "NAME", "Name of the job.", otherwise="the object's")
     )
     namespace: str | None = field(
         Setting(
@@ -61,7 +61,8 @@ class TemplateSettings:
             texts.name,
             None,
             "NAME",
-            "Namespace of the job in the store. [default: the pod's]",
+            "Namespace of the job in the store.",
+            otherwise="the pod's",
         )
     )
     min_nodes: int | None = field(
@@ -70,7 +71,8 @@ class TemplateSettings:
             texts.count(1, 100_000),
             None,
             "N",
-            "Fewest pods the job can train with. [default: as an elastic object says]",
+            "Fewest pods the job can train with.",
+            otherwise="as an elastic object says",
         )
     )
     max_nodes: int | None = field(
@@ -79,7 +81,8 @@ class TemplateSettings:
             texts.count(1, 100_000),
             None,
             "N",
-            "Most pods the job takes. [default: as an elastic object says]",
+            "Most pods the job takes.",
+            otherwise="as an elastic object says",
         )
     )
     etcd_endpoints: tuple[str, ...] | None = field(
@@ -88,7 +91,7 @@ class TemplateSettings:
             texts.endpoints,
             None,
             "HOST:PORT,…",
-            "Members of the etcd cluster, with https:// for TLS. [required]",
+            "Members of the etcd cluster, with https:// for TLS.",
             texts.without_user,
         )
     )
@@ -99,6 +102,7 @@ class TemplateSettings:
             None,
             "NAME",
             "Secret with what etcd asks for; mounted into the sidecar alone.",
+            otherwise="",
         )
     )
     etcd_secret_keys: tuple[str, ...] | None = field(
@@ -107,7 +111,7 @@ class TemplateSettings:
             _secret_keys,
             _DEFAULT_KEYS,
             "KEY,…",
-            f"Which of {', '.join(SECRET_KEYS)} that Secret has. [default: {_DEFAULT_KEYS}]",
+            f"Which of {', '.join(SECRET_KEYS)} that Secret has.",
         )
     )
     image: str | None = field(
@@ -116,7 +120,7 @@ class TemplateSettings:
             _image,
             None,
             "IMAGE",
-            "Image of the sidecar, from Dockerfile.sidecar. [required]",
+            "Image of the sidecar, from Dockerfile.sidecar.",
         )
     )
     container: str | None = field(
@@ -125,7 +129,8 @@ class TemplateSettings:
             texts.name,
             None,
             "NAME",
-            "The container that trains. [default: the only one]",
+            "The container that trains.",
+            otherwise="the only one",
         )
     )
     wrap: bool | None = field(
@@ -135,7 +140,8 @@ class TemplateSettings:
             None,
             "true|false",
             "Put muster-run before the container's command; --no-wrap leaves the command alone, and"
-            " holds the end back by a preStop hook. [default: wrap where there is a command]",
+            " holds the end back by a preStop hook.",
+            otherwise="wrap where there is a command",
         )
     )
     slots: int | None = field(
@@ -144,7 +150,8 @@ class TemplateSettings:
             texts.count(1, 1024),
             None,
             "N",
-            "Worker processes in a pod. [default: as the spec says, else 1]",
+            "Worker processes in a pod.",
+            otherwise="as the spec says, else 1",
         )
     )
     http_port: int | None = field(
@@ -153,8 +160,8 @@ class TemplateSettings:
             texts.real_port,
             None,
             "PORT",
-            "Port of the sidecar's health, readiness and metrics. [default: 9400; with hostNetwork"
-            " one made from the job's name]",
+            "Port of the sidecar's health, readiness and metrics.",
+            otherwise="9400; with hostNetwork one made from the job's name",
         )
     )
     relay_port: int | None = field(
@@ -163,8 +170,8 @@ class TemplateSettings:
             texts.real_port,
             None,
             "PORT",
-            "Loopback port of torchrun's rendezvous. [default: 29400; with hostNetwork one made"
-            " from the job's name]",
+            "Loopback port of torchrun's rendezvous.",
+            otherwise="29400; with hostNetwork one made from the job's name",
         )
     )
 

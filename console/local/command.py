@@ -32,8 +32,6 @@ from rdzv.store.access import Access
 Given = TypeVar("Given")
 Read = TypeVar("Read")
 
-_EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.items())
-
 
 @click.command(
     "local",
@@ -42,13 +40,13 @@ _EVENTS_HELP = "\n".join(f"  {action:<15} {what}" for action, what in ACTIONS.it
         0: "the job finished",
         1: "the same error before any step, or, with --strict, an event that did nothing",
     },
-    short_help="An elastic job on this machine: simulated nodes, no Kubernetes, no root.",
+    short_help="An elastic job on this machine: no Kubernetes, no root.",
     context_settings={"allow_interspersed_args": False, "show_default": True},
-    epilog=f"""\b
-Events, as in --event kill:rank0@15s (a node, or the one that hosts a rank then; seconds or
-minutes after the start, or, as world3+5s, after the first step of a world of 3 ranks; add@75s
-after a kill replaces the killed node):
-{_EVENTS_HELP}
+    tables={"Events": ACTIONS},
+    epilog="""\
+An event is as in --event kill:rank0@15s: of a node, or of the one that hosts a rank then; seconds
+or minutes after the start, or, as world3+5s, after the first step of a world of 3 ranks. add@75s
+after a kill replaces the killed node.
 
 A node is like a pod with restart policy OnFailure: a torchrun that fails is started again after
 one second, up to --restarts times, unless the job is closed by then. All nodes share the directory
@@ -79,9 +77,16 @@ Examples:
     metavar="N",
     envvar="MUSTER_MAX",
     show_envvar=True,
-    help="Train with no more nodes than this.  [default: all that --nodes and add events start]",
+    show_default="all that --nodes and add events start",
+    help="Train with no more nodes than this.",
 )
-@click.option("--event", "event_texts", multiple=True, metavar="ACTION[:NODE]@TIME", help="Below.")
+@click.option(
+    "--event",
+    "event_texts",
+    multiple=True,
+    metavar="ACTION[:NODE]@TIME",
+    help="What happens to a node, and when: see Events.",
+)
 @click.option(
     "--restarts", default=3, metavar="N", help="How often a torchrun that failed restarts."
 )
@@ -95,7 +100,8 @@ Examples:
     "--log-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where the nodes' logs go.  [default: a new directory, printed]",
+    show_default="a new directory, printed",
+    help="Where the nodes' logs go.",
 )
 @click.option(
     "--lease-ttl",
@@ -120,8 +126,9 @@ Examples:
     metavar="HOST:PORT,…",
     envvar="MUSTER_ETCD_ENDPOINTS",
     show_envvar=True,
+    show_default="a store of this run's own",
     help="Use this etcd; what it asks for comes from MUSTER_ETCD_CACERT and its kind, as for"
-    " muster agent.  [default: a store of this run's own]",
+    " muster agent.",
 )
 @click.option(
     "--namespace",
@@ -200,7 +207,7 @@ def local(
     if line is None or lease_ttl_s is None or grace_s is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
-    checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints")
+    checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints").absolute()
     _make_directory(("CHECKPOINT_DIR", checkpoints))
     settings = LocalSettings(
         run=uuid.uuid4().hex,

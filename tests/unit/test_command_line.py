@@ -11,6 +11,7 @@ from console.job.outage import cause, endpoint_is_local
 from console.main import TASKS
 from console.main import main as command_line
 from console.main import muster as program
+from tests.support.sources import ROOT
 
 COMMANDS = [name for commands in TASKS.values() for name in commands]
 
@@ -33,6 +34,32 @@ def test_help_ends_with_the_exit_statuses(name: str) -> None:
     shown = helped(name)
     assert "\nExit status:\n  0 " in shown
     assert ("\nStore:\n" in shown) == ("\n  69 " in shown)
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_fits_a_narrow_terminal_and_names_variables_in_one_way(name: str) -> None:
+    shown = CliRunner().invoke(program, [*name.split(), "--help"], terminal_width=80).output
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    words = " ".join(shown.split())
+    assert "[MUSTER_" not in words
+    assert ("--job NAME" in words) <= ("env var: MUSTER_JOB" in words or name == "store-role")
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("muster dr", "plain,drain"), ("muster status --wi", "plain,--wide")],
+)
+def test_words_are_completed(words: str, offered: str) -> None:
+    asked = {"_MUSTER_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(len(words.split()) - 1)
+    shown = CliRunner().invoke(program, [], env=asked, prog_name="muster").output
+    assert shown.split() == [offered]
+
+
+def test_help_and_its_page_say_how_words_are_completed() -> None:
+    line = 'eval "$(_MUSTER_COMPLETE=bash_source muster)"'
+    assert line in helped()
+    assert line in (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["status", "drain", "agent"])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,21 @@ def test_every_fault_is_told_at_once_with_its_flag_and_variable() -> None:
     ):
         assert [line for line in told if line.startswith(f"{flag} ({variable})")], (flag, told)
     assert len(told) == 6
+
+
+def test_relative_paths_count_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    monkeypatch.chdir(tmp_path)
+    assert values.directory("n0") == f"{tmp_path}/n0"
+    assert values.directory("/run/n0") == "/run/n0"
+    assert values.file("ca.pem") == f"{tmp_path}/ca.pem"
+    assert values.file("") == ""
+    (tmp_path / "my runs").mkdir()
+    monkeypatch.chdir(tmp_path / "my runs")
+    with pytest.raises(ValueError, match=r"without blanks or quotes; it is .*my runs/n0"):
+        values.directory("n0")
 
 
 def test_in_a_pod_the_address_must_be_given() -> None:

@@ -117,8 +117,8 @@ def launcher_environment(
     base = {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
-        "CHECKPOINT_DIR": str(settings.checkpoints),
         **os.environ,
+        "CHECKPOINT_DIR": str(settings.checkpoints),
         RUN_MARK: settings.run,
         NODE_MARK: node,
         "MUSTER_RUN_DIR": str(run_dir),

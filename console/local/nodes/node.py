@@ -233,8 +233,12 @@ class LocalNode:
                 await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
                 said = f"its sidecar has the notice, SIGTERM follows; {self._settings.grace_s:g} s"
                 self._timeline.record("node", "draining", self.name, said)
-            except (OSError, ValueError, TimeoutError) as error:
-                self._timeline.record("node", "draining", self.name, f"no sidecar: {error}")
+            except TimeoutError:
+                self._without_notice(f"its sidecar did not answer within {NOTICE_TIMEOUT_S:g} s")
+            except OSError as error:
+                self._without_notice(f"its sidecar is not there ({error.strerror or error})")
+            except ValueError:
+                self._without_notice("its sidecar ended before it took the notice")
         if launcher is not None and launcher.returncode is None:
             send({launcher.pid}, signal.SIGTERM)
             try:
@@ -242,6 +246,9 @@ class LocalNode:
             except TimeoutError:
                 self._timeline.record("node", "killed", self.name, "its grace was over")
                 await self._end_container()
+
+    def _without_notice(self, why: str) -> None:
+        self._timeline.record("node", "draining", self.name, f"{why}; SIGTERM follows")
 
     async def _give_notice(self) -> None:
         """Do what the sidecar's preStop hook does; raises ``ValueError`` without a whole answer."""
