@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.c10d.serving.connection import PARKED_MAX, Connection
+from launcher_shim.c10d.serving.connection import Connection
 from launcher_shim.c10d.serving.relayed import RelayNumbers
+from launcher_shim.c10d.serving.request_order import PARKED_MAX
 from launcher_shim.c10d.serving.server import HELD_MAX, C10dServer
 from launcher_shim.tcpstore import wire
 from rdzv.errors import ConfigError, StoreUnavailable
@@ -643,7 +644,7 @@ async def holding(connection: Connection) -> bool:
 
 
 async def waiting(connection: Connection) -> bool:
-    return bool(connection._pending)
+    return bool(connection._requests._pending)
 
 
 async def test_known_bytes_are_answered_as_a_whole_and_only_where_a_request_begins() -> None:

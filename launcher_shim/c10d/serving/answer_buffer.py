@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answers to one client that are not written yet: those of one pass are written together."""
+
+from __future__ import annotations
+
+import asyncio
+
+_FLUSH = 64 * 1024
+"""Bytes of answers that are written at once, without waiting for the end of the pass."""
+
+
+class AnswerBuffer:
+    """Writes answers in the order in which they are given; none once the client is lost."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self.write = transport.write
+        self._answers: list[bytes] = []
+        self._size = 0
+        self._lost = False
+
+    def add(self, answer: bytes) -> None:
+        """Write ``answer`` with the next flush."""
+        self._answers.append(answer)
+        self._size += len(answer)
+        if self._size > _FLUSH:
+            self.flush()
+
+    def send(self, answer: bytes) -> None:
+        """Write ``answer`` now, after those before it; an empty one is none."""
+        if answer and not self._answers and not self._lost:
+            self.write(answer)
+        elif answer:
+            self._answers.append(answer)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all answers."""
+        answers = self._answers
+        if answers and not self._lost:
+            self.write(answers[0] if len(answers) == 1 else b"".join(answers))
+        answers.clear()
+        self._size = 0
+
+    def lose(self) -> None:
+        """Write nothing any more: the client is gone."""
+        self._lost = True

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which one client's requests are handled, and its answers sent.
+
+Requests are handled strictly one after the other, except that a Wait or Barrier which cannot be
+answered yet steps aside, as in torch's own server. Answers that a session has at once are written
+in the same pass that read their requests.
+
+Behind a relay, which outlives us, every answer carries its request's number, and a request that
+has no answer is confirmed by an empty one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from launcher_shim.c10d.serving.answer_buffer import AnswerBuffer
+from launcher_shim.c10d.serving.relayed import RelayNumbers
+from launcher_shim.tcpstore import wire
+from rdzv.errors import WireError
+
+BACKLOG_MAX = 64 * 1024
+"""Bytes of requests that may wait behind another one; then the client is not read further."""
+PARKED_MAX = 64
+"""Unanswered Waits and Barriers of one client; torch's own has one at a time."""
+
+_BURST = 256
+"""Requests handled before the other connections get their turn."""
+
+_NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
+
+
+class RequestOrder:
+    """Handles the requests of one connection.
+
+    ``failed`` is called with a request that could not be answered and its error, ``settled`` once
+    the client is lost and nothing of it is under way any more.
+    """
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        failed: Callable[[object, BaseException], None],
+        settled: Callable[[], None],
+    ) -> None:
+        self.answers = AnswerBuffer(transport)
+        self.closing = False
+        self._transport = transport
+        self._failed = failed
+        self._all_settled = settled
+        self._loop = asyncio.get_running_loop()
+        self._relay: RelayNumbers | None = None
+        self._handle: Callable[[wire.Request], bytes | Awaitable[bytes]]
+        self._pending: deque[wire.Request | wire.FrameError] = deque()
+        self._backlog = 0
+        self._under_way: tuple[asyncio.Future[bytes], wire.Request, int] | None = None
+        self._parked: dict[asyncio.Future[bytes], int] = {}
+        self._answers_unread = False
+        self._reading_paused = False
+        self._next_burst: asyncio.Handle | None = None
+        self._lost = False
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the client is behind a relay."""
+        return self._relay is not None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request has to wait for its turn now."""
+        return bool(self._pending or self._under_way or self._answers_unread or self.closing)
+
+    @property
+    def all_answered(self) -> bool:
+        """Whether no request is without its answer."""
+        return not (self._pending or self._under_way or self._parked or self._answers_unread)
+
+    def relay(self, preface: wire.Preface) -> RelayNumbers:
+        """Number answers for the relay that the client is behind."""
+        self._relay = RelayNumbers(preface, self._send_note)
+        return self._relay
+
+    def begin(self, handle: Callable[[wire.Request], bytes | Awaitable[bytes]]) -> None:
+        """Have requests handled by ``handle`` from now on."""
+        self._handle = handle
+
+    def answer_now(self, request: wire.Request) -> None:
+        """Handle a request that nothing is before."""
+        if answer := self._answer(request):
+            self.answers.send(answer)
+
+    def take(self, requests: Sequence[wire.Request], size: int) -> None:
+        """Take requests of ``size`` bytes; each is handled when it is its turn."""
+        self._pending.extend(requests)
+        self._backlog += size
+        self._advance()
+
+    def end_with(self, error: wire.FrameError) -> None:
+        """Handle the requests before a faulty one, and then fail."""
+        self._pending.extend(error.before)
+        self._pending.append(error)
+        self._advance()
+
+    def read_no_further(self) -> None:
+        """Read no more of the client until all that it has sent is handled."""
+        self._transport.pause_reading()
+        self._reading_paused = True
+
+    def pause_answers(self) -> None:
+        """The client does not read its answers: make no more of them."""
+        self._answers_unread = True
+
+    def resume_answers(self) -> None:
+        """The client reads its answers again."""
+        self._answers_unread = False
+        self._advance()
+
+    def refuse(self, reason: str) -> None:
+        """Tell a relay to give the client up: it would come back otherwise."""
+        if self._relay is not None and not self.closing:
+            self.answers.add(wire.numbered(wire.REFUSAL, reason.encode()))
+
+    def shut(self) -> None:
+        """Send what is on its way, and drop what waits."""
+        self.closing = True
+        self._pending.clear()
+        self.answers.flush()
+
+    def cancel_under_way(self) -> None:
+        """Cancel what the session has under way."""
+        if self._under_way is not None:
+            self._under_way[0].cancel()
+
+    def lose(self) -> None:
+        """Cancel what nobody is left to read; what the client had set before is still tried."""
+        self.closing = self._lost = True
+        self.answers.lose()
+        self._answers_unread = False
+        self._cancel_parked()
+        if self._under_way is not None and not isinstance(self._under_way[1], wire.SILENT):
+            self._under_way[0].cancel()
+        self._pending = deque(r for r in self._pending if isinstance(r, wire.SILENT))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Handle requests until one has to wait, or it is the turn of other connections."""
+        if self._next_burst is not None:
+            self._next_burst.cancel()
+            self._next_burst = None
+        pending = self._pending
+        for _ in range(_BURST):
+            if not pending or self._under_way is not None or self._answers_unread:
+                break
+            if answer := self._answer(pending.popleft()):
+                self.answers.add(answer)
+        else:
+            if pending:
+                self._next_burst = self._loop.call_soon(self._advance)
+        self.answers.flush()
+        self._regulate()
+
+    def _regulate(self) -> None:
+        """Read on, pause or finish, as what is left to do demands."""
+        if self._pending:
+            if self._backlog > BACKLOG_MAX and not self._reading_paused and not self.closing:
+                self.read_no_further()
+            return
+        self._backlog = 0
+        if self._reading_paused and not self.closing:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if self._lost and self._under_way is None:
+            self._all_settled()
+
+    def _answer(self, request: wire.Request | wire.FrameError) -> bytes:
+        """Return what to send now; ``b""`` if that is nothing, or comes later."""
+        try:
+            if self._relay is not None:
+                return self._answer_relay(self._relay, request)
+            if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
+                return self._answer_alone(request)
+            answer = self._handle(request)
+            if self._parked:
+                self._release_parked()
+            if isinstance(answer, bytes):
+                return answer
+            self._defer(answer, request, 0)
+        except Exception as error:
+            self._failed(request, error)
+        return b""
+
+    def _answer_relay(self, relay: RelayNumbers, request: wire.Request | wire.FrameError) -> bytes:
+        """Do the same for a request that has a number."""
+        if isinstance(request, wire.Validate):
+            return b""
+        number = relay.next()
+        if type(request) in _NOT_FOR_SESSIONS or isinstance(request, wire.FrameError):
+            return wire.numbered(number, self._answer_alone(request))
+        answer = self._handle(request)
+        if self._parked:
+            self._release_parked()
+        if isinstance(answer, bytes):
+            return wire.numbered(number, answer)
+        self._defer(answer, request, number)
+        return b""
+
+    def _send_note(self, note: bytes) -> None:
+        self.answers.send(wire.numbered(wire.NOTE, note))
+
+    def _answer_alone(self, request: wire.Request | wire.FrameError) -> bytes:
+        if isinstance(request, wire.FrameError):
+            raise request
+        if isinstance(request, wire.Ping):
+            return wire.pong(request.nonce)
+        if isinstance(request, wire.CancelWait):
+            self._cancel_parked()
+            return wire.WAIT_CANCELED
+        return b""
+
+    def _defer(self, answer: Awaitable[bytes], request: wire.Request, number: int) -> None:
+        future = asyncio.ensure_future(answer)
+        if not isinstance(request, wire.PATIENT):
+            self._under_way = future, request, number
+            future.add_done_callback(self._settled)
+            return
+        self._parked[future] = number
+        future.add_done_callback(self._released)
+        if len(self._parked) > PARKED_MAX:
+            raise WireError(f"it waits for more than {PARKED_MAX} things at once")
+
+    def _settled(self, future: asyncio.Future[bytes]) -> None:
+        """What held the later requests back is done."""
+        assert self._under_way is not None
+        _, request, number = self._under_way
+        self._under_way = None
+        self.answers.send(self._outcome(future, request, number))
+        self._advance()
+
+    def _release_parked(self) -> None:
+        """Answer the waits that the request just handled has ended, before its own answer."""
+        for future in [future for future in self._parked if future.done()]:
+            number = self._parked.pop(future)
+            if answer := self._outcome(future, "a wait", number):
+                self.answers.add(answer)
+
+    def _released(self, future: asyncio.Future[bytes]) -> None:
+        """A Wait or Barrier is over; if the client gave it up, nobody wants its answer."""
+        if future in self._parked:
+            number = self._parked.pop(future)
+            self.answers.send(self._outcome(future, "a wait", number))
+        elif not future.cancelled():
+            future.exception()
+
+    def _outcome(self, future: asyncio.Future[bytes], request: object, number: int) -> bytes:
+        try:
+            answer = future.result()
+            return answer if self._relay is None else wire.numbered(number, answer)
+        except asyncio.CancelledError as error:
+            if not self.closing:
+                self._failed(request, error)
+        except Exception as error:
+            self._failed(request, error)
+        return b""
+
+    def _cancel_parked(self) -> None:
+        parked, self._parked = self._parked, {}
+        for future in parked:
+            future.cancel()
