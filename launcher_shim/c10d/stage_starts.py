@@ -91,7 +91,9 @@ class StageStarts:
             return self._run(name).kv, wire.AGAIN
         kv = self._run(name).kv
         if not self._ended_well(name):
-            await kv.put([(line_key(self._member), recorded(container_of(nonce), line))], stamp)
+            await kv.writes.put(
+                [(line_key(self._member), recorded(container_of(nonce), line))], stamp
+            )
             return kv, b""
         passed = (
             nonce is not None
@@ -134,7 +136,7 @@ class StageStarts:
         if not all(was_done(seat, run_id, current.number, cells) for seat in held):
             return False  # it died on its way to the exit barrier: its work would be left out
         members = [seat.member for seat in current.frozen]
-        values = await run.kv.get_all([line_key(member) for member in members])
+        values = await run.kv.reads.get_all([line_key(member) for member in members])
         known = dict(zip(members, values, strict=True))
         return was_run(line, here, current.frozen, known)
 

@@ -20,9 +20,10 @@ from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stages import SHARED_RUN
 from launcher_shim.c10d.values.cell import Cell
 from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.counters import Counters
 from launcher_shim.c10d.values.ledger import Ledger
-from launcher_shim.c10d.values.operations import Kv
 from launcher_shim.c10d.values.read_floor import Floor
+from launcher_shim.c10d.values.reads import Reads
 from rdzv.keys import JobKeys
 from rdzv.store import Compare
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
@@ -116,19 +117,19 @@ def _own_writes_show_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _the_sum_is_that_of_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def present_sum(kv: Kv, key: bytes, revision: int) -> int:
-        return int(await kv.get(key) or b"0")
+    async def present_sum(counters: Counters, key: bytes, revision: int) -> int:
+        return int((await counters._transactions.read([key]))[key].value() or b"0")
 
-    monkeypatch.setattr(Kv, "_sum_at", present_sum)
+    monkeypatch.setattr(Counters, "_sum_at", present_sum)
 
 
 def _what_may_be_told_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def get_all(kv: Kv, keys: Sequence[bytes]) -> list[bytes | None]:
-        missing = {key for key in keys if kv.known(key) is None}
-        read = await kv._lookups.unless_told(missing, lambda key: kv.known(key) is not None)
-        return [read[key].value() if key in read else kv.known(key) for key in keys]
+    async def get_all(reads: Reads, keys: Sequence[bytes]) -> list[bytes | None]:
+        missing = {key for key in keys if reads.known(key) is None}
+        read = await reads._lookups.unless_told(missing, lambda key: reads.known(key) is not None)
+        return [read[key].value() if key in read else reads.known(key) for key in keys]
 
-    monkeypatch.setattr(Kv, "get_all", get_all)
+    monkeypatch.setattr(Reads, "get_all", get_all)
 
 
 def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> None:

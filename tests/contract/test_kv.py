@@ -55,7 +55,7 @@ _puts = count(1)
 
 def put(kv: Kv, items: Sequence[tuple[bytes, bytes]]) -> Awaitable[None]:
     """Set by a client of its own."""
-    return kv.put(items, Stamp(f"put{next(_puts)}", 1))
+    return kv.writes.put(items, Stamp(f"put{next(_puts)}", 1))
 
 
 def stamps(author: str) -> Iterator[Stamp]:
@@ -98,8 +98,8 @@ async def test_a_whole_answer_is_kept_until_anything_changes_or_may_not_be_told(
     reads: list[wire.Request] = [wire.Wait((b"/a", b"/b")), wire.Get(b"/a")]
 
     def kept(kv: Kv) -> dict[bytes, bytes]:
-        kv.keep_answer(both, reads)
-        kv.keep_answer(get, reads[1:])
+        kv.reads.keep_answer(both, reads)
+        kv.reads.keep_answer(get, reads[1:])
         return dict(kv.answers.by_request)
 
     async with sidecars(None, None) as (one, two):
@@ -129,10 +129,10 @@ async def test_answers_that_are_kept_are_bounded() -> None:
         await put(kv, [(b"/a", b"1"), (b"/large", b"v" * ANSWER_MAX)])
         await kv._mirror.reached((await kv._store.status()).revision)
         for number in range(ANSWERS_MAX + 1):
-            kv.keep_answer(b"%d" % number, [wire.Get(b"/a")])
+            kv.reads.keep_answer(b"%d" % number, [wire.Get(b"/a")])
             assert len(kv.answers.by_request) <= ANSWERS_MAX
-        kv.keep_answer(b"large", [wire.Get(b"/large")])
-        kv.keep_answer(b"set", [wire.Set(b"/a", b"2")])
+        kv.reads.keep_answer(b"large", [wire.Get(b"/large")])
+        kv.reads.keep_answer(b"set", [wire.Set(b"/a", b"2")])
         assert not {b"large", b"set"} & kv.answers.by_request.keys()
 
 
@@ -140,7 +140,7 @@ async def test_an_own_write_shows_at_once_and_another_sidecar_sees_it() -> None:
     async with sidecars(None, None) as (one, two):
         await put(one, [(b"/a", b"1"), (b"/b", b"2")])
         assert one.cells.value(b"/a") == b"1"
-        assert await two.get(b"/b") == b"2"
+        assert await two.reads.get(b"/b") == b"2"
         await soon(two, b"/a", b"1")
 
 
@@ -149,8 +149,8 @@ async def test_more_is_set_at_once_than_one_transaction_of_etcd_takes() -> None:
     large = [(b"/large/%d" % n, b"v" * MAX_VALUE_BYTES) for n in range(2)]
     async with sidecars(None, None) as (one, two):
         await put(one, [*many, *large])
-        assert await two.get(b"/rank/299") == b"299"
-        assert await two.get(b"/large/1") == b"v" * MAX_VALUE_BYTES
+        assert await two.reads.get(b"/rank/299") == b"299"
+        assert await two.reads.get(b"/large/1") == b"v" * MAX_VALUE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -170,52 +170,52 @@ async def test_compare_set_answers_as_the_native_server_does(
     async with sidecars(None) as (kv,):
         if stored is not None:
             await put(kv, [(b"/k", stored)])
-        assert await kv.compare_set(b"/k", expected, desired, Stamp("s", 1)) == answer
-        assert await kv.get(b"/k") == after
+        assert await kv.writes.compare_set(b"/k", expected, desired, Stamp("s", 1)) == answer
+        assert await kv.reads.get(b"/k") == after
 
 
 async def test_a_counter_is_a_decimal_value_that_can_be_set_read_and_deleted() -> None:
     async with sidecars(None, None) as (one, two):
         a, b = stamps("a"), stamps("b")
         await put(one, [(b"/n", b"  12abc")])
-        assert await one.add(b"/n", 1, next(a)) == 13
-        assert await two.add(b"/n", 5, next(b)) == 18
-        assert await one.add(b"/n", -20, next(a)) == -2
-        assert await two.get(b"/n") == b"-2"
+        assert await one.counters.add(b"/n", 1, next(a)) == 13
+        assert await two.counters.add(b"/n", 5, next(b)) == 18
+        assert await one.counters.add(b"/n", -20, next(a)) == -2
+        assert await two.reads.get(b"/n") == b"-2"
         await put(two, [(b"/n", b"7")])
-        assert await one.add(b"/n", 1, next(a)) == 8
-        assert await one.delete(b"/n", next(a)) is True
-        assert await two.delete(b"/n", next(b)) is False
-        assert await two.add(b"/n", 3, next(b)) == 3
+        assert await one.counters.add(b"/n", 1, next(a)) == 8
+        assert await one.writes.delete(b"/n", next(a)) is True
+        assert await two.writes.delete(b"/n", next(b)) is False
+        assert await two.counters.add(b"/n", 3, next(b)) == 3
 
 
 async def test_a_counter_wraps_at_64_bits_and_refuses_what_is_no_number() -> None:
     async with sidecars(None) as (kv,):
         a = stamps("a")
         await put(kv, [(b"/n", b"9223372036854775807"), (b"/word", b"word")])
-        assert await kv.add(b"/n", 1, next(a)) == -(2**63)
+        assert await kv.counters.add(b"/n", 1, next(a)) == -(2**63)
         with pytest.raises(NotANumber):
-            await kv.add(b"/word", 1, next(a))
+            await kv.counters.add(b"/word", 1, next(a))
 
 
 async def test_a_wait_ends_when_the_last_key_has_come_from_another_sidecar() -> None:
     async with sidecars(None, None) as (one, two):
-        waiting = asyncio.create_task(one.wait([b"/x", b"/y", b"/x"]))
+        waiting = asyncio.create_task(one.reads.wait([b"/x", b"/y", b"/x"]))
         await put(two, [(b"/x", b"1")])
         await soon(one, b"/x", b"1")
         assert not waiting.done()
-        await two.add(b"/y", 1, Stamp("t", 1))
+        await two.counters.add(b"/y", 1, Stamp("t", 1))
         await waiting
 
 
 async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     async with sidecars(None) as (kv,):
-        waiting = asyncio.create_task(kv.wait([b"/x"]))
+        waiting = asyncio.create_task(kv.reads.wait([b"/x"]))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         await put(kv, [(b"/x", b"1")])
-        assert await kv.check([b"/x"])
+        assert await kv.reads.check([b"/x"])
         assert len(kv._waiters) == 0
 
 
@@ -259,12 +259,12 @@ async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_i
 ) -> None:
     async with sidecars(None, None) as (one, two):
         arriving = stamps("others")
-        await two.add(b"/barrier", 1, next(arriving))
-        waiting = asyncio.create_task(one.count_reached(b"/barrier", 2))
+        await two.counters.add(b"/barrier", 1, next(arriving))
+        waiting = asyncio.create_task(one.counters.count_reached(b"/barrier", 2))
         await present(one)
         with behind(one, monkeypatch):
-            await two.add(b"/barrier", 1, next(arriving))
-            await two.delete(b"/barrier", next(arriving))
+            await two.counters.add(b"/barrier", 1, next(arriving))
+            await two.writes.delete(b"/barrier", next(arriving))
             await present(two)
         await waiting
         assert len(one._waiters) == 0
@@ -273,10 +273,10 @@ async def test_a_barrier_ends_though_its_counter_is_gone_when_its_last_arrival_i
 @pytest.mark.parametrize(
     "see",
     [
-        lambda kv: kv.check([b"/queue"]),
-        lambda kv: kv.wait([b"/queue"]),
-        lambda kv: kv.queue_length(b"/queue"),
-        lambda kv: kv.queue_length(b"/emptied"),
+        lambda kv: kv.reads.check([b"/queue"]),
+        lambda kv: kv.reads.wait([b"/queue"]),
+        lambda kv: kv.queues.length(b"/queue"),
+        lambda kv: kv.queues.length(b"/emptied"),
     ],
     ids=["check", "wait", "length", "emptied"],
 )
@@ -285,14 +285,14 @@ async def test_who_has_seen_a_queue_is_told_nothing_from_before(
 ) -> None:
     async with sidecars(None, None) as (one, two):
         await put(two, [(b"/a", b"old")])
-        await two.push(b"/emptied", b"1", Stamp("first", 1))
+        await two.queues.push(b"/emptied", b"1", Stamp("first", 1))
         await present(one)
         with behind(one, monkeypatch):
             await put(two, [(b"/a", b"new")])
-            await two.push(b"/queue", b"1", Stamp("second", 1))
-            await two.pop(b"/emptied", Stamp("third", 1))
+            await two.queues.push(b"/queue", b"1", Stamp("second", 1))
+            await two.queues.pop(b"/emptied", Stamp("third", 1))
             await see(one)
-            assert await one.get_all([b"/a"]) == [b"new"]
+            assert await one.reads.get_all([b"/a"]) == [b"new"]
 
 
 async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
@@ -301,25 +301,25 @@ async def test_who_was_told_a_later_sum_is_told_nothing_from_before(
     """Where the history of an addition is compacted its sum is that of later."""
     async with sidecars(None, None) as (one, two):
         await put(two, [(b"/a", b"old")])
-        await two.add(b"/n", 1, Stamp("adder", 1))
+        await two.counters.add(b"/n", 1, Stamp("adder", 1))
         await present(one)
         revision = one._mirror.revision
         with behind(one, monkeypatch):
             await put(two, [(b"/a", b"new")])
-            await two.add(b"/n", 1, Stamp("adder", 2))
+            await two.counters.add(b"/n", 1, Stamp("adder", 2))
             await two._store.compact((await two._store.status()).revision)
-            assert await one._sum_at(b"/n", revision) == 2
-            assert await one.get_all([b"/a"]) == [b"new"]
+            assert await one.counters._sum_at(b"/n", revision) == 2
+            assert await one.reads.get_all([b"/a"]) == [b"new"]
 
 
 async def test_many_missing_keys_are_looked_for_in_one_read() -> None:
     held, many = Held(), [b"/rank/%d" % n for n in range(READS_MAX)]
     async with sidecars(held) as (kv,):
-        assert not await kv.check(many)
+        assert not await kv.reads.check(many)
         assert held.txns == 1
-        assert await kv.get_all(many) == [None] * READS_MAX
+        assert await kv.reads.get_all(many) == [None] * READS_MAX
         assert held.txns == 2
-        waiting = asyncio.create_task(kv.wait(many))
+        waiting = asyncio.create_task(kv.reads.wait(many))
         await asyncio.sleep(0)
         await put(kv, [(key, b"v") for key in many])
         await waiting
@@ -333,21 +333,21 @@ async def test_more_keys_are_looked_for_than_one_transaction_of_etcd_takes() -> 
     async with sidecars(held, None) as (kv, other):
         kv._unsubscribe()  # the watch brings nothing
         await put(other, [(key, b"v" + key) for key in many[1:]])
-        assert await kv.get_all(many) == [None, *(b"v" + key for key in many[1:])]
+        assert await kv.reads.get_all(many) == [None, *(b"v" + key for key in many[1:])]
         assert held.txns == 5
 
 
 async def read_wait(kv: Kv) -> object:
-    await kv.wait([b"/x", b"/y"])
+    await kv.reads.wait([b"/x", b"/y"])
     return None
 
 
 async def read_check(kv: Kv) -> object:
-    return await kv.check([b"/x", b"/y"])
+    return await kv.reads.check([b"/x", b"/y"])
 
 
 async def read_values(kv: Kv) -> object:
-    return await kv.get_all([b"/x", b"/y"])
+    return await kv.reads.get_all([b"/x", b"/y"])
 
 
 @pytest.mark.parametrize(
@@ -396,9 +396,9 @@ async def test_clients_that_write_at_once_find_what_they_have_written(seed: int)
         key, stamp = b"/own/%d" % name, stamps(f"client{name}")
         for turn in range(50):
             value = b"%d" % turn
-            await kv.put([(key, value)], next(stamp))
-            assert await kv.get_all([key]) == [value]
-            assert await kv.get_all([key, b"/none"]) == [value, None]
+            await kv.writes.put([(key, value)], next(stamp))
+            assert await kv.reads.get_all([key]) == [value]
+            assert await kv.reads.get_all([key, b"/none"]) == [value, None]
 
     uneven = Uneven(Random(seed))
     async with sidecars(uneven) as (kv,), asyncio.TaskGroup() as tasks:
@@ -410,11 +410,11 @@ async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
     held = Held()
     async with sidecars(held, None) as (kv, other):
         held.passing.clear()
-        checking = asyncio.create_task(kv.check([b"/q"]))
+        checking = asyncio.create_task(kv.reads.check([b"/q"]))
         await held.held.wait()
-        waiting = asyncio.create_task(kv.wait([b"/q"]))
+        waiting = asyncio.create_task(kv.reads.wait([b"/q"]))
         await asyncio.sleep(0)
-        await other.push(b"/q", b"e", Stamp("a", 1))
+        await other.queues.push(b"/q", b"e", Stamp("a", 1))
         assert await checking
         await waiting
         held.passing.set()
@@ -423,26 +423,26 @@ async def test_a_check_of_a_queue_takes_no_push_from_who_waits_for_it() -> None:
 async def test_a_push_wakes_one_waiter_the_one_that_came_first() -> None:
     counted = Counted()
     async with sidecars(counted) as (kv,):
-        first = asyncio.create_task(kv.wait([b"/q"]))
-        second = asyncio.create_task(kv.wait([b"/q"]))
+        first = asyncio.create_task(kv.reads.wait([b"/q"]))
+        second = asyncio.create_task(kv.reads.wait([b"/q"]))
         await until_asked(counted, 2)
-        assert await kv.get(b"/q") is None  # so that both have looked, too
-        await kv.push(b"/q", b"1", Stamp("a", 1))
+        assert await kv.reads.get(b"/q") is None  # so that both have looked, too
+        await kv.queues.push(b"/q", b"1", Stamp("a", 1))
         await first
-        assert await kv.queue_length(b"/q") == 1
+        assert await kv.queues.length(b"/q") == 1
         assert not second.done()
-        await kv.push(b"/q", b"2", Stamp("a", 2))
+        await kv.queues.push(b"/q", b"2", Stamp("a", 2))
         await second
 
 
 async def test_a_push_counts_for_those_that_wait_for_more_and_wakes_the_next() -> None:
     counted = Counted()
     async with sidecars(counted) as (kv,):
-        both = asyncio.create_task(kv.wait([b"/q", b"/x"]))
-        one = asyncio.create_task(kv.wait([b"/q"]))
+        both = asyncio.create_task(kv.reads.wait([b"/q", b"/x"]))
+        one = asyncio.create_task(kv.reads.wait([b"/q"]))
         await until_asked(counted, 2)
-        assert await kv.get(b"/q") is None
-        await kv.push(b"/q", b"1", Stamp("a", 1))
+        assert await kv.reads.get(b"/q") is None
+        await kv.queues.push(b"/q", b"1", Stamp("a", 1))
         await one
         assert not both.done()
         await put(kv, [(b"/x", b"1")])
@@ -454,39 +454,44 @@ async def test_queues_give_each_element_once_in_order() -> None:
     async with sidecars(None, None) as (one, two):
         a, b = stamps("a"), stamps("b")
         for n in range(6):
-            await (one if n % 2 else two).push(b"/q", b"%d" % n, next(a if n % 2 else b))
-        assert await one.check([b"/q"])
-        assert await one.queue_length(b"/q") == 6
+            await (one if n % 2 else two).queues.push(b"/q", b"%d" % n, next(a if n % 2 else b))
+        assert await one.reads.check([b"/q"])
+        assert await one.queues.length(b"/q") == 6
         popped = [
-            await (one if n % 3 else two).pop(b"/q", next(a if n % 3 else b)) for n in range(6)
+            await (one if n % 3 else two).queues.pop(b"/q", next(a if n % 3 else b))
+            for n in range(6)
         ]
         assert popped == [(6 - n, b"%d" % n) for n in range(6)]
-        assert await two.pop(b"/q", next(b)) == (0, b"")
-        assert not await two.check([b"/q"])
+        assert await two.queues.pop(b"/q", next(b)) == (0, b"")
+        assert not await two.reads.check([b"/q"])
 
 
 async def test_a_queue_that_another_sidecar_has_pushed_to_is_deleted() -> None:
     async with sidecars(None, None) as (one, two):
         one._unsubscribe()  # the watch has not brought it yet
-        await two.push(b"/q", b"e", Stamp("b", 1))
-        assert await one.delete(b"/q", Stamp("a", 1)) is True
-        assert await two.queue_length(b"/q") == 0
-        assert await one.delete(b"/q", Stamp("a", 2)) is False
+        await two.queues.push(b"/q", b"e", Stamp("b", 1))
+        assert await one.writes.delete(b"/q", Stamp("a", 1)) is True
+        assert await two.queues.length(b"/q") == 0
+        assert await one.writes.delete(b"/q", Stamp("a", 2)) is False
 
 
 async def test_a_queue_that_another_sidecar_has_emptied_is_none_to_delete() -> None:
     async with sidecars(None, None) as (one, two):
-        await one.push(b"/q", b"e", Stamp("a", 1))
+        await one.queues.push(b"/q", b"e", Stamp("a", 1))
         one._unsubscribe()  # the watch does not bring what follows
-        assert await two.pop(b"/q", Stamp("b", 1)) == (1, b"e")
-        assert await one.delete(b"/q", Stamp("a", 2)) is False
+        assert await two.queues.pop(b"/q", Stamp("b", 1)) == (1, b"e")
+        assert await one.writes.delete(b"/q", Stamp("a", 2)) is False
 
 
 async def test_hundred_adders_at_once_need_one_transaction_each() -> None:
     async with sidecars(*[None] * 10) as kvs:
         revision = (await kvs[0]._store.status()).revision
         sums = await asyncio.gather(
-            *(kv.add(b"/n", 1, Stamp(f"{n}.{m}", 1)) for n, kv in enumerate(kvs) for m in range(10))
+            *(
+                kv.counters.add(b"/n", 1, Stamp(f"{n}.{m}", 1))
+                for n, kv in enumerate(kvs)
+                for m in range(10)
+            )
         )
         assert sorted(sums) == list(range(1, 101))
         assert (await kvs[0]._store.status()).revision - revision == 100
@@ -507,7 +512,11 @@ async def test_additions_do_not_read_what_the_others_have_added(
     async with sidecars(*[None] * 10) as kvs:
         monkeypatch.setattr(MemoryStore, "txn", counted)
         sums = await asyncio.gather(
-            *(kv.add(b"/n", 1, Stamp(f"{n}.{m}", 1)) for n, kv in enumerate(kvs) for m in range(10))
+            *(
+                kv.counters.add(b"/n", 1, Stamp(f"{n}.{m}", 1))
+                for n, kv in enumerate(kvs)
+                for m in range(10)
+            )
         )
         assert sorted(sums) == list(range(1, 101))
         assert read == 0
@@ -531,15 +540,15 @@ async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
     async with sidecars(None, None) as (one, two):
         monkeypatch.setattr(MemoryStore, "txn", noted)
         a, b = stamps("a"), stamps("b")
-        await one.put([(b"/k", b"1")], next(a))
-        await one.compare_set(b"/k", b"1", b"2", next(a))
-        await one.add(b"/n", 1, next(a))
-        await one.delete(b"/n", next(a))
+        await one.writes.put([(b"/k", b"1")], next(a))
+        await one.writes.compare_set(b"/k", b"1", b"2", next(a))
+        await one.counters.add(b"/n", 1, next(a))
+        await one.writes.delete(b"/n", next(a))
         assert [reads for _, _, reads in sent] == [0, 0, 0, 0]
         one._unsubscribe()  # the watch brings nothing
-        await two.put([(b"/k", b"3")], next(b))
+        await two.writes.put([(b"/k", b"3")], next(b))
         sent.clear()
-        assert await one.compare_set(b"/k", b"3", b"4", next(a)) == b"4"
+        assert await one.writes.compare_set(b"/k", b"3", b"4", next(a)) == b"4"
         # It was refused by what is known, which does not hold; read; and carried out.
         assert [(compares > 0, reads) for compares, _, reads in sent] == [
             (True, 0),
@@ -551,27 +560,27 @@ async def test_why_a_write_does_not_fit_is_asked_for_only_where_it_does_not(
 async def test_an_addition_whose_event_does_not_come_is_read_in_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 0.01)
+    monkeypatch.setattr("launcher_shim.c10d.values.counters.SEE_SUM_S", 0.01)
     async with sidecars(None, None) as (one, two):
         one._unsubscribe()  # the watch brings nothing
-        assert await two.add(b"/n", 5, Stamp("b", 1)) == 5
-        assert await one.add(b"/n", 1, Stamp("a", 1)) == 6
-        assert await two.add(b"/n", 5, Stamp("b", 2)) == 11
-        assert await one.add(b"/n", 1, Stamp("a", 2)) == 12
+        assert await two.counters.add(b"/n", 5, Stamp("b", 1)) == 5
+        assert await one.counters.add(b"/n", 1, Stamp("a", 1)) == 6
+        assert await two.counters.add(b"/n", 5, Stamp("b", 2)) == 11
+        assert await one.counters.add(b"/n", 1, Stamp("a", 2)) == 12
 
 
 async def test_what_is_read_anew_does_not_tell_what_an_addition_came_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of what happened meanwhile it shows the end."""
-    monkeypatch.setattr("launcher_shim.c10d.values.operations.SEE_SUM_S", 3600.0)
+    monkeypatch.setattr("launcher_shim.c10d.values.counters.SEE_SUM_S", 3600.0)
     async with client(MemoryEngine(now)) as one:
         kv, direct = await kv_of(one), past_faults(one)
         others = Kv(RUN, one.mirror, direct, kv._transactions._registered)
         kv._unsubscribe()
-        adding = asyncio.create_task(kv.add(b"/n", 1, Stamp("a", 1)))
+        adding = asyncio.create_task(kv.counters.add(b"/n", 1, Stamp("a", 1)))
         await until_added(others)
-        assert await others.add(b"/n", 5, Stamp("b", 1)) == 6
+        assert await others.counters.add(b"/n", 5, Stamp("b", 1)) == 6
         read = await direct.range(RUN.prefix, prefix=True)
         one.mirror.relists += 1
         kv._apply([WatchEvent("put", found) for found in reversed(read.kvs)])
@@ -597,16 +606,16 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
 
         async def work(n: int) -> None:
             for i in range(n, 45, 3):
-                await kvs[n].add(b"/n", deltas[i], next(authors[n]))
-                await kvs[n].append(b"/log", b"[%d]" % i, next(authors[n]))
-                await kvs[n].push(b"/q", b"%d" % i, next(authors[n]))
+                await kvs[n].counters.add(b"/n", deltas[i], next(authors[n]))
+                await kvs[n].writes.append(b"/log", b"[%d]" % i, next(authors[n]))
+                await kvs[n].queues.push(b"/q", b"%d" % i, next(authors[n]))
                 if i % 2:
-                    popped.append((await kvs[n].pop(b"/q", next(authors[n])))[1])
+                    popped.append((await kvs[n].queues.pop(b"/q", next(authors[n])))[1])
                 value = b"%d" % i
                 while True:
                     seen = kvs[n].cells.value(b"/chain") or b""
                     if (
-                        await kvs[n].compare_set(
+                        await kvs[n].writes.compare_set(
                             b"/chain", seen, seen + b"." + value, next(authors[n])
                         )
                         == seen + b"." + value
@@ -614,10 +623,10 @@ async def test_nothing_is_applied_twice_or_lost_when_answers_are(
                         break
 
         await asyncio.gather(*(work(n) for n in range(3)))
-        assert read_number(await kvs[0].get(b"/n") or b"") == sum(deltas)
-        log = (await kvs[1].get(b"/log") or b"").decode()
-        chain = (await kvs[2].get(b"/chain") or b"").decode()
-        while (rest := await kvs[0].pop(b"/q", next(authors[0])))[0]:
+        assert read_number(await kvs[0].reads.get(b"/n") or b"") == sum(deltas)
+        log = (await kvs[1].reads.get(b"/log") or b"").decode()
+        chain = (await kvs[2].reads.get(b"/chain") or b"").decode()
+        while (rest := await kvs[0].queues.pop(b"/q", next(authors[0])))[0]:
             popped.append(rest[1])
     numbers = sorted(range(45))
     assert sorted(int(part) for part in log.strip("[]").split("][")) == numbers
@@ -631,27 +640,27 @@ async def test_i5_known_keys_are_answered_and_writes_wait_while_the_store_is_awa
         await put(kv, [(b"/known", b"1")])
         cut.cut()
         assert kv.cells.value(b"/known") == b"1"
-        assert await kv.check([b"/known"])
+        assert await kv.reads.check([b"/known"])
         async with asyncio.timeout(1):
-            await kv.wait([b"/known"])
+            await kv.reads.wait([b"/known"])
         writing = asyncio.ensure_future(put(kv, [(b"/late", b"2")]))
         done, _ = await asyncio.wait([writing], timeout=0.5)
         assert not done
         cut.mend()
         await writing
-        assert await kv.get(b"/late") == b"2"
+        assert await kv.reads.get(b"/late") == b"2"
 
 
 async def test_an_old_rounds_keys_are_dropped_and_nothing_else() -> None:
     async with sidecars(None, None) as (one, two):
         await put(one, [(b"/r.JOB.1/a", b"1"), (b"/r.JOB.10/a", b"1"), (b"/r.JOB.2/a", b"1")])
-        await one.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
-        await one.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
+        await one.counters.add(b"/r.JOB.1/n", 1, Stamp("s", 1))
+        await one.queues.push(b"/r.JOB.1/q", b"e", Stamp("t", 1))
         await soon(two, b"/r.JOB.1/n", b"1")
         await one.forget(b"/r.JOB.1/")
         await soon(two, b"/r.JOB.1/n", None)
         assert sorted(two.cells.existing()) == [b"/r.JOB.10/a", b"/r.JOB.2/a"]
-        assert not await two.check([b"/r.JOB.1/q"])
+        assert not await two.reads.check([b"/r.JOB.1/q"])
 
 
 async def test_a_store_that_was_emptied_is_believed() -> None:
@@ -673,7 +682,7 @@ async def test_a_value_beyond_the_stores_limit_is_refused_with_the_number() -> N
 async def test_the_record_of_an_operation_outlives_the_lease_of_its_sidecar() -> None:
     async with client(MemoryEngine(now)) as one:
         kv = await kv_of(one)
-        await kv.append(b"/log", b"x", Stamp("a", 1))
+        await kv.writes.append(b"/log", b"x", Stamp("a", 1))
         records = (await one.store.range(RUN.operations, prefix=True)).kvs
         assert [(record.value.partition(b" ")[0], record.lease) for record in records] == [
             (b"1", 0)
@@ -688,7 +697,7 @@ async def test_what_a_killed_sidecar_left_on_record_goes_with_the_next_one() -> 
         direct, relayed = "w-0.0123456789ab.1", f"w-0.{'0' * 32}"
         others = [f"{direct}:7", relayed, "w-00.0123456789ab.1", "w-1.0123456789ab.1"]
         for author in (direct, *others):
-            await kv.append(b"/log", b"x", Stamp(author, 1))
+            await kv.writes.append(b"/log", b"x", Stamp(author, 1))
         last = (await one.store.status()).revision
         await one.mirror.reached(last)
         await kv.forget_records(kv.left_behind("w-0"))

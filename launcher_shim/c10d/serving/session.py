@@ -83,7 +83,7 @@ class LauncherSession:
         keys = self._kv or self._launchers.shared
         if keys is not None:
             self.whole = keys.answers.by_request
-            keys.keep_answer(data, requests)
+            keys.reads.keep_answer(data, requests)
 
     def _serve(self, request: wire.Request, held_back: Stamp | None) -> Answer:
         if self._kv is None and (self._resuming is not None or self._launchers.shared is None):
@@ -194,7 +194,9 @@ class LauncherSession:
             return self._attach(request)
         stamp = self._sign()
         return self._vec(
-            lambda keys: keys.compare_set(request.key, request.expected, request.desired, stamp)
+            lambda keys: keys.writes.compare_set(
+                request.key, request.expected, request.desired, stamp
+            )
         )
 
     async def _attach(self, request: wire.CompareSet) -> bytes:
@@ -237,7 +239,7 @@ class LauncherSession:
     def _value(self, key: bytes) -> bytes | None:
         """The value as far as it may be told without asking the store."""
         keys = self._keys
-        value = keys.known(key)
+        value = keys.reads.known(key)
         if value is None and self._agent is not None:
             if key == self._state_key:
                 state = self._agent.get_state()
@@ -251,7 +253,7 @@ class LauncherSession:
         return value
 
     def _known(self, keys: Sequence[bytes]) -> bool:
-        exists = self._keys.known_to_exist
+        exists = self._keys.reads.known_to_exist
         for key in keys:
             if exists(key):
                 continue
@@ -264,7 +266,7 @@ class LauncherSession:
         return wire.vec(value) if value is not None else self._get_from_store(request.key)
 
     async def _get_from_store(self, key: bytes) -> bytes:
-        (value,) = await self._keys.get_all([key])
+        (value,) = await self._keys.reads.get_all([key])
         return wire.vec(value or b"")
 
     def _multi_get(self, request: wire.MultiGet) -> Answer:
@@ -277,7 +279,7 @@ class LauncherSession:
     async def _multi_get_from_store(self, keys: Sequence[bytes]) -> bytes:
         values = {key: self._value(key) for key in keys}
         missing = [key for key, value in values.items() if value is None]
-        values.update(zip(missing, await self._keys.get_all(missing), strict=True))
+        values.update(zip(missing, await self._keys.reads.get_all(missing), strict=True))
         return wire.multi_get([values[key] or b"" for key in keys])
 
     def _check(self, request: wire.Check) -> Answer:
@@ -287,7 +289,7 @@ class LauncherSession:
 
     async def _check_in_store(self, keys: Sequence[bytes]) -> bytes:
         unknown = [key for key in keys if self._value(key) is None]
-        return wire.READY if await self._keys.check(unknown) else wire.NOT_READY
+        return wire.READY if await self._keys.reads.check(unknown) else wire.NOT_READY
 
     def _wait(self, request: wire.Wait) -> Answer:
         if self._known(request.keys):
@@ -297,14 +299,14 @@ class LauncherSession:
         return self._wait_for_news(request.keys, self._agent)
 
     async def _wait_in_store(self, keys: Sequence[bytes]) -> bytes:
-        await self._carry_out(lambda kv: kv.wait(keys))
+        await self._carry_out(lambda kv: kv.reads.wait(keys))
         return wire.STOP_WAITING
 
     async def _wait_for_news(self, keys: Sequence[bytes], agent: TorchAgent) -> bytes:
         """Wait for the keys, or until the round that they belong to will never be."""
         own = [key for key in keys if key != self._state_key]
         async with asyncio.TaskGroup() as tasks:
-            arriving = tasks.create_task(self._carry_out(lambda kv: kv.wait(own)))
+            arriving = tasks.create_task(self._carry_out(lambda kv: kv.reads.wait(own)))
             while not arriving.done() and not self._known(keys):
                 news = tasks.create_task(agent.news())
                 await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
@@ -326,15 +328,15 @@ class LauncherSession:
 
     def _set(self, request: wire.Set) -> Answer:
         stamp = self._sign()
-        return self._silent(lambda keys: keys.put([(request.key, request.value)], stamp))
+        return self._silent(lambda keys: keys.writes.put([(request.key, request.value)], stamp))
 
     def _multi_set(self, request: wire.MultiSet) -> Answer:
         stamp = self._sign()
-        return self._silent(lambda keys: keys.put(request.items, stamp))
+        return self._silent(lambda keys: keys.writes.put(request.items, stamp))
 
     def _append(self, request: wire.Append) -> Answer:
         stamp = self._sign()
-        return self._silent(lambda keys: keys.append(request.key, request.value, stamp))
+        return self._silent(lambda keys: keys.writes.append(request.key, request.value, stamp))
 
     def _add(self, request: wire.Add) -> Answer:
         return self._add_after_barrier(request, self._sign())
@@ -343,30 +345,30 @@ class LauncherSession:
         if self._agent is not None and is_exit_barrier(request.key):
             await self._agent.exit_barrier()
             self._keep_note(self._agent)
-        return await self._number(lambda keys: keys.add(request.key, request.delta, stamp))
+        return await self._number(lambda keys: keys.counters.add(request.key, request.delta, stamp))
 
     def _delete(self, request: wire.DeleteKey) -> Answer:
         stamp = self._sign()
-        return self._number(lambda keys: keys.delete(request.key, stamp))
+        return self._number(lambda keys: keys.writes.delete(request.key, stamp))
 
     def _push(self, request: wire.QueuePush) -> Answer:
         stamp = self._sign()
-        return self._silent(lambda keys: keys.push(request.key, request.value, stamp))
+        return self._silent(lambda keys: keys.queues.push(request.key, request.value, stamp))
 
     def _pop(self, request: wire.QueuePop) -> Answer:
         stamp = self._sign()
-        return self._popped(lambda keys: keys.pop(request.key, stamp))
+        return self._popped(lambda keys: keys.queues.pop(request.key, stamp))
 
     def _queue_len(self, request: wire.QueueLen) -> Answer:
-        return self._number(lambda keys: keys.queue_length(request.key))
+        return self._number(lambda keys: keys.queues.length(request.key))
 
     def _barrier(self, request: wire.Barrier) -> Answer:
         return self._arrive(request, self._sign().aside())
 
     async def _arrive(self, request: wire.Barrier, stamp: Stamp) -> bytes:
         async def arrive(keys: Kv) -> None:
-            if await keys.add(request.key, 1, stamp) < request.world_size:
-                await keys.count_reached(request.key, request.world_size)
+            if await keys.counters.add(request.key, 1, stamp) < request.world_size:
+                await keys.counters.count_reached(request.key, request.world_size)
 
         await self._carry_out(arrive)
         return wire.STOP_WAITING

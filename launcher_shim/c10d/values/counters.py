@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters of the launchers: each adder has an addend of its own, and all of them are the sum."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import replace
+
+from launcher_shim.c10d.values.cell import ABSENT, read_number, wrap_int64
+from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.ledger import Stamp
+from launcher_shim.c10d.values.read_floor import Floor
+from launcher_shim.c10d.values.transactions import CellPlan, Recalled, Transactions, kvs_of
+from launcher_shim.c10d.values.waiters import Waiters
+from rdzv.errors import Compacted
+from rdzv.store import Compare, Put, Store
+
+SEE_SUM_S = 1.0
+"""Longest wait for the watch to show what an addition came to; then it is read in the store."""
+
+
+class Counters:
+    """Those of one run."""
+
+    def __init__(
+        self,
+        store: Store,
+        cells: Cells,
+        floor: Floor,
+        transactions: Transactions,
+        waiters: Waiters,
+    ) -> None:
+        self._store = store
+        self._keys = cells.keys
+        self._cells = cells
+        self._floor = floor
+        self._transactions = transactions
+        self._waiters = waiters
+
+    async def add(self, key: bytes, delta: int, stamp: Stamp) -> int:
+        """Add to a counter and return the sum; raises ``NotANumber``."""
+        own_key = self._keys.addend(key, stamp.author)
+
+        def plan() -> CellPlan[tuple[int, int | None]]:
+            cell = self._cells.cell(key)
+            own = cell.addends.get(stamp.author, ABSENT)
+            before = read_number(own.value) if own.value is not None else 0
+            if cell.base.value is not None:
+                read_number(cell.base.value)
+            return CellPlan(
+                (
+                    Compare(self._keys.value(key), "mod", "=", cell.base.compared),
+                    Compare(own_key, "mod", "=", own.compared),
+                ),
+                (Put(own_key, b"%d" % wrap_int64(before + delta)),),
+                lambda result: (result.revision, None),
+            )
+
+        async def recall(note: bytes, revision: int) -> Recalled[tuple[int, int | None]]:
+            # At once: the history may be compacted.
+            known = awaited.known(revision)
+            return Recalled(
+                (revision, await self._sum_at(key, revision) if known is None else known)
+            )
+
+        with self._cells.sums.awaited(own_key) as awaited:
+            revision, total = await self._transactions.once(stamp, key, plan, recall)
+            if total is None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SEE_SUM_S):
+                        total = await awaited.at(revision)
+        if total is None:
+            return await self._transactions.settled(lambda: self._sum_at(key, revision))
+        return total
+
+    async def _sum_at(self, key: bytes, revision: int) -> int:
+        """What a counter was at ``revision``; if that is compacted, what it is now."""
+        parts = self._cells.reads(key)[:2]
+        try:
+            then = [replace(part, revision=revision) for part in parts]
+            result = await self._store.txn([], then)
+        except Compacted:
+            result = await self._store.txn([], parts)
+            revision = result.revision
+        self._floor.tell(revision)
+        return wrap_int64(sum(read_number(kv.value) for kv in kvs_of(result.responses)))
+
+    async def count_reached(self, key: bytes, count: int) -> None:
+        """Wait until the counter at ``key`` has reached ``count``.
+
+        Raises ``LeaseLost``, and ``NotANumber``.
+        """
+
+        def reached() -> bool:
+            return read_number(self._cells.value(key) or b"0") >= count
+
+        if not reached():
+            # Judged as each arrival is shown: all may be deleted before this task has its turn.
+            with self._waiters.waiting({key}, suits=reached) as waiter:
+                await waiter.done
+        self._floor.tell(self._cells.value_revision(key))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads of the launchers' keys: at once where the cache may answer, else linearizable.
+
+A hit may be older than what another sidecar's client has written meanwhile, but it is never older
+than anything that a client of this sidecar was told before: all of them see one history, which
+does not go back (docs/decisions/0018-consistency.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher_shim.c10d.values.answers import Answers
+from launcher_shim.c10d.values.cells import Cells
+from launcher_shim.c10d.values.lookups import Lookups
+from launcher_shim.c10d.values.read_floor import Floor
+from launcher_shim.c10d.values.transactions import Transactions
+from launcher_shim.c10d.values.waiters import Waiters
+from launcher_shim.tcpstore import wire
+
+
+class Reads:
+    """Those of one run."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        floor: Floor,
+        transactions: Transactions,
+        lookups: Lookups,
+        waiters: Waiters,
+        answers: Answers,
+    ) -> None:
+        self._cells = cells
+        self._floor = floor
+        self._transactions = transactions
+        self._lookups = lookups
+        self._waiters = waiters
+        self._answers = answers
+
+    def known(self, key: bytes) -> bytes | None:
+        """The value as far as it may be told without asking the store."""
+        known = self._cells.values.get(key)
+        return known[0] if known is not None and self._floor.may_tell(known[1]) else None
+
+    def known_to_exist(self, key: bytes) -> bool:
+        """Whether ``key`` exists, as far as that may be told without asking the store."""
+        if self.known(key) is not None:
+            return True
+        return self._cells.exists(key) and self._floor.may_tell(
+            self._cells.cell(key).queue_revision()
+        )
+
+    def keep_answer(self, data: bytes, requests: Sequence[wire.Request]) -> None:
+        """Answer ``requests``, if they are reads, by their bytes alone while nothing changes."""
+        if self._floor.reached:
+            self._answers.keep(data, requests, self._cells.values)
+
+    async def get(self, key: bytes) -> bytes | None:
+        """Read linearizably; None where the key has no value."""
+        return (await self._transactions.read([key]))[key].value()
+
+    async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Tell the values of ``keys``; those not known are read linearizably."""
+        # What may be told now may be told no longer once another client was told something newer.
+        told: dict[bytes, bytes] = {}
+
+        def tell(key: bytes) -> bool:
+            value = self.known(key)
+            if value is not None:
+                told[key] = value
+            return value is not None
+
+        missing = {key for key in keys if not tell(key)}
+        read = await self._lookups.unless_told(missing, tell)
+        return [read[key].value() if key in read else told.get(key) for key in keys]
+
+    async def check(self, keys: Sequence[bytes]) -> bool:
+        """Whether every key exists; those not known to are read linearizably."""
+        missing = {key for key in keys if not self.known_to_exist(key)}
+        read = await self._lookups.unless_told(missing, self.known_to_exist)
+        return all(cell.exists() for cell in read.values())
+
+    async def wait(self, keys: Sequence[bytes]) -> None:
+        """Wait until every key has existed since the request came; raises ``LeaseLost``."""
+        missing = {key for key in keys if not self.known_to_exist(key)}
+        if not missing:
+            return
+        with self._waiters.waiting(missing) as waiter:
+            for key, cell in (await self._lookups.until(waiter.done, missing)).items():
+                if cell.exists():
+                    self._waiters.shown(waiter, key)
+            await waiter.done
+        for key in keys:
+            cell = self._cells.cell(key)
+            self._floor.tell(max(cell.newest_revision(), cell.newest_of_queue()))
