@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sentences of Muster's own that the page of messages quotes are in the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = (
+    "Muster's commands",
+    "The sidecar's log",
+    "`muster-run`, in the training container",
+    "`import muster`, in the training script",
+)
+VARIES = re.compile(r"…|\b(?:ADDRESS|FILE|ID|JOB|KEY|MEMBER|NAME|NAMESPACE|N|PATH|PORT|RUN)\b")
+
+
+def template(node: ast.AST) -> str | None:
+    """The text of a literal, with NUL for whatever varies in it."""
+    if isinstance(node, ast.JoinedStr):
+        parts = (getattr(part, "value", None) for part in node.values)
+        return "".join(part if isinstance(part, str) else "\0" for part in parts)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%[-+0-9.]*[a-z]", "\0", node.value)
+    return None
+
+
+def literals(tree: ast.Module) -> Iterator[str]:
+    """Every text that a program may say: docstrings are not among them."""
+    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    nodes = (node for node in ast.walk(tree) if id(node) not in silent)
+    yield from filter(None, map(template, nodes))
+
+
+def templates() -> Iterator[str]:
+    for folder in ("agent", "console", "launcher_shim", "muster", "rdzv"):
+        for path in (ROOT / folder).rglob("*.py"):
+            yield from literals(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def quoted() -> list[str]:
+    page = (ROOT / "docs" / "faq.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
+    return [
+        quote
+        for name in OURS
+        for heading in re.findall(r"^### (.+)$", sections[name], re.MULTILINE)
+        for quote in re.findall(r"`([^`]+)`", heading)
+    ]
+
+
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return list(templates())
+
+
+@pytest.mark.parametrize("quote", quoted())
+def test_the_code_says_each_sentence_of_muster_that_the_page_quotes(
+    quote: str, said: list[str]
+) -> None:
+    fragments = VARIES.split(quote)
+    assert len("".join(fragments)) > 12
+    wanted = re.compile("\0".join(map(re.escape, fragments)))
+    assert any(wanted.search(text) for text in said)
