@@ -86,11 +86,17 @@ ensure_development() {
         atheris blockbuster cryptography docker hypothesis kubernetes mypy pytest pytest-asyncio \
         pytest-timeout pytest-xdist ruff
     ensure_etcd_packages
+    ensure_docs
 }
 
 # The clients that Muster's own is compared with; etcd3 is a driver of ours, too.
 ensure_etcd_packages() {
     ensure etcd-packages "1 MB" "a few seconds" aetcd etcd3 six tenacity
+}
+
+# What makes the site of scripts/docs. zensical 0.1 needs a package, zensical-ui, that is not on every index.
+ensure_docs() {
+    ensure docs "15 MB" "10 seconds" zensical
 }
 
 # Leaves the folder of etcd and etcdctl in $MUSTER_TEST_ETCD.

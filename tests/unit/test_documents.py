@@ -57,9 +57,9 @@ def test_the_index_has_each_page_once() -> None:
 
 def test_what_was_measured_and_when_is_on_engineering_pages_alone() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    _, found, users = index.partition("## User pages")
+    users, found, _ = index.partition("## Engineering")
     assert found
-    names = re.findall(r"\]\(([\w-]+\.md)\)", users.partition("## ")[0])
+    names = re.findall(r"\]\(([\w-]+\.md)\)", users)
     dated = {
         name: re.findall(r"20\d\d-\d\d-\d\d", (ROOT / "docs" / name).read_text(encoding="utf-8"))
         for name in names

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages the pages as they lie in the repository, and has zensical make a site of them.
+
+Links between pages are relative, as a git host wants them. They hold on the site too because the
+staged tree has the repository's shape: docs/ below it, README.md, and every file that a page links
+to, where it is in the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs_site.navigation import Group, groups
+
+BUILD_TIMEOUT_S = 300
+
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+
+CONFIGURATION = """\
+[project]
+site_name = "Muster"
+site_description = "Elastic training on Kubernetes that loses no work"
+docs_dir = "pages"
+site_dir = "site"
+nav = {menu}
+
+[project.theme]
+language = "en"
+font = false
+features = [
+  "content.code.copy",
+  "navigation.footer",
+  "navigation.path",
+  "navigation.sections",
+  "navigation.top",
+  "search.highlight",
+]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+toggle.icon = "lucide/sun"
+toggle.name = "Switch to dark mode"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+toggle.icon = "lucide/moon"
+toggle.name = "Switch to light mode"
+
+[project.plugins.offline]
+enabled = true
+
+[project.markdown_extensions]
+sane_lists = {{}}
+tables = {{}}
+pymdownx.highlight = {{}}
+pymdownx.superfences = {{}}
+
+# Anchors as a git host names them, so that a link to one holds on both.
+[project.markdown_extensions.toc]
+permalink = true
+slugify.object = "pymdownx.slugs.slugify"
+slugify.kwds.case = "lower"
+"""
+
+
+def build(repository: Path, site: Path) -> bool:
+    """Replace the folder ``site`` by a fresh build; False where zensical found a fault."""
+    with tempfile.TemporaryDirectory(prefix="muster-docs-") as folder:
+        staged = Path(folder)
+        for path in sorted(_wanted(repository)):
+            copy = staged / "pages" / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".md":
+                page = (repository / path).read_text(encoding="utf-8")
+                copy.write_text(with_lists_apart(page), encoding="utf-8")
+            else:
+                shutil.copyfile(repository / path, copy)
+        configuration = CONFIGURATION.format(menu=_menu(groups(repository)))
+        (staged / "zensical.toml").write_text(configuration, encoding="utf-8")
+        command = [sys.executable, "-m", "zensical", "build", "--clean", "--strict"]
+        done = subprocess.run(
+            command, cwd=staged, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
+        )
+        if done.returncode:
+            sys.stderr.write(done.stdout + done.stderr)
+            return False
+        shutil.rmtree(site, ignore_errors=True)
+        site.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(staged / "site", site)
+        return True
+
+
+def with_lists_apart(page: str) -> str:
+    """Put a blank line between a paragraph and a list right below it, which zensical needs."""
+    lines: list[str] = []
+    fenced = False
+    for line in page.splitlines():
+        before = lines[-1] if lines else ""
+        starts = ITEM.match(line) and before and not before.startswith(" ")
+        if starts and not fenced and not ITEM.match(before):
+            lines.append("")
+        fenced ^= line.startswith("```")
+        lines.append(line)
+    return "\n".join([*lines, ""])
+
+
+def _wanted(repository: Path) -> set[Path]:
+    """Every page of the menu, and every file that one of them links to."""
+    pages = [Path(page.path) for group in groups(repository) for page in group.pages]
+    wanted = set(pages)
+    for page in pages:
+        for target in _linked(repository / page):
+            path = Path(os.path.normpath(page.parent / target))
+            if (repository / path).is_file():
+                wanted.add(path)
+    return wanted
+
+
+def _linked(page: Path) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            yield target
+
+
+def _menu(parts: list[Group]) -> str:
+    """The menu in TOML; JSON's strings are TOML's."""
+    rows = []
+    for group in parts:
+        pages = ", ".join(
+            f"{{ {json.dumps(page.label)} = {json.dumps(page.path)} }}" for page in group.pages
+        )
+        rows.append(f"  {{ {json.dumps(group.label)} = [{pages}] }},")
+    return "\n".join(["[", *rows, "]"])
