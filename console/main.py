@@ -13,6 +13,7 @@ import traceback
 
 import click
 
+from console import grpc_log
 from console.help import CommandsByTask
 from console.version import print_version
 from launcher_shim.exit_status import (
@@ -76,8 +77,7 @@ def muster() -> None:
 
 def main() -> None:
     """Run the command line and end the process with its exit status: what the command returns."""
-    # grpc reads this once, when it is imported; by default it tells of each connection that ends.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    grpc_log.switch_off()
     try:
         status = muster.main(prog_name="muster", standalone_mode=False)
         sys.stdout.flush()

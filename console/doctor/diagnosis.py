@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from console.job.outage import cause
 from rdzv.flags import named
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
@@ -82,12 +83,22 @@ class EtcdMember:
 
 
 @dataclass(frozen=True, slots=True)
+class JobReport:
+    """The job that was named. ``generation`` is None where the store has no such job."""
+
+    namespace: str
+    name: str
+    generation: int | None = None
+    members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that was measured.
 
-    ``members``, ``authenticated`` and ``compacted``, whether any of the history was, are None
-    where the store does not tell. ``encrypted``: the connections are; ``local``: they stay on this
-    machine.
+    ``members``, ``authenticated``, ``job`` and ``compacted``, whether any of the history was, are
+    None where the store does not tell. ``encrypted``: the connections are; ``local``: they stay on
+    this machine.
     """
 
     endpoints: tuple[EndpointReport, ...]
@@ -95,6 +106,7 @@ class Report:
     members: tuple[EtcdMember, ...] | None = None
     authenticated: bool | None = None
     compacted: bool | None = None
+    job: JobReport | None = None
     encrypted: bool = False
     local: bool = False
     history: tuple[HistoryEntry, ...] = ()
@@ -121,6 +133,7 @@ def diagnose(report: Report) -> list[Finding]:
     for status in statuses:
         findings += _size(status)
     findings += _compaction(report.compacted, statuses)
+    findings += _job(report.job)
     findings += _rights(report.rights)
     findings += _access(report)
     findings += _clocks(report.history, report.now_unix_s)
@@ -143,6 +156,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         return
     if one.status is None:
         what = "refuses this client" if one.refused else "does not answer"
+        why = one.error if one.refused else cause(one.error)
         remedy = (
             "give --etcd-user with --etcd-password-file, or a client certificate, that the store"
             " knows"
@@ -150,7 +164,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
             else "see that this member of the store runs and can be reached from here, or take it"
             f" out of {named('--etcd-endpoints')}"
         )
-        yield Finding("endpoint", "fault", f"{one.endpoint} {what}: {one.error}", remedy)
+        yield Finding("endpoint", "fault", f"{one.endpoint} {what}: {why}", remedy)
         return
     level, why = judge(one.status.version)
     yield Finding(
@@ -293,6 +307,22 @@ def _compaction(compacted: bool | None, statuses: Sequence[StoreStatus]) -> Iter
             " itself cannot be asked",
             f"see to it: {DO_COMPACTION}",
         )
+
+
+def _job(job: JobReport | None) -> Iterator[Finding]:
+    if job is None:
+        return
+    if job.generation is None:
+        yield Finding(
+            "job",
+            "warning",
+            f"the store has no job {job.name} in namespace {job.namespace}",
+            f"check {named('--job')} and {named('--namespace')}, unless none of its pods has been"
+            " started yet",
+        )
+    else:
+        members = "1 member" if job.members == 1 else f"{job.members} members"
+        yield Finding("job", "ok", f"{job.name}: generation {job.generation}, {members}")
 
 
 def _rights(rights: RightsReport) -> Iterator[Finding]:

@@ -12,13 +12,19 @@ from time import monotonic, time
 from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
-from console.doctor.diagnosis import READ_FAULT_S, EndpointReport, EtcdMember, Report, RightsReport
-from console.job.view import view_of
+from console.doctor.diagnosis import (
+    READ_FAULT_S,
+    EndpointReport,
+    EtcdMember,
+    JobReport,
+    Report,
+    RightsReport,
+)
+from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
 from rdzv.paging import read_all
-from rdzv.records.history import HistoryEntry
 from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled, cluster_members, history_compacted
@@ -53,6 +59,7 @@ async def examine(config: JobConfig, random: Random) -> Report:
     store = open_store(access)
     try:
         rights = await _rights(store, keys.probe(f"{random.getrandbits(48):012x}"), random)
+        view = await _unless_refused(lambda: _view(store, keys))
         return replace(
             report,
             rights=rights,
@@ -63,7 +70,8 @@ async def examine(config: JobConfig, random: Random) -> Report:
             compacted=await _unless_refused(
                 lambda: history_compacted(access, keys, timeout_s=CALL_TIMEOUT_S)
             ),
-            history=await _unless_refused(lambda: _history(store, keys)) or (),
+            job=_job(view) if view is not None else None,
+            history=view.history if view is not None else (),
             now_unix_s=time(),
         )
     finally:
@@ -144,9 +152,14 @@ async def _members(access: Access) -> tuple[EtcdMember, ...]:
     return tuple(EtcdMember(member_id, name) for member_id, name in found)
 
 
-async def _history(store: Store, keys: JobKeys) -> tuple[HistoryEntry, ...]:
+async def _view(store: Store, keys: JobKeys) -> JobView:
     read = await read_all(store, keys.prefix, timeout_s=CALL_TIMEOUT_S)
-    return view_of(keys, snapshot_of(keys, read), read.kvs).history
+    return view_of(keys, snapshot_of(keys, read), read.kvs)
+
+
+def _job(view: JobView) -> JobReport:
+    generation = view.job.generation if view.job is not None else None
+    return JobReport(view.namespace, view.name, generation, len(view.snapshot.members))
 
 
 async def _unless_refused(ask: Callable[[], Awaitable[T]]) -> T | None:

@@ -286,6 +286,32 @@ async def test_every_command_has_help_with_an_example(command: str) -> None:
     assert command in (await muster("--help")).out
 
 
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [
+        ("127.0.0.1:{taken}", "port {taken} is taken by another process: choose another"),
+        ("192.0.2.1:{taken}", "this machine has no address 192.0.2.1: give one of its own"),
+        ("nowhere.invalid:{taken}", "the name nowhere.invalid is not known here"),
+    ],
+)
+async def test_a_store_that_cannot_listen_says_why_and_nothing_else(listen: str, said: str) -> None:
+    async with EmbeddedServer() as running:
+        taken = running.endpoint.rpartition(":")[2]
+        ended = await muster("store", "--listen", listen.format(taken=taken))
+    assert ended.status == 2
+    (line,) = ended.err.splitlines()
+    assert line.startswith("muster: cannot listen on ")
+    assert said.format(taken=taken) in line
+
+
+async def test_the_doctor_says_that_there_is_no_such_job(server: EmbeddedServer) -> None:
+    ended = await muster("doctor", "--job", "nothere", "--etcd-endpoints", server.endpoint)
+    assert ended.status == 0
+    assert "warning  job         the store has no job nothere in namespace default" in ended.out
+    known = await muster("doctor", **of(server))
+    assert "ok       job         digits: generation 3, 4 members" in known.out
+
+
 async def test_the_store_serves_until_it_is_stopped_and_says_what_it_keeps() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -11,6 +11,7 @@ from console.doctor.diagnosis import (
     EndpointReport,
     EtcdMember,
     Finding,
+    JobReport,
     Report,
     RightsReport,
     diagnose,
@@ -50,6 +51,18 @@ def test_a_store_in_order_has_nothing_to_be_done() -> None:
     assert [finding.check for finding in findings] == [
         *("version", "latency", "cluster", "size", "compaction", "rights", "latency", "access"),
     ]
+
+
+def test_a_job_that_the_store_does_not_have_is_told() -> None:
+    assert found(replace(WELL, job=JobReport("team", "digits", 2, 1)), "job").sentence == (
+        "digits: generation 2, 1 member"
+    )
+    missing = found(replace(WELL, job=JobReport("team", "digits")), "job")
+    assert (missing.level, missing.sentence) == (
+        "warning",
+        "the store has no job digits in namespace team",
+    )
+    assert "--job (MUSTER_JOB)" in missing.remedy
 
 
 def test_whatever_is_wrong_says_what_to_do() -> None:

@@ -8,7 +8,9 @@ It keeps nothing across a restart; clients notice that by its cluster id.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
+import socket
 from types import TracebackType
 from typing import Any, Self
 
@@ -39,7 +41,8 @@ MAX_EXPIRY_WAIT_S = 0.5
 class EmbeddedServer:
     """An etcd-like server: ``async with EmbeddedServer() as server: … server.endpoint``.
 
-    ``listen`` is ``host:port``; port 0 takes a free one. Raises ``ConfigError`` if it is taken.
+    ``listen`` is ``host:port``; port 0 takes a free one. Raises ``ConfigError`` if it is taken, or
+    not to be had.
     """
 
     def __init__(self, listen: str = "127.0.0.1:0", *, engine: MemoryEngine | None = None) -> None:
@@ -54,9 +57,8 @@ class EmbeddedServer:
         try:
             port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen on {self._listen}: choose a free port with --listen"
-            ) from error
+            why = await asyncio.to_thread(_why_not, self._listen)
+            raise ConfigError(f"cannot listen on {self._listen}: {why}") from error
         self.endpoint = f"{self._listen.rpartition(':')[0]}:{port}"
         await self._server.start()
         self._expiry = asyncio.create_task(self._expire(), name="lease expiry")
@@ -78,6 +80,29 @@ class EmbeddedServer:
             engine.expire_leases()
             left_s = engine.leases.next_deadline_s() - engine.clock()
             await asyncio.sleep(min(max(left_s, 0.01), MAX_EXPIRY_WAIT_S))
+
+
+def _why_not(listen: str) -> str:
+    """Bind by ourselves, for gRPC does not say why it cannot; return it, and what to do."""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror:
+        return f"the name {host} is not known here: give an address of this machine with --listen"
+    except OSError as error:
+        match error.errno:
+            case errno.EADDRINUSE:
+                return f"port {port} is taken by another process: choose another with --listen"
+            case errno.EADDRNOTAVAIL:
+                return f"this machine has no address {host}: give one of its own with --listen"
+            case errno.EACCES:
+                return f"port {port} is for root alone: choose one from 1024 on with --listen"
+        return f"{error.strerror}: choose another address with --listen"
+    return "the port was taken for a moment: try again"
 
 
 def _handlers(engine: MemoryEngine) -> tuple[grpc.GenericRpcHandler, ...]:
