@@ -58,5 +58,6 @@ def sentence(step: int, committed: int, where: object, of_former_life: bool) -> 
     return (
         "all ranks of this job have saved step %d, and %s: either it is not the directory that all"
         " pods share, or it was emptied to train from scratch; share it, or run `muster forget` for"
-        " this job and start it again" % (committed, found)
+        " this job and start it again; see docs/operations.md#a-job-is-created-again"
+        % (committed, found)
     )

@@ -33,7 +33,10 @@ UNCOMPACTED_MAX = 10_000
 SKEW_S = 2.0
 """Smaller differences between clocks are not told."""
 
-DO_COMPACTION = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h"
+DO_COMPACTION = (
+    "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=1h; see"
+    " docs/operations.md#how-to-run-etcd-for-muster"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,9 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         "version",
         level,
         f"{one.endpoint}: {why}",
-        "" if level == "ok" else f"use {FLOOR}, or later",
+        ""
+        if level == "ok"
+        else f"use {FLOOR}, or later; see docs/operations.md#the-stores-version",
     )
     if one.status.learner:
         yield Finding(
@@ -206,7 +211,7 @@ def _alarm(endpoint: str, error: str) -> Finding:
             "fault",
             f"{endpoint}: NOSPACE, the store takes no writes until there is room",
             "etcdctl compact, then etcdctl defrag on every member, then etcdctl alarm disarm;"
-            f" {DO_COMPACTION}, or raise --quota-backend-bytes",
+            f" raise --quota-backend-bytes, or {DO_COMPACTION}",
         )
     if "CORRUPT" in error:
         return Finding(
@@ -357,7 +362,8 @@ def _access(report: Report) -> Iterator[Finding]:
             "access",
             "warning",
             "authentication is off: any client that reaches the store can change every job",
-            "make a user for the job (muster store-role) and run etcdctl auth enable",
+            "make a user for the job (muster store-role) and run etcdctl auth enable; see"
+            " docs/security.md#set-up",
         )
     elif report.authenticated:
         yield Finding("access", "ok", "authentication is on")
@@ -366,7 +372,8 @@ def _access(report: Report) -> Iterator[Finding]:
             "access",
             "warning",
             "the connections to the store are not encrypted",
-            "give the store certificates, and https:// endpoints with --etcd-cacert here",
+            "give the store certificates, and https:// endpoints with --etcd-cacert here; see"
+            " docs/security.md#set-up",
         )
 
 

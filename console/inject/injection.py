@@ -26,7 +26,10 @@ from console.inject.workloads import Place, Template, Workload, at, workloads
 from console.inject.yaml_tree import documents
 from rdzv.errors import ConfigError
 
-ALLOW = "such pods do not train together through Muster; --allow-bypass injects all the same"
+ALLOW = (
+    "such pods do not train together through Muster; --allow-bypass injects all the same; see"
+    " docs/kubernetes.md#what-it-says-beside-that"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,8 @@ class _ByHand:
                 planned = cancel(self._keys, snapshot, self._find(snapshot).pod_uid)
                 if isinstance(planned, str):
                     raise MembershipError(
-                        f"the drain of {self._member} cannot be cancelled: {planned}"
+                        f"the drain of {self._member} cannot be cancelled: {planned}; see"
+                        " docs/drain.md#by-hand"
                     )
                 return planned
 

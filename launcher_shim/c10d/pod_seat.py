@@ -53,5 +53,6 @@ def _refusal(run_id: str, pid: int) -> str:
     return (
         f"a torchrun of this pod (process {pid}) takes part in the run {run_id} already, and a pod"
         " has one place in its job: end that one first, or start this one by itself, with"
-        " --standalone --nnodes=1 --rdzv-conf=is_host=1"
+        " --standalone --nnodes=1 --rdzv-conf=is_host=1; see"
+        " docs/operations.md#a-second-torchrun-in-a-pod"
     )

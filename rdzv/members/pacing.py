@@ -60,5 +60,6 @@ class Pacing:
         return (
             f"registered {self.brief} times within {now_s - self.since_s:.1f} s: is another sidecar"
             " running under the same pod UID, or is the store too slow for leases of"
-            f" {self.lease_ttl_s:g} s?"
+            f" {self.lease_ttl_s:g} s? see"
+            " docs/operations.md#a-member-registers-again-and-again"
         )

@@ -106,7 +106,11 @@ def plan(
     foreign = holder is not None and holder.pod_uid != identity.pod_uid
     # A holder of an older incarnation is that of a store that was restored since.
     if holder is not None and foreign and held is not None and holder.number > held.incarnation:
-        return Refuse(True, f"the name {identity.member} was taken over by pod {holder.pod_uid}")
+        return Refuse(
+            True,
+            f"the name {identity.member} was taken over by pod {holder.pod_uid}; see"
+            " docs/operations.md#two-pods-claim-one-name",
+        )
     if _is_of_another_job(snapshot.job, identity):
         chosen = _change_lives(
             snapshot, identity, held, empty_for_s, lease_ttl_s, waited_s, trained=trained
@@ -136,7 +140,11 @@ def plan(
         version=identity.version,
     )
     if (mismatch := job_mismatch(job, member)) is not None:
-        return Refuse(False, f"{identity.member} cannot register: {mismatch}")
+        return Refuse(
+            False,
+            f"{identity.member} cannot register: {mismatch}; see"
+            " docs/operations.md#a-member-is-refused",
+        )
     stored = snapshot.job
     return Register(
         job=job,
@@ -234,7 +242,10 @@ def _change_lives(
         )
     if (held is not None and (trained or not former)) or (former and not deserted):
         return Refuse(
-            True, f"the job was created again with UID {stored.uid or '(none)'}", for_good=False
+            True,
+            f"the job was created again with UID {stored.uid or '(none)'}; see"
+            " docs/operations.md#a-pod-of-a-deleted-job-comes-late",
+            for_good=False,
         )
     if former:
         # Taken over by a pod that nobody knew to be late, and that is gone: this one is not.

@@ -431,7 +431,7 @@ def test_options_that_overrule_the_sidecar_are_named(line: str, options: list[st
     for command in (line.split(), ["sh", "-c", f"cd /app && {line}"]):
         text = manifest(command=command)
         if set(options) - {"--nnodes"}:
-            assert refused(text)[-1].endswith("--allow-bypass injects all the same")
+            assert "--allow-bypass injects all the same" in refused(text)[-1]
         notes = inject(text, Request(FLAGS, {}, allow_bypass=True)).notes
         assert {note.level for note in notes if "in its command" in note} <= {"warning"}
         named = [option for option in options if any(f"has {option} in" in n for n in notes)]

@@ -94,7 +94,7 @@ def test_within_a_life_a_missing_checkpoint_is_named_with_both_causes_and_remedi
     assert str(caught.value) == (
         f"all ranks of this job have saved step 60, and {found}: either it is not the directory"
         " that all pods share, or it was emptied to train from scratch; share it, or run `muster"
-        " forget` for this job and start it again"
+        " forget` for this job and start it again; see docs/operations.md#a-job-is-created-again"
     )
 
 

@@ -102,7 +102,10 @@ def read_horovod_line(command: Sequence[str], program: int) -> HorovodLine:
     words = iter(command[program:])
     for name, value in _options(words):
         if name in _REFUSED:
-            raise ConfigError(f"horovodrun's {name} cannot be given here: {_REFUSED[name]}")
+            raise ConfigError(
+                f"horovodrun's {name} cannot be given here: {_REFUSED[name]}; see"
+                " docs/local.md#horovodrun"
+            )
         if name == "--slots-per-host":
             if not re.fullmatch(r"[1-9]\d{0,3}", value or "", re.ASCII):
                 raise ConfigError(

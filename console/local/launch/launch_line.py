@@ -60,7 +60,10 @@ def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
     slots, max_restarts = 1, None
     for name, value in options:
         if name in _REFUSED:
-            raise ConfigError(f"torchrun's {name} cannot be given here: {_REFUSED[name]}")
+            raise ConfigError(
+                f"torchrun's {name} cannot be given here: {_REFUSED[name]}; see"
+                " docs/local.md#what-happens-to-nodes"
+            )
         if name == "--nproc-per-node":
             if not re.fullmatch(r"[1-9]\d*", value or ""):
                 raise ConfigError(

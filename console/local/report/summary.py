@@ -7,7 +7,7 @@ from console.local.report.timeline import Timeline
 
 _HOW_TO_SEE_STEPS = (
     "Steps are unknown: the script does not tell them. To see them, and what a change costs, call"
-    " muster.report_step(step) in its loop; to lose none, docs/training.md."
+    " muster.report_step(step) in its loop; to lose none, see docs/training.md#a-loop-of-your-own."
 )
 
 

@@ -82,11 +82,12 @@ def outcome(code: StatusCode, message: str) -> Outcome:
 
 _NOT_VERIFIED = (
     "the store's certificate does not come from the authority in --etcd-cacert"
-    " (MUSTER_ETCD_CACERT), is not for this host name, or is out of date"
+    " (MUSTER_ETCD_CACERT), is not for this host name, or is out of date; see"
+    " docs/security.md#set-up"
 )
 _NO_TLS = (
     "the two do not agree on TLS: check that the endpoint speaks it, and --etcd-cert"
-    " (MUSTER_ETCD_CERT)"
+    " (MUSTER_ETCD_CERT); see docs/security.md#set-up"
 )
 _EXPLANATIONS = (
     ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
@@ -97,11 +98,12 @@ _EXPLANATIONS = (
     (
         "etcdserver: user name is empty",
         f"the store requires authentication: give {named('--etcd-user')} with"
-        f" --etcd-password-file, or a client certificate in {named('--etcd-cert')}",
+        f" --etcd-password-file, or a client certificate in {named('--etcd-cert')}; see"
+        " docs/security.md#set-up",
     ),
     (
         "etcdserver: permission denied",
-        "permission denied: muster store-role shows what a job needs",
+        "permission denied: muster store-role shows what a job needs; see docs/security.md#set-up",
     ),
 )
 
