@@ -89,14 +89,15 @@ class HostList:
         return "".join([*lines, f"rev-{self.revision}:0\n"])
 
     def places(self, able: Iterable[Member], room: int) -> Places:
-        """Who of ``able`` has a line that an older one does not take from it.
+        """Who of ``able``, oldest first, has a line that an older one does not take from it.
 
         Of more than there is ``room`` for, those that have had theirs for longest: the others have
-        filled in for one that was away for a moment.
+        filled in for one that was away for a moment. A list that is read back does not say for how
+        long; then the oldest, as the others' lists have it.
         """
-        tokens = {token_of(member.name, member.pod_uid) for member in able}
-        found = [host for host in self.hosts if host.token in tokens]
-        found.sort(key=lambda host: self.listed_since_s[host.token])
+        ages = {token_of(member.name, member.pod_uid): age for age, member in enumerate(able)}
+        found = [host for host in self.hosts if host.token in ages]
+        found.sort(key=lambda host: (self.listed_since_s[host.token], ages[host.token]))
         return Places(frozenset(host.member for host in found[:room]))
 
     def next_check_s(self, after_s: float = -math.inf) -> float | None:

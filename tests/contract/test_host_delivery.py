@@ -265,6 +265,25 @@ async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_t
         assert scene.hosts() == ["b", "c"]
 
 
+async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_in(
+    tmp_path: Path,
+) -> None:
+    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+        scene.put(SPARE)
+        await scene.until(lambda: scene.listed() == {"a", "b"})
+        scene.lose(YOUNGER)
+        await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
+    scene = Scene(tmp_path)
+    # The one that has filled in is away itself when the next sidecar reads three lines for two.
+    scene.begin(OLDEST, YOUNGER)
+    async with beside(scene.delivery.run()):
+        await scene.until(lambda: scene.listed() == {"a", "b"})
+        assert scene.hosts() == ["a", "b", "c"]
+        scene.put(replace(SPARE, incarnation=9, since=3))
+        await scene.until(lambda: len(scene.hosts()) == 2)
+        assert scene.hosts() == ["a", "b"]
+
+
 async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(tmp_path: Path) -> None:
     async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
         scene.put(SPARE, replace(OLDEST, pod_uid="uid-a-2", incarnation=9))

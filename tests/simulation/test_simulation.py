@@ -97,6 +97,10 @@ def test_i5_a_sidecar_that_starts_in_an_outage_is_back_soon_after_it() -> None:
     _run("outages", 630, 1)
 
 
+def test_i4_a_sidecar_that_starts_again_knows_who_has_a_line_and_who_fills_in() -> None:
+    _run("spare-evictions", 664, 1)
+
+
 @pytest.mark.parametrize("seed", [26801, 27646, 28920])
 def test_i3_a_world_that_has_let_somebody_in_trains_no_further_beside_another_run(
     seed: int,
