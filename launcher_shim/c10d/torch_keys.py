@@ -10,6 +10,9 @@ from rdzv.errors import WireError
 _ROUND_KEY = re.compile(
     rb"/?torch\.rendezvous\.(?P<run>.+)\.(?P<round>\d{1,18})/(?P<name>.+)", re.DOTALL
 )
+_MEETING = re.compile(
+    rb"MASTER_ADDR|MASTER_PORT|torchelastic/(role_info|assigned_ranks)/.+", re.DOTALL
+)
 _STATE_KEY_PREFIX = b"/torch.rendezvous."
 
 
@@ -45,6 +48,12 @@ def round_key(key: bytes, run_id: str) -> tuple[int, bytes] | None:
     if match is None or match["run"] != run_id.encode():
         return None
     return int(match["round"]), match["name"]
+
+
+def round_met_by(key: bytes) -> int | None:
+    """The round whose nodes meet by what one of them stores in ``key``; None for any other key."""
+    match = _ROUND_KEY.fullmatch(key)
+    return None if match is None or not _MEETING.fullmatch(match["name"]) else int(match["round"])
 
 
 def round_of_exit_barrier(key: bytes) -> int | None:

@@ -13,10 +13,10 @@ import pytest
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.torch.agent import connect
-from rdzv.store import Put
+from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.runs import RUN, TTL_S, Client, Pod, complete, pod, until
+from tests.support.sidecars.runs import RUN, TTL_S, Client, Pod, complete, pod, until, world
 
 pytestmark = pytest.mark.virtual
 
@@ -120,3 +120,21 @@ async def test_i11_torchruns_started_again_form_a_world_though_their_former_roun
         for client in clients:
             await client.join()
         await until(lambda: all(map(complete, clients)))
+
+
+async def test_i11_who_waits_for_an_address_that_the_store_has_lost_is_not_waited_for() -> None:
+    """The backup has the round, so that nobody puts it back, and not what rank 0 stored for it."""
+    engine = MemoryEngine(now)
+    store = MemoryStore(engine)
+    address = b"/torch.rendezvous.digits.0/MASTER_ADDR"
+    async with world(engine, None, None) as ((a, b), clients):
+        await store.txn([], [Put(RUN.value(address), b"10.0.0.1")])
+        await until(lambda: all(RUN.value(address) in one.mirror.kvs for one in (a, b)))
+        await store.txn([], [Delete(RUN.value(address))])
+        await until(lambda: Round.from_kv(b.mirror.kvs[RUN.round]).restored)
+        # Those who have met train on.
+        assert not any(client.get().wait_list for client in clients)
+        assert clients[1].agent.filler(address) is not None
+        await until(lambda: bool(clients[1].get().wait_list))
+        await clients[1].leave()
+        await until(lambda: bool(clients[0].get().wait_list))

@@ -122,6 +122,11 @@ def test_i1_a_lost_round_that_no_sidecar_has_seen_is_frozen_once() -> None:
     _run("earlier-lives-restored", 28851, 1)
 
 
+def test_i11_nobody_waits_for_an_address_that_a_restored_store_has_lost() -> None:
+    # It has the round still, and a torchrun enters it before the others can say what it lacks.
+    _run("earlier-lives-restored", 375, 1)
+
+
 def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
     _run("aliens", 18843, 1)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -83,6 +84,66 @@ def test_a_store_that_goes_on_was_not_restored() -> None:
 
 
 WORLD = Round(3, True, frozen=(NODE.seat, B_ASKED.seat))
+
+
+def of_world(name: str, kind: Literal["put", "delete"], revision: int) -> WatchEvent:
+    """What a node of ``WORLD`` stored for the others, and what became of it."""
+    key = RUN.value(b"/torch.rendezvous.digits.3/" + name.encode())
+    return WatchEvent(kind, KeyValue(key, b"1", 1, revision, 1, 0))
+
+
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "torchelastic/role_info/1"])
+def test_a_world_is_marked_whose_store_has_lost_what_its_nodes_meet_by(name: str) -> None:
+    run = MirroredRun(RUN)
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    run.apply(of_world(name, "put", 10))
+    assert not run.lacks_round
+    assert run.apply(of_world(name, "delete", 9)) == "round"
+    assert run.lacks_round
+    # What the backup has of its nodes is no older than it, as the backup has the round, too.
+    assert run.round == replace(WORLD, restored=True, mod_revision=9)
+    run.apply(put(RUN.round, run.round.to_json(), 11))
+    assert not run.lacks_round
+    assert run.round.restored
+
+
+def test_a_key_that_is_stored_again_is_not_lost() -> None:
+    run = MirroredRun(RUN)
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    run.apply(of_world("MASTER_ADDR", "delete", 9))
+    assert run.apply(of_world("MASTER_ADDR", "put", 10)) == "round"
+    assert not run.lacks_round
+
+
+@pytest.mark.parametrize(
+    "current",
+    [
+        replace(WORLD, finishing=True),
+        replace(WORLD, closed="success"),
+        replace(WORLD, closed="failure"),
+        Round(4, former=("a", "b")),
+        Round(5, True, frozen=WORLD.frozen),
+    ],
+    ids=["finishing", "ended well", "failed", "over", "two rounds on"],
+)
+def test_what_a_world_met_by_may_go_once_nobody_meets_there(current: Round) -> None:
+    events = [put(RUN.round, current.to_json(), 10), of_world("MASTER_ADDR", "delete", 11)]
+    # Who has read all anew is told of what is gone first.
+    for told in (events, events[::-1]):
+        run = MirroredRun(RUN)
+        run.apply(put(RUN.round, WORLD.to_json(), 9))
+        for event in told:
+            run.apply(event)
+        assert not run.lacks_round
+        assert not run.round.restored
+
+
+def test_other_keys_of_a_world_may_go() -> None:
+    run = MirroredRun(RUN)
+    run.apply(put(RUN.round, WORLD.to_json(), 9))
+    run.apply(of_world("torchelastic/agent/terminal_state/last_member", "delete", 10))
+    run.apply(WatchEvent("delete", KeyValue(RUN.value(b"/their/own"), b"", 1, 11, 1, 0)))
+    assert not run.lacks_round
 
 
 @pytest.mark.parametrize(

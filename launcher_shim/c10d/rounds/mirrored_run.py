@@ -3,6 +3,7 @@
 
 After a restore the store may have an older round than the one agents are in. The later of the
 stored round and the last one seen counts, until that one is written back.
+A restored store may also have the round, and not what its nodes had stored to meet each other.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat, first_round
-from launcher_shim.c10d.torch_keys import round_of_exit_barrier
+from launcher_shim.c10d.torch_keys import round_met_by, round_of_exit_barrier
 from rdzv.errors import RecordError
 from rdzv.keys import RunKeys, last_name
 from rdzv.store import WatchEvent
@@ -35,12 +36,20 @@ class MirroredRun:
         self._restored_at = 0
         self._finished: dict[int, set[str]] = {}
         """By round: nodes that have added to torch's exit barrier. Outlives the node records."""
+        self._unmet: dict[str, int] = {}
+        """Keys by which nodes meet that were deleted, of the stored round or a later one; values
+        are numbers of rounds."""
 
     @property
     def round(self) -> Round:
-        """The stored round, or a later one that the store has lost."""
+        """The stored round, or a later one that the store has lost.
+
+        Nobody deletes what the nodes of a live round meet by: where it is gone, the store was
+        restored to before it was stored, and the round is marked.
+        """
         if self.lost_round.age <= self.stored_round.age:
-            return self.stored_round
+            stored = self.stored_round
+            return replace(stored, restored=True) if self._lacks_keys else stored
         return replace(
             self.lost_round,
             mod_revision=self.stored_round.mod_revision,
@@ -50,8 +59,14 @@ class MirroredRun:
 
     @property
     def lacks_round(self) -> bool:
-        """Whether the store has lost the round, so that it has to be put back."""
-        return self.lost_round.age > self.stored_round.age
+        """Whether the store has lost the round or keys of it, so that it has to be written."""
+        return self.lost_round.age > self.stored_round.age or self._lacks_keys
+
+    @property
+    def _lacks_keys(self) -> bool:
+        stored = self.stored_round
+        live = stored.complete and not stored.restored and not stored.finishing
+        return live and not stored.closed and stored.number in self._unmet.values()
 
     @property
     def node_count(self) -> int:
@@ -97,6 +112,8 @@ class MirroredRun:
             return "round"
         if key.startswith(self.keys.sums):
             self._apply_addend(event)
+        elif key.startswith(self.keys.kv):
+            return self._apply_value(event)
         return ""
 
     def _done(self, current: Round) -> frozenset[Seat]:
@@ -114,6 +131,16 @@ class MirroredRun:
             finished.discard(adder)
             if not finished:
                 del self._finished[number]
+
+    def _apply_value(self, event: WatchEvent) -> Touched:
+        lacked = self._lacks_keys
+        if event.kind == "put":
+            self._unmet.pop(event.kv.key, None)
+        else:
+            number = round_met_by(self.keys.split(event.kv.key)[1])
+            if number is not None and number >= self.stored_round.number:
+                self._unmet[event.kv.key] = number
+        return "round" if self._lacks_keys != lacked else ""
 
     def _is_older(self, event: WatchEvent) -> bool:
         kv = event.kv
@@ -141,7 +168,8 @@ class MirroredRun:
             self.stored_round = first_round(self.keys.generation)
             return
         try:
-            self.stored_round = Round.from_kv(event.kv)
+            self.stored_round = stored = Round.from_kv(event.kv)
+            self._unmet = {key: at for key, at in self._unmet.items() if at >= stored.number}
         except RecordError as error:
             log.warning("ignoring an unreadable round record: %s", error)
             self._keep(self.stored_round)

@@ -151,8 +151,9 @@ class Round:
     """While the round is open: members of the world before it. Nobody else takes their places as
     long as they are here."""
     restored: bool = False
-    """Whether it was written again after the store had lost it. Keys that its nodes had stored for
-    each other, such as the master's address, may be lost, so no node enters it any more."""
+    """Whether the store had lost it, and it was written again, or has lost keys of it. Keys that
+    its nodes had stored for each other, such as the master's address, may be gone, so no node
+    enters it any more, and none in it waits for such a key."""
     restored_at: int = 0
     """The store's revision at which the loss was noticed; 0 if unknown. Node records up to that
     revision may come from the backup and be older than this round."""

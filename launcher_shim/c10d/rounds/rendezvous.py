@@ -203,7 +203,9 @@ class Rendezvous:
         own = self._own.node
         if own is not None and own.finished and own.round == round_number:
             return False
-        return current.closed == "failure" or self._evaluator.evaluate().standings.lost
+        # What is not set in a restored round may have been: its nodes no longer meet there.
+        failed = current.closed == "failure" or current.restored
+        return failed or self._evaluator.evaluate().standings.lost
 
     def vetoes_close(self, node: Node, closed: ClosedWhy) -> bool:
         """Whether ``node`` may not close the run.
