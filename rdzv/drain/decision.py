@@ -184,6 +184,13 @@ class _Scene:
             return False
         return self.snapshot.membership.has_name(drain)
 
+    def trains_elsewhere(self, drain: Drain) -> bool:
+        """Whether the ranks of this pod are in another run's round, which counts in its turn."""
+        own, round = self.snapshot.own_round, self.snapshot.round
+        if own is None or round is None or (own.run, own.number) == (round.run, round.number):
+            return False
+        return own.live and self.snapshot.membership.has_name(drain)
+
     def becomes(self, reason: str, **changes: object) -> DrainDecision:
         """Decide on a commit record that differs from the present one."""
         commit = replace(self.commit, reason=reason, **changes)  # type: ignore[arg-type]
@@ -206,10 +213,10 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
         # Only the pod's own sidecar knows whether a launcher's commands run in it.
-        if snapshot.commands is None:
+        if snapshot.commands is None and not scene.trains_elsewhere(drain):
             return outcome, "it takes part in no round"
         # A worker that is on its way here must find somebody: the others would wait for it.
-        if scene.now >= scene.launched_s:
+        if snapshot.commands is not None and scene.now >= scene.launched_s:
             return "committed", "no worker runs in it any more"
     if scene.is_due(uid):
         return ("committed" if scene.served(uid) else "expired"), "its deadline is near"

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agent.parts import drains_of, endpoint_of, job_client, member_parts
@@ -13,8 +15,10 @@ from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.rundir import layout
 from rdzv.drain.gate import Gate
 from rdzv.records.commit import LastCommit
+from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.records import member
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
 from tests.support.sidecars.raw_client import DEADLINE_S
 
@@ -50,9 +54,9 @@ def node(member: str, number: int) -> Node:
     return Node(member, "in", "n", 1, "10.0.0.1", 1, 0, number)
 
 
-async def test_i11_a_gate_stays_of_the_round_that_its_ranks_are_in_beside_a_newer_world(
-    tmp_path: Path,
-) -> None:
+@asynccontextmanager
+async def in_digits(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, ReadRunDir]]:
+    """The sidecar of w-0, which trains in a world of one run; a newer one has a world as well."""
     store, run_dir = MemoryStore(MemoryEngine()), ReadRunDir(tmp_path)
     await store.txn(
         [],
@@ -67,13 +71,13 @@ async def test_i11_a_gate_stays_of_the_round_that_its_ranks_are_in_beside_a_newe
     around = surroundings(store, "w-0")
     settings = MemberSettings(keys=KEYS, identity=identity("w-0"), lease_ttl_s=60)
     client = job_client(around, KEYS)
-    member = member_parts(around, settings, client)
-    endpoint = endpoint_of(around, settings, member, Sockets(c10d_port=0))
-    drains = drains_of(around, settings, member, endpoint, run_dir, None)
+    parts = member_parts(around, settings, client)
+    endpoint = endpoint_of(around, settings, parts, Sockets(c10d_port=0))
+    drains = drains_of(around, settings, parts, endpoint, run_dir, None)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-        parts = (client.watching, member.registrar, endpoint, drains)
-        running = [tasks.create_task(part.run()) for part in parts]
-        await member.registrar.registered.wait()
+        vital = (client.watching, parts.registrar, endpoint, drains)
+        running = [tasks.create_task(part.run()) for part in vital]
+        await parts.registrar.registered.wait()
         first = LastCommit(6, 2, 1)
         await store.txn([], [Put(KEYS.last_commit, first.to_json())])
         assert (await run_dir.gate_with(first)).master == "10.0.0.1:29500"
@@ -83,11 +87,32 @@ async def test_i11_a_gate_stays_of_the_round_that_its_ranks_are_in_beside_a_newe
             Put(OTHER.node("w-2"), node("w-2", 1).to_json()),
         ]
         await store.txn([], newer)
+        yield store, run_dir
+        for task in running:
+            task.cancel()
+
+
+async def test_i11_a_gate_stays_of_the_round_that_its_ranks_are_in_beside_a_newer_world(
+    tmp_path: Path,
+) -> None:
+    async with in_digits(tmp_path) as (store, run_dir):
         then = LastCommit(7, 3, 2)
         await store.txn([], [Put(KEYS.last_commit, then.to_json())])
         gate = await run_dir.gate_with(then)
         # Ranks stand still for as long as they are shown another round's.
         assert (gate.run, gate.round, gate.phase) == ("digits", 3, "idle")
         assert gate.master == "10.0.0.1:29500"
-        for task in running:
-            task.cancel()
+
+
+async def test_i3_who_leaves_a_world_beside_a_newer_one_of_another_run_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    async with in_digits(tmp_path) as (store, run_dir):
+        others = [Put(HERE.member(name), member(name).to_json()) for name in ("w-1", "w-2")]
+        await store.txn([], others)
+        notice = Drain("uid-w-0", "w-0", "spot", "operator")
+        await store.txn([], [Put(HERE.drain(notice.pod_uid), notice.to_json())])
+        while (gate := await run_dir.gates.get()).phase != "hold":
+            # It is not let go before its ranks have had the chance to save.
+            assert not gate.granted
+        assert (gate.run, gate.round, gate.leaving) == ("digits", 3, True)

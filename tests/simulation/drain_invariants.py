@@ -95,10 +95,24 @@ class DrainInvariants:
         if drain.outcome == "expired":
             self._check_due(drain.pod_uid, drain.member)
             return
+        if drain.outcome == "uncommitted":
+            self._check_nothing_is_lost(before, drain)
         if drain.outcome != "uncommitted" or self._has_trained(before, drain):
             self._check_may_grant(before, drain.pod_uid)
         if drain.outcome == "committed" and drain.step not in self._done:
             self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
+
+    def _check_nothing_is_lost(self, before: Snapshot, drain: Drain) -> None:
+        """I7: who trains is asked to save, unless the ranks of its round said that one cannot."""
+        pod = self._job.pod(drain.member)
+        rank = pod.torchrun.rank if pod.torchrun is not None else None
+        commit = before.commit
+        refused = commit is not None and commit.refused and drain.pod_uid in commit.leaving
+        if pod.pod_uid != drain.pod_uid or rank is None or rank.ended or refused:
+            return
+        unsaved = rank.world.trained.get(pod.name, 0) - rank.world.start
+        if unsaved > 0:
+            self._break(f"I7: {pod.name} may go without a save, {unsaved} steps after the last one")
 
     def _has_trained(self, snapshot: Snapshot, drain: Drain) -> bool:
         """Whether a world has formed in this life of the job: below min nobody is kept before."""

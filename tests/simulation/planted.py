@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
+import launcher_shim.c10d.rounds.drain_view
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
 import rdzv.drain.decision
@@ -431,6 +432,18 @@ def released_before_done() -> list[Patch]:
 def drains_not_fenced() -> list[Patch]:
     """What is written of drains compares no registration."""
     return [patch.object(DrainWriter, "_registered", lambda self, generation: [])]
+
+
+@plant("other-runs-and-drains", 10)
+def leavers_of_other_runs_forgotten() -> list[Patch]:
+    """Drains look at the newest round alone, and who is not in it is in none."""
+    return [
+        patch(
+            "launcher_shim.c10d.generation.counting",
+            lambda rounds, membership: launcher_shim.c10d.rounds.drain_view.newest(rounds),
+        ),
+        patch("rdzv.drain.decision._Scene.trains_elsewhere", lambda *_: False),
+    ]
 
 
 @plant("drains", 40)

@@ -172,6 +172,13 @@ PLOTS = (
         daily=125,
     ),
     Plot(
+        "other-runs-and-drains",
+        {other_run: 5, notice: 6, crash: 1, cut_one: 1},
+        (2, 3, 4),
+        prologue=failed_run,
+        daily=50,
+    ),
+    Plot(
         "aliens",
         {alien_key: 8, crash: 2, die: 1, compact: 1, notice: 2, cut_one: 1},
         FEW,

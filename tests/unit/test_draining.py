@@ -414,6 +414,21 @@ def test_a_pod_in_no_round_is_let_go_by_its_own_sidecar() -> None:
         assert not decided(scene(None, A, live=live, me="b")).drains
 
 
+def test_i3_a_pod_whose_ranks_train_in_another_run_waits_for_its_turn_or_its_deadline() -> None:
+    other = LiveRound("prepare", 1, True, ("a", "c"), mod_revision=60)
+    counted = replace(ROUND, members=("b",))
+    here = replace(scene(None, A, live=counted, me="a"), own_round=other)
+    assert not decided(here).drains
+    due = seen(due_s={"uid-a": NOW})
+    assert decided(here, due).drains["uid-a"].outcome == "expired"
+    over = replace(here, own_round=replace(other, closed=True))
+    assert decided(over).drains["uid-a"].outcome == "uncommitted"
+    # Another pod has its name by now, and that one's ranks are in that round.
+    taken = {**here.membership.members, "a": member("a", uid="uid-a-2")}
+    lost = replace(here, membership=replace(here.membership, members=taken))
+    assert decided(lost).drains["uid-a"].outcome == "uncommitted"
+
+
 @pytest.mark.parametrize("live", [None, LiveRound("run", 0, False, first=True)])
 def test_below_min_nobody_is_kept_for_a_world_that_has_never_been(live: LiveRound | None) -> None:
     assert decided(scene(None, A, members="ab", least=2, live=live, me="a")).drains["uid-a"] == (

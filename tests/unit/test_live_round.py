@@ -18,9 +18,11 @@ from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
 from rdzv.drain.inputs import LiveRound
-from rdzv.records.commit import Commit
+from rdzv.records.commit import Commit, Phase
+from rdzv.records.drain import Outcome
+from rdzv.records.job import Incarnation
 from rdzv.snapshot import Snapshot
-from tests.support.records import node, run, world
+from tests.support.records import drain, node, run, world
 
 POLICY = RoundPolicy(2, 4)
 WORLD = world("bac", mod_revision=9)
@@ -125,6 +127,49 @@ def test_a_commit_that_is_not_done_in_any_of_these_keeps_no_other_run_waiting(
     commit: Commit | None,
 ) -> None:
     assert counting([OLDER, NEWER], Snapshot(95, commit=commit)) is NEWER
+
+
+def drains(*members: str, commit: Commit | None = None, outcome: Outcome = "") -> Snapshot:
+    """A job in which the pods of these members drain."""
+    found = {one.pod_uid: one for one in (drain(name, outcome) for name in members)}
+    held = {name: Incarnation(name, 1, f"uid-{name}") for name in "abc"}
+    return Snapshot(95, drains=found, commit=commit, incarnations=held)
+
+
+HOLD = replace(DONE, phase="hold", step=None)
+
+
+def test_i3_a_round_that_somebody_leaves_counts_though_a_newer_world_trains() -> None:
+    assert counting([OLDER, NEWER], drains("b")) is OLDER
+    assert counting([OLDER, NEWER], drains("c")) is NEWER
+    assert counting([OLDER, NEWER], drains("b", "c")) is NEWER
+    assert counting([OLDER, NEWER], drains("b", outcome="expired")) is NEWER
+    # Somebody else's pod drains, of which that name was taken over.
+    other = {"uid-b-1": drain("b", uid="uid-b-1")}
+    assert counting([OLDER, NEWER], replace(drains(), drains=other)) is NEWER
+
+
+@pytest.mark.parametrize("phase", ["hold", "commit"])
+def test_an_attempt_that_is_under_way_comes_before_a_newer_world_s(phase: Phase) -> None:
+    commit = replace(HOLD, phase=phase)
+    assert counting([OLDER, NEWER], drains("b", "c", commit=commit)) is OLDER
+    assert counting([OLDER, NEWER], drains("c", commit=commit)) is NEWER
+
+
+@pytest.mark.parametrize("change", [{"closed": True}, {"finishing": True}, {"complete": False}])
+def test_a_round_in_which_no_commit_can_be_keeps_no_newer_world_waiting(
+    change: dict[str, bool],
+) -> None:
+    older = replace(OLDER, newcomers=True, **change)  # type: ignore[arg-type]
+    assert counting([older, NEWER], drains("b")) is NEWER
+
+
+def test_a_round_that_somebody_joins_counts_unless_somebody_leaves_another_one() -> None:
+    older = replace(OLDER, newcomers=True)
+    assert counting([older, NEWER], drains()) is older
+    newer = replace(NEWER, newcomers=True)
+    assert counting([older, newer], drains()) is newer
+    assert counting([older, NEWER], drains("c")) is NEWER
 
 
 def test_a_pod_has_a_round_of_its_own_while_its_node_is_in_it() -> None:

@@ -10,6 +10,7 @@ from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch_keys import round_prefix
 from rdzv.drain.inputs import LiveRound
+from rdzv.records.commit import Commit, Phase
 from rdzv.snapshot import Snapshot
 
 
@@ -63,14 +64,32 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     A round that stands still after its save counts until it has ended or trains on. If a world of
     another run reset its commit, nobody would know that it stands still, and its ranks would train
     on beyond the step that was saved.
+    Else a round counts that a member leaves, whose work would be lost, or else one that a member
+    joins. Among several it is the one whose commit is under way, or else the newest. This depends
+    on records alone, so that all sidecars choose the same round.
     """
-    rounds, commit = tuple(rounds), membership.commit
-    if commit is not None and commit.phase == "done":
-        saved = (commit.run, commit.round)
-        for one in rounds:
-            if one.live and (one.run, one.number) == saved:
-                return one
-    return newest(rounds)
+    rounds = tuple(rounds)
+    live = [one for one in rounds if one.live]
+    phase, committing = _commit_of(live, membership.commit)
+    if phase == "done":
+        return committing
+    drains = membership.drains.values()
+    leaving = {one.member for one in drains if not one.outcome and membership.has_name(one)}
+    can_save = [one for one in live if not one.finishing]
+    wanted = [one for one in can_save if not leaving.isdisjoint(one.members)]
+    wanted = wanted or [one for one in can_save if one.newcomers]
+    if phase in ("hold", "commit") and committing in wanted:
+        return committing
+    return newest(wanted or rounds)
+
+
+def _commit_of(live: Iterable[LiveRound], commit: Commit | None) -> tuple[Phase, LiveRound | None]:
+    """Find the live round that the commit record is about, and the record's phase."""
+    if commit is not None:
+        for one in live:
+            if (commit.run, commit.round) == (one.run, one.number):
+                return commit.phase, one
+    return "idle", None
 
 
 def own(rounds: Iterable[LiveRound], member: str) -> LiveRound | None:
