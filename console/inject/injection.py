@@ -28,7 +28,7 @@ from rdzv.errors import ConfigError
 
 ALLOW = (
     "such pods do not train together through Muster; --allow-bypass injects all the same; see"
-    " docs/kubernetes.md#what-it-says-beside-that"
+    " docs/kubernetes.md#its-warnings"
 )
 
 
