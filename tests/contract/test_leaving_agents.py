@@ -242,7 +242,14 @@ async def test_who_has_saved_goes_at_its_deadline_and_the_others_finish_their_sa
         await until(lambda: one.torchruns["w-0"].ended)
         stay = [one.torchruns[name] for name in ("w-1", "w-2")]
         await until(lambda: all("w-0" in _left(one.pods[name]) for name in ("w-1", "w-2")))
-        # Each agent has looked for waiters again: it does so after each of its intervals.
+        # torch's handler asks once a second, whoever looks: each has looked at a later answer.
+        asked = [_asked(one.pods[name]) for name in ("w-1", "w-2")]
+        await until(
+            lambda: all(
+                _asked(one.pods[name]) > before + 2
+                for name, before in zip(("w-1", "w-2"), asked, strict=True)
+            )
+        )
         looks = [torchrun.looks for torchrun in stay]
         await until(
             lambda: all(t.looks > before + 5 for t, before in zip(stay, looks, strict=True))
@@ -275,6 +282,12 @@ async def test_a_leaver_whose_ranks_end_with_the_job_waits_for_nobody() -> None:
 def _left(one: Pod) -> frozenset[str]:
     live = one.endpoint.live_rounds().counts
     return live.left if live is not None else frozenset()
+
+
+def _asked(one: Pod) -> int:
+    """How many requests its torchrun has sent."""
+    ((_, agent),) = one.endpoint.launchers()
+    return agent.asked
 
 
 def _succeeded(one: Pod) -> bool:

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.virtual
 
 QUICK = RoundPolicy(2, 3, last_call_s=0.5, first_call_s=1.0, confirm_s=0.5, hold_s=0.2)
 FOR_LONG = Terms(deaths=2, first_s=3600.0)
+TO_FORM_S = 5.0
+"""In so long the others would have formed another world, for one that they wait for or let in."""
 
 
 def record(one: Job, member: str) -> Quarantine | None:
@@ -78,6 +80,7 @@ async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
         for deaths in (3, 4, 5):
             await dies_parked(one, "c", deaths)
         await parked(one, one.torchrun("c"))
+        await one.passed(TO_FORM_S)
         assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
         known = record(one, "c")
         assert known is not None
@@ -104,6 +107,7 @@ async def test_a_sidecar_started_again_keeps_its_torchrun_out() -> None:
         calm = [len(one.torchruns[name].worlds) for name in "ab"]
         kept_out = one.torchrun("c")
         await parked(one, kept_out)
+        await one.passed(TO_FORM_S)
         assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
         assert kept_out.worlds == []
 

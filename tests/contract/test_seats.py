@@ -40,17 +40,25 @@ async def test_a_spare_has_the_place_of_a_torchrun_that_was_killed(least: int) -
         await one.world("acd")
 
 
-async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trains() -> None:
+@pytest.mark.parametrize("asks", [False, True])
+async def test_an_older_member_that_comes_back_takes_no_place_from_one_that_trains(
+    asks: bool,
+) -> None:
     async with job(replace(QUICK, min_nodes=2, max_nodes=2), ttl_s=3, world="ab") as one:
         spare = await one.node("c")
         await one.until(lambda: spare.wire.agent.claim.parked)
         one.sidecars["a"].cut.cut()
         await one.world("bc")
-        one.torchruns["a"].kill()
+        older = one.torchruns["a"]
+        if not asks:
+            older.kill()
         one.sidecars["a"].cut.mend()
         here = one.sidecars["b"].job
         await one.until(lambda: "a" in here.snapshot().members)
+        if asks:
+            await one.until(lambda: older.wire.agent.claim.parked)
         before = one.torchruns["b"].world
         one.torchruns["b"].order("rejoin")
         await one.until(lambda: one.torchruns["b"].world is not before)
         await one.world("bc")
+        assert len(older.worlds) == 1

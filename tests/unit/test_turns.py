@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from launcher_shim.c10d.rounds.turns import SPREAD, TURN_S, delay_s, order
@@ -48,10 +50,14 @@ def test_the_first_writes_at_once_and_twice_as_many_at_each_turn() -> None:
     assert max(delays) <= 10 * TURN_S * (1 + SPREAD)
 
 
-def test_a_watch_that_is_late_by_less_than_a_turn_has_one_writer_whatever_their_number() -> None:
+@pytest.mark.parametrize(("late_s", "writers"), [(0.9 * TURN_S, 1), (0.6, 2)])
+def test_how_late_the_watch_is_decides_how_many_write_whatever_their_number(
+    late_s: float, writers: int
+) -> None:
     for size in (3, 60, 1000):
         members = [f"w-{number}" for number in range(size)]
-        assert [m for m in members if delay_s(m, members, Random(m)) < TURN_S] == ["w-0"]
+        writing = [m for m in members if delay_s(m, members, Random(m)) < late_s]
+        assert writing == members[:writers]
 
 
 def test_who_is_not_among_them_comes_last() -> None:
