@@ -7,14 +7,18 @@ agents and workers go through it, once for each promise, and in ``--long`` in ev
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
 
 from rdzv.records.quarantine import TERMS, Quarantine
+from tests.support.ports import free_ports
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.training.job import FORM_TIMEOUT_S, Job
+from tests.support.training.job import FORM_TIMEOUT_S, STEP_LOOP, Job
 from tests.support.training.pods import Node
 from tests.support.training.step_log import World
 
@@ -97,18 +101,54 @@ def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, m
     job.never_two_worlds()
 
 
+def test_a_second_torchrun_in_a_pod_is_refused_and_the_first_trains_on(job: Job) -> None:
+    world = job.world_of(job.nodes.values())
+    node = job.nodes[world.workers[0].node]
+    first = node.launcher
+    # As by ``kubectl exec``.
+    job.start_launcher(node)
+    second, node.launcher = node.launcher, first
+    assert second is not None
+    assert second.wait(FORM_TIMEOUT_S) == 1
+    assert "a pod has one place in its job: end that one first" in node.sidecar_log()
+    job.undisturbed(world)
+
+
 # -- too few, and too many
+
+JOIN_S = 5
+"""The time to join that a torchrun is given, where torch's own is 600 s."""
+
+
+def gives_up_alone(directory: Path) -> bool:
+    """Whether a torchrun without Muster ends by that time-out if it waits for another one."""
+    (port,) = free_ports(1)
+    line = (
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--rdzv-backend=c10d"),
+        *(f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf=join_timeout={JOIN_S}"),
+        str(STEP_LOOP),
+    )
+    ended = subprocess.run(
+        line, cwd=directory, capture_output=True, text=True, timeout=FORM_TIMEOUT_S, check=False
+    )
+    return ended.returncode == 1 and "RendezvousTimeoutError" in ended.stderr
 
 
 def test_below_min_nobody_trains_and_beyond_max_a_spare_stands_by_and_takes_over(
     run_job: RunJob, embedded: list[str]
 ) -> None:
-    with run_job(embedded, least=2, most=2) as job:
-        first, second = job.add(2)
+    with run_job(embedded, least=2, most=2, wrapped=True) as job:
+        job.script_environ["PET_RDZV_CONF"] = f"join_timeout={JOIN_S}"
+        (first,) = job.add()
+        del job.script_environ["PET_RDZV_CONF"]
+        (second,) = job.add()
         world = job.world_of([first, second])
         job.kill_node(second)
         job.until_members(first)
         job.until(lambda: job.state(first) == "asking", FORM_TIMEOUT_S, "it asks for others")
+        assert gives_up_alone(job.directory)
+        assert first.launcher is not None
+        assert first.launcher.poll() is None
         assert job.steps.worlds()[-1] is world
         job.add()
         full = job.world_of(job.nodes.values())
