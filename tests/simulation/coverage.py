@@ -19,6 +19,7 @@ SIGNS: Mapping[str, str] = {
     "a save failed": "could not save",
     "all workers finished": "has finished",
     "a torchrun gave up": "torchrun gives up",
+    "a torchrun passed over a stage": "passes over",
     "a launcher crashed": "its torchrun crashes",
     "a launcher never came": "its torchrun cannot be started",
     "a sidecar was fenced": "is fenced",

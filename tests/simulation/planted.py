@@ -7,9 +7,11 @@ Each takes one rule away from the production code, by name, for as long as one s
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -28,16 +30,20 @@ from agent.hosts import HostDelivery
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.round_key import RoundKey
+from launcher_shim.c10d.stage_starts import StageStarts
+from launcher_shim.c10d.stages import Stages, stage_name
 from rdzv.errors import StoreError
 from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
+from rdzv.records.job import Job
 from rdzv.records.quarantine import QuarantineDecision
 from rdzv.snapshot import Snapshot
-from rdzv.store import Compare, Put
+from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.network import Link
+from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
 
 Patch = AbstractContextManager[Any]
@@ -347,6 +353,67 @@ def failure_is_final() -> list[Patch]:
 def _as_success(snapshot: Any) -> Any:
     closed = "success" if snapshot.round.closed else ""
     return replace(snapshot, round=replace(snapshot.round, closed=closed))
+
+
+@plant("scarce", 2)
+def nobody_parked_below_min() -> list[Patch]:
+    """Who asks in a round that does not form is left to torch's time to join."""
+    return [patch("launcher_shim.c10d.endpoint.RoundPolicy", partial(RoundPolicy, park_s=math.inf))]
+
+
+@plant("other-runs", 10)
+def failed_run_ends_others() -> list[Patch]:
+    """A run that begins anew after its failure begins the next life of the job, for all runs."""
+    original = RoundKey.decide
+
+    async def decide(self: RoundKey, wanted: Any, word: Any) -> int | None:
+        if word.round.closed != "failure":
+            return await original(self, wanted, word)
+        (kv,) = (await self._store.range(KEYS.job)).kvs
+        job, life = Job.from_kv(kv), KEYS.in_generation(self._keys.generation)
+        following = replace(job, generation=job.generation + 1)
+        operations: list[Operation] = [
+            Put(KEYS.job, following.to_json()),
+            Delete(life.prefix, prefix=True),
+        ]
+        return (await self._store.txn([self._registered.holds()], operations)).revision
+
+    return [patch.object(RoundKey, "decide", decide)]
+
+
+@plant("earlier-lives-restored", 4)
+def restored_generation_followed() -> list[Patch]:
+    """Whoever lives on while the store is restored goes back to the generation that it has."""
+    original = rdzv.members.registration.plan
+
+    def plan(snapshot: Any, identity: Any, held: Any, **known: Any) -> Any:
+        if held is not None and snapshot.job is not None:
+            held = replace(held, generation=min(held.generation, snapshot.job.generation))
+        return original(snapshot, identity, held, **known)
+
+    return [patch("rdzv.members.registrar.plan", plan)]
+
+
+@plant("stages", 2)
+def stages_not_told_apart() -> list[Patch]:
+    """Every torchrun of a container comes to the run that the first one has closed."""
+    return [patch.object(Stages, "next", lambda self, container, run_id: run_id)]
+
+
+@plant("stages", 8)
+def containers_not_told_apart() -> list[Patch]:
+    """A container that is started again begins at the stage that the one before it was in."""
+
+    def following(self: Stages, container: str, run_id: str) -> str:
+        return stage_name(run_id, 1 + self.finished.get(run_id, 0))
+
+    return [patch.object(Stages, "next", following)]
+
+
+@plant("stages", 8)
+def no_stage_passed_over() -> list[Patch]:
+    """A container that is started again is to run what has ended well once more."""
+    return [patch.object(StageStarts, "_ended_well", lambda self, name: False)]
 
 
 @plant("uneven-ends", 12)

@@ -57,7 +57,8 @@ class Plot:
     """One kind of story. ``trains``: with torchruns and ranks.
 
     ``healthy``: of its events none may cost a world that trains. ``ends``: the last step is near,
-    and all is well at first. ``uploads``: after it some ranks have something left to do, which they
+    and all is well at first. ``stages``: of so many torchruns in each container, one after the
+    other. ``uploads``: after it some ranks have something left to do, which they
     end together. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
@@ -73,6 +74,7 @@ class Plot:
     trains: bool = True
     healthy: bool = False
     ends: bool = False
+    stages: int = 1
     uploads: bool = False
     misfits: tuple[Launchers, ...] = ()
     prologue: Event | None = None

@@ -29,10 +29,21 @@ from tests.simulation.outages import (
     tear,
     tell_early,
 )
-from tests.simulation.plot import Event, Plot, any_shape, exact, in_twos, one_is_enough, tight
+from tests.simulation.plot import (
+    Event,
+    Plot,
+    any_shape,
+    exact,
+    in_twos,
+    one_is_enough,
+    roomy,
+    tight,
+)
 from tests.simulation.restores import backup_of_former_lives, restore
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
+from tests.simulation.stages import start_container_again
 from tests.simulation.strays import former_lives, late_pod
+from tests.simulation.torchrun import LAST_STAGE
 from tests.simulation.uneven_ends import fail_beside_the_finished
 
 OUTAGES: Mapping[Event, int] = {
@@ -152,6 +163,16 @@ PLOTS = (
         daily=50,
     ),
     Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=75),
+    Plot(
+        "stages",
+        {start_container_again: 6, crash_briefly: 2, crash: 1, cut_one: 1, tear: 1, freeze: 1},
+        FEW,
+        roomy,
+        (2, 5),
+        ends=True,
+        stages=LAST_STAGE,
+        daily=75,
+    ),
     Plot(
         "uneven-ends",
         {fail_beside_the_finished: 5, crash_briefly: 1, stall: 1, cut_one: 1},

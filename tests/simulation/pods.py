@@ -34,12 +34,17 @@ CRASHING_S = (0.5, 4.0)
 """How long a launcher that crashes lives each time. A kubelet would wait longer each time before
 it starts it again; here it never does."""
 
+NEXT_STAGE_S = (0.05, 4.0)
+"""Between two torchruns of one command: the second one has to import torch."""
+
 
 class Pod:
     """One pod. ``sidecar`` is None while none runs.
 
     ``finished``: its training container has ended well. ``due_s``: when its SIGTERM passes at the
-    latest, in virtual time. ``run``: the run id that its launcher is started with.
+    latest, in virtual time. ``run``: the run id that its launcher is started with. ``stage``: of
+    which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
+    of that container has come to a rendezvous.
     """
 
     def __init__(self, job: SimulatedJob, name: str, pod_uid: str, shape: JobShape) -> None:
@@ -52,6 +57,9 @@ class Pod:
         self.torchrun: Torchrun | None = None
         self.finished = False
         self.run = RUN
+        self.stage = 1
+        self.container = 0
+        self.took_part = False
         self.terminating = False
         self.due_s = math.inf
         self._job = job
@@ -130,10 +138,21 @@ class Pod:
         if self.launcher == "absent":
             self._job.timeline.add(self.name, "its torchrun cannot be started")
             return
-        self._job.timeline.add(self.name, "torchrun starts")
-        self.torchrun = Torchrun(self._job, self, self._job.next_number())
+        if self._job.stages > 1:
+            self.stage, self.container, self.took_part = 1, self._job.next_number(), False
+        self._start_torchrun()
         if self.launcher == "crashing":
             self._after(self._random.uniform(*CRASHING_S), self._crash_launcher, self.torchrun)
+
+    def _start_torchrun(self) -> None:
+        self._job.timeline.add(self.name, "torchrun starts")
+        self.torchrun = Torchrun(self._job, self, self._job.next_number())
+
+    def _next_stage(self, container: int) -> None:
+        """Go on with the command, unless the container was ended meanwhile."""
+        if container == self.container and self.torchrun is None and not self.terminating:
+            self.stage += 1
+            self._start_torchrun()
 
     def _crash_launcher(self, torchrun: Torchrun) -> None:
         if self.torchrun is torchrun:
@@ -147,14 +166,21 @@ class Pod:
     def end_container(self) -> None:
         """Kill the torchrun."""
         torchrun, self.torchrun = self.torchrun, None
+        self.container = 0
         if torchrun is not None:
             torchrun.kill()
 
     def container_ended(self, torchrun: Torchrun, *, succeeded: bool) -> None:
-        """Start another torchrun, as a kubelet does, for one that ended by itself and failed."""
-        if self.torchrun is torchrun:
-            self.torchrun, self.finished = None, succeeded
-            self._after(RESTART_S, self.start_container)
+        """Start another torchrun: the next stage, or, as a kubelet does, for one that failed."""
+        if self.torchrun is not torchrun:
+            return
+        self.torchrun = None
+        if succeeded and self.stage < self._job.stages:
+            next_s = self._random.uniform(*NEXT_STAGE_S)
+            self._after(next_s, self._next_stage, self.container)
+            return
+        self.finished = succeeded
+        self._after(RESTART_S, self.start_container)
 
     # -- its end
 
@@ -216,7 +242,10 @@ async def _converse(sidecar: Sidecar, notice: Notice, told: asyncio.Future[Phase
 
 
 class SimulatedJob:
-    """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail."""
+    """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail.
+
+    ``stages``: how many torchruns the command of each container runs, one after the other.
+    """
 
     def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
         self.loop = loop
@@ -230,6 +259,7 @@ class SimulatedJob:
         self.refuses = False
         self.disks_fail = True
         self.sticks = False
+        self.stages = 1
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}

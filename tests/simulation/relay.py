@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """One client's connection, for as long as the client lives; one request at a time."""
+    """One client's connection, for as long as the client lives; one request at a time.
 
-    def __init__(self, loop: SimulatedLoop, number: int) -> None:
+    ``container``: which life of the training container it is of, where anybody tells them apart.
+    """
+
+    def __init__(self, loop: SimulatedLoop, number: int, container: int = 0) -> None:
         self._loop = loop
-        self._id = number.to_bytes(16, "big")
+        own = wire.SESSION_BYTES - wire.CONTAINER_BYTES
+        self._id = container.to_bytes(wire.CONTAINER_BYTES, "big") + number.to_bytes(own, "big")
         self._note = b""
         self._sent = 0
         self._pending: tuple[int, wire.Request, asyncio.Future[bytes]] | None = None

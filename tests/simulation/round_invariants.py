@@ -15,16 +15,21 @@ from tests.simulation.nodes import KEYS
 from tests.simulation.other_runs import FAILED, FRESH
 from tests.simulation.pods import Pod, SimulatedJob
 from tests.simulation.ranks import RoundId
-from tests.simulation.torchrun import NO_RESTARTS, RUN, Torchrun
+from tests.simulation.torchrun import NO_RESTARTS, RUN, SECOND, Torchrun
 
-RUNS = (RUN, FAILED, FRESH)
+RUNS = (RUN, SECOND, FAILED, FRESH)
+ENDINGS = {
+    run: KEYS.in_generation(1).run(run).round.removeprefix(KEYS.in_generation(1).prefix)
+    for run in RUNS
+}
+"""How the keys of their rounds end, in every life of the job."""
 
 
 class RoundInvariants:
     """I1, I2 and I5, as far as rounds go. ``may_close``: somebody was told to close the run.
 
     ``may_form``: something happened for which a world may have to form again. ``formed_s``: when
-    somebody was handed a world last. ``round``: of the run that the job is there for.
+    somebody was handed a world last. ``round``: the newest of ``run``, which the job is there for.
     ``at_freeze`` is called with the next round of it that is frozen, once, ``at_finish`` with the
     next one in which somebody has come to the exit barrier. ``begins_again`` is called with a round
     whose first beginning nobody knows of any more.
@@ -32,6 +37,7 @@ class RoundInvariants:
 
     def __init__(self, job: SimulatedJob, truth: Mirror, break_: Callable[[str], None]) -> None:
         self.frozen: dict[RoundId, tuple[Seat, ...]] = {}
+        self.run = RUN
         self.round = Round()
         self.may_close = False
         self.may_form = True
@@ -43,6 +49,7 @@ class RoundInvariants:
         self._truth = truth
         self._break = break_
         self._rounds: dict[str, Round] = {}
+        self._newest: dict[str, Round] = {}
         self._went_back = False
 
     def committed(self, before: Snapshot, events: Sequence[WatchEvent]) -> None:
@@ -53,8 +60,8 @@ class RoundInvariants:
                 continue
             if key == KEYS.job:
                 self._check_life(before, Job.from_kv(event.kv))
-            for run in RUNS:
-                if key.endswith(f"/c10d/{run}/round"):
+            for run, ending in ENDINGS.items():
+                if key.endswith(ending):
                     self._wrote_round(before, run, key, Round.from_kv(event.kv))
 
     def restored(self) -> None:
@@ -62,13 +69,14 @@ class RoundInvariants:
         self._rounds = {}
         self._went_back = True
         job = Job.from_kv(self._truth.kvs[KEYS.job]) if KEYS.job in self._truth.kvs else None
-        kv = self._truth.kvs.get(KEYS.in_generation(job.generation).run(RUN).round) if job else None
+        here = KEYS.in_generation(job.generation).run(self.run).round if job else ""
+        kv = self._truth.kvs.get(here)
         self.round = Round.from_kv(kv) if kv is not None else Round()
 
     def _wrote_round(self, before: Snapshot, run: str, key: str, new: Round) -> None:
         known = self._rounds.get(key)
-        self._rounds[key] = new
-        if run == RUN:
+        self._rounds[key] = self._newest[run] = new
+        if run == self.run:
             self.round = new
         if known is not None and new.age < known.age:
             self._break(f"I1: round {new.number} is written over the later {known.number}")
@@ -157,9 +165,20 @@ class RoundInvariants:
         if not self.may_form:
             self._break(f"I5: {name} had to form round {number} for an outage")
 
+    def await_the_last_stage(self) -> None:
+        """The job is there for the last one of its stages from now on."""
+        self.run = SECOND
+        self.round = self._newest.get(SECOND, Round())
+
+    def passed_over(self, torchrun: Torchrun) -> None:
+        """A torchrun was not started, as its stage has ended well."""
+        current = self._newest.get(torchrun.run, Round())
+        if current.closed != "success":
+            self._break(f"{torchrun.pod.name} passes over {torchrun.run}, which goes on: {current}")
+
     def gave_up(self, torchrun: Torchrun, why: str) -> None:
         """A torchrun ended by itself."""
-        if self.round.closed == "success":
+        if self._newest.get(torchrun.run, Round()).closed == "success":
             return  # a spare is told no more than that the run is closed
         if not self.may_close or why != NO_RESTARTS:
             self._break(f"I5: the torchrun of {torchrun.pod.name} gave up: {why}")

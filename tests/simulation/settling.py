@@ -44,13 +44,17 @@ def unsettled(
 
 
 def _end(job: SimulatedJob, invariants: Invariants) -> str | None:
-    """All of the last world end well; a spare is told no more than that the run is closed."""
+    """All of the last world end well; a spare is told no more than that the run is closed.
+
+    Where there are stages, all pods end well: what others have ended well they pass over.
+    """
     current = invariants.rounds.round
     if current.closed != "success":
-        return f"the run is closed by {current.closed or 'nobody'}"
-    for seat in current.frozen:
-        if not job.pods[seat.member].finished:
-            return f"{seat.member} has not finished"
+        return f"the run {invariants.rounds.run} is closed by {current.closed or 'nobody'}"
+    last = [job.pods[seat.member] for seat in current.frozen]
+    for pod in job.present() if job.stages > 1 else last:
+        if not pod.finished:
+            return f"{pod.name} has not finished"
     return None
 
 

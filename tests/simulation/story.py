@@ -53,6 +53,7 @@ class Story:
     async def run(self, pods: int, events: int) -> None:
         """Tell all of it."""
         plot = self.plot
+        self.job.stages = plot.stages
         names = "abcdefgh"[:pods]
         if plot.misfits:
             most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
@@ -83,6 +84,8 @@ class Story:
         trained = [step for world in self.job.worlds.values() for step in world.trained.values()]
         self.job.last_step = max(trained) + self.random.randint(2, 5)
         self.invariants.rounds.may_close = True
+        if self.plot.stages > 1:
+            self.invariants.rounds.await_the_last_stage()
         if self.plot.uploads:
             some = [pod.name for pod in self.job.present() if self.random.random() < UPLOADS]
             self.job.uploads_s = {name: self.random.uniform(*UPLOAD_S) for name in some}

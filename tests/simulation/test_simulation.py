@@ -30,6 +30,7 @@ LIVE = (
     "other-runs",
     "returns",
     "scarce",
+    "stages",
     "strays",
     "stuck-workers",
     "uneven-ends",

@@ -14,6 +14,7 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING
 
+from launcher_shim.c10d.stages import stage_name
 from launcher_shim.c10d.torch.state_codec import (
     SENTINEL,
     Flavour,
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from tests.simulation.pods import Pod, SimulatedJob
 
 RUN = "digits"
+LAST_STAGE = 2
+SECOND = stage_name(RUN, LAST_STAGE)
+"""The run of the last torchrun, in a plot whose containers run one after the other."""
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 """Of the times in a state only their kind is looked at."""
 
@@ -58,21 +62,21 @@ class Ended(Exception):
 
 
 class Torchrun:
-    """One life of one training container."""
+    """One life of one training container, or one stage of it. ``run``: which it is to come to."""
 
     def __init__(self, job: SimulatedJob, pod: Pod, number: int) -> None:
         self.pod = pod
-        self.run = pod.run
+        self.run = stage_name(pod.run, pod.stage)
         self.round: int | None = None
         self.joins = 0
         self.sticks = False
         """Whether its workers do not end when it stops them for a waiter."""
         self.process = job.loop.process(f"torchrun {pod.name}")
         self._job = job
-        self._state_key = b"/torch.rendezvous." + self.run.encode()
+        self._state_key = b"/torch.rendezvous." + pod.run.encode()
         self._random = Random(job.random.random())
         self._me = NodeDesc(f"10.0.0.{pod.name}", number, 0)
-        self._connection = Connection(job.loop, number)
+        self._connection = Connection(job.loop, number, pod.container)
         self._state = TorchState()
         self._token = b""
         self._orders: list[str] = []
@@ -107,6 +111,8 @@ class Torchrun:
 
     async def _run(self) -> None:
         try:
+            if self._job.stages > 1:
+                await self._ask_whether_to_start()
             await self._agent()
         except Ended as ended:
             if ended.succeeded:
@@ -119,8 +125,25 @@ class Torchrun:
             self._connection.close()
             self.pod.container_ended(self, succeeded=ended.succeeded)
 
+    async def _ask_whether_to_start(self) -> None:
+        """Ask as the delivered ``torchrun`` does, before the image's own takes its place."""
+        key = wire.STAGE + self.pod.run.encode()
+        may_pass = b"" if self.pod.took_part else wire.MAY_PASS
+        line = b"stage %d" % self.pod.stage
+        while (answer := await self._connection.ask(wire.CompareSet(key, may_pass, line))) == AGAIN:
+            continue
+        if answer == wire.vec(wire.PASSED):
+            self._say(f"passes over {self.run}")
+            self._job.invariants.rounds.passed_over(self)
+            raise Ended("its stage has ended well already", succeeded=True)
+        self._connection.close()
+        self._connection = Connection(self._job.loop, self._job.next_number(), self.pod.container)
+        if self.pod.sidecar is not None:
+            self._connection.meet(self.pod.sidecar)
+
     async def _agent(self) -> None:
         await self._sync_answer(wire.CompareSet(self._state_key, b"", SENTINEL))
+        self.pod.took_part = True
         await self._form()
         while True:
             await asyncio.sleep(MONITOR_S * self._random.uniform(0.8, 1.2))
@@ -275,6 +298,7 @@ class Torchrun:
 
 
 AWARE = Flavour(aware=True)
+AGAIN = wire.vec(wire.AGAIN)
 
 
 @lru_cache(maxsize=1024)
