@@ -44,6 +44,10 @@ WRITE_TIMEOUT_S = 10.0
 LOST_S = 3.0
 """A member whose lease ran out may come back; one that stays away for so long is lost."""
 
+RECORDED_S = 15.0
+"""A drain that the store has lost is put back by its sidecar, once that has seen so: as long as
+others are given to return after a cut."""
+
 STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted": 6}
 """Exit status by how the drain ended."""
 
@@ -168,13 +172,17 @@ class _ByHand:
         generation = job.generation if (job := membership.snapshot().job) else 0
         told = ("", "")
         lost_at_s: float | None = None
+        known = membership.snapshot()
         while True:
             snapshot = membership.snapshot()
-            name, sentence, ending = self._stand(snapshot, pod_uid, generation)
+            if pod_uid in snapshot.drains:
+                known = snapshot
+            name, sentence, ending = self._stand(snapshot, known, pod_uid, generation)
             if ending != "lost":
                 lost_at_s = None
             elif lost_at_s is None or monotonic() < lost_at_s:
-                lost_at_s = lost_at_s or monotonic() + LOST_S
+                patience_s = LOST_S if pod_uid in snapshot.drains else RECORDED_S
+                lost_at_s = lost_at_s or monotonic() + patience_s
                 await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
                 continue
             if (name, sentence) != told:
@@ -186,17 +194,43 @@ class _ByHand:
                 return 0
             await membership.changed_from(snapshot)
 
-    def _stand(self, snapshot: Snapshot, pod_uid: str, generation: int) -> tuple[str, str, str]:
+    def _stand(
+        self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int
+    ) -> tuple[str, str, str]:
+        """Tell the phase, a sentence, and the ending; ``known`` has the drain as last seen."""
         record = snapshot.drains.get(pod_uid)
         if record is None:
             if snapshot.job is None or snapshot.job.generation != generation:
                 return "lost", "the job is in a new generation", "lost"
-            return "cancelled", f"the drain of {self._member} was cancelled", "cancelled"
+            if self._is_cancelled(snapshot, known, pod_uid):
+                return "cancelled", f"the drain of {self._member} was cancelled", "cancelled"
+            return (
+                "lost",
+                f"the store has lost the drain of {self._member}, and its sidecar has not put it"
+                " back: drain it again",
+                "lost",
+            )
         phase = phase_of(snapshot, record)
         present = any(member.pod_uid == pod_uid for member in snapshot.members.values())
         if not phase.outcome and not present:
             return "lost", f"{self._member} was lost before it was released", "lost"
         return phase.name, phase.sentence, phase.outcome
+
+    def _is_cancelled(self, snapshot: Snapshot, known: Snapshot, pod_uid: str) -> bool:
+        """Whether somebody has taken the drain off the record.
+
+        Whoever does writes the incarnation of the member, unchanged; a registration after a restore
+        of the store changes it.
+        """
+        drain, before = known.drains.get(pod_uid), known.incarnations.get(self._member)
+        now = snapshot.incarnations.get(self._member)
+        if drain is None or before is None:
+            return now is None or drain is None
+        return (
+            now is not None
+            and now.mod_revision > drain.mod_revision
+            and now.number == before.number
+        )
 
 
 async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: float) -> None:

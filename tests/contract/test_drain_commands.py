@@ -160,6 +160,25 @@ async def test_lost_it_ends_with_5() -> None:
         assert (ended.status, phases(ended)[-1]) == (5, "lost")
 
 
+async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_cancelled() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        waiting = asyncio.create_task(at.drain("b", "--wait"))
+        await at.one.until(at.one.phase_is("done"))
+        # As a store is that was restored to before the drain; the sidecar puts it back.
+        lost = at.one.snapshot.drains["uid-b"].mod_revision
+        await at.one.put(Delete(HERE.drain("uid-b")))
+        await at.one.until(
+            lambda: getattr(at.one.snapshot.drains.get("uid-b"), "mod_revision", 0) > lost
+        )
+        await at.one.pods["b"].kill()
+        await at.one.put(Delete(HERE.member("b")))
+        ended = await waiting
+        assert (ended.status, phases(ended)[-1]) == (5, "lost")
+        assert "cancelled" not in phases(ended)
+
+
 async def test_a_member_that_comes_back_is_not_lost() -> None:
     async with terminal() as at:
         await at.one.form("ab", loop=Loop(save_s=1))
