@@ -2,9 +2,11 @@
 """By which launch lines a stage was run: a container passes over only what it would run again.
 
 Each member records a digest of its line beside the run's keys, before its torchrun starts, with
-the container that it starts in. The list of nodes that ended the stage well names containers, too:
-so what counts is what trained, and not what somebody asked for last. Who was in that world and died
-before its workers were done passes over nothing: its work would be left out.
+the container that it starts in, and keeps that of the container that has a place in the world: it
+may be started again while the others are about to end the stage. The list of nodes that ended the
+stage well names containers, too: so what counts is what trained, and not what somebody asked for
+last. Who was in that world and died before its workers were done passes over nothing: its work
+would be left out.
 """
 
 from __future__ import annotations
@@ -19,13 +21,21 @@ from launcher_shim.tcpstore import wire
 
 
 def line_key(member: str) -> bytes:
-    """The key, among those of the run, of the line that ``member`` has asked with last."""
+    """The key, among those of the run, of the lines that ``member`` has asked with."""
     return wire.STAGE + member.encode()
 
 
-def recorded(container: str, line: bytes) -> bytes:
-    """Make the value: the digest ``line`` behind the container that asked."""
-    return container.encode() + b" " + line
+def recorded(container: str, line: bytes, before: bytes = b"", placed: str = "") -> bytes:
+    """Make the value: the digest ``line`` behind the container that asked.
+
+    ``placed``: the container that has a place in the world; its line is kept from ``before``, the
+    value so far.
+    """
+    lines = [container.encode() + b" " + line]
+    kept = _lines(before).get(placed.encode())
+    if kept is not None and placed != container:
+        lines.append(placed.encode() + b" " + kept)
+    return b"\n".join(lines)
 
 
 def was_run(
@@ -38,10 +48,16 @@ def was_run(
     """
     ran: dict[str, bytes] = {}
     for seat in frozen:
-        container, _, of_seat = (values.get(seat.member) or b"").partition(b" ")
-        if container and container == container_of(seat.nonce).encode():
+        of_seat = _lines(values.get(seat.member)).get(container_of(seat.nonce).encode())
+        if of_seat is not None:
             ran[seat.member] = of_seat
     return line == ran[member] if member in ran else line in ran.values()
+
+
+def _lines(value: bytes | None) -> dict[bytes, bytes]:
+    """Read a value: the digest of each container's line, by the container's name."""
+    parts = [one.partition(b" ") for one in (value or b"").split(b"\n")]
+    return {container: line for container, _, line in parts if container}
 
 
 def was_done(seat: Seat, run_id: str, number: int, cells: Cells) -> bool:

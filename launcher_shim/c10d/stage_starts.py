@@ -91,9 +91,7 @@ class StageStarts:
             return self._run(name).kv, wire.AGAIN
         kv = self._run(name).kv
         if not self._ended_well(name):
-            await kv.writes.put(
-                [(line_key(self._member), recorded(container_of(nonce), line))], stamp
-            )
+            await kv.writes.put([await self._line(name, container_of(nonce), line)], stamp)
             return kv, b""
         passed = (
             nonce is not None
@@ -105,6 +103,15 @@ class StageStarts:
         if passed:
             log.info("a torchrun passes over %s, which has ended well already", name)
         return kv, wire.PASSED if passed else b""
+
+    async def _line(self, name: str, container: str, line: bytes) -> tuple[bytes, bytes]:
+        """Make the record of the line that a torchrun of ``name`` starts with: key and value."""
+        run, key, before = self._run(name), line_key(self._member), None
+        seats = [one for one in run.rendezvous.round.frozen if one.member == self._member]
+        placed = container_of(seats[0].nonce) if seats else ""
+        if placed and placed != container:
+            (before,) = await run.kv.reads.get_all([key])
+        return key, recorded(container, line, before or b"", placed)
 
     async def _farewells(self) -> None:
         await asyncio.sleep(self._listening_s + FAREWELLS_S - self._clock())

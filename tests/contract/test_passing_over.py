@@ -119,7 +119,31 @@ async def one_that_was_not_done(one: Job) -> None:
     assert await one.passes("w-1", b"train") == [False]
 
 
-STORIES = [own_lines, a_later_pod, a_line_that_never_trained, one_that_was_not_done]
+async def one_that_was_started_again(one: Job) -> None:
+    """Who starts again while others are about to end the stage passes over it afterwards."""
+    for name in ("w-0", "w-1"):
+        await one.start(name, least=2)
+    async with container(one.path("w-0")) as port_0:
+        async with container(one.path("w-1")) as port_1:
+            for port, line in ((port_0, b"train 0"), (port_1, b"train 1")):
+                assert not await passes(port, line)
+            ends = await asyncio.to_thread(Torchrun, port_0, "10.0.0.1")
+            done = await asyncio.to_thread(Torchrun, port_1, "10.0.0.2")
+            await asyncio.gather(*(asyncio.to_thread(run.form) for run in (ends, done)))
+            await asyncio.to_thread(done.come_to_the_exit_barrier)
+            await asyncio.to_thread(done.end)
+        assert await one.passes("w-1", b"train 1", b"train 1") == [False, False]
+        await asyncio.to_thread(ends.end_well)
+    assert await one.passes("w-1", b"train 1", b"train 0") == [True, False]
+
+
+STORIES = [
+    own_lines,
+    a_later_pod,
+    a_line_that_never_trained,
+    one_that_was_not_done,
+    one_that_was_started_again,
+]
 
 
 @pytest.mark.parametrize("story", STORIES)

@@ -92,9 +92,13 @@ class Torchrun:
         self.is_told()
         return self.form()
 
-    def end_well(self) -> None:
-        """Do as torch does once the workers are done, and end."""
+    def come_to_the_exit_barrier(self) -> None:
+        """Do as torch does once the workers are done."""
         self._keys.add(DONE, 1)
+
+    def end_well(self) -> None:
+        """Come to the exit barrier, close the run, and end."""
+        self.come_to_the_exit_barrier()
         self._handler.shutdown()
         self.end()
 
