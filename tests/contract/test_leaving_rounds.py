@@ -11,7 +11,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from tests.support.clocks.virtual import now
-from tests.support.sidecars.rendezvous import Job, Torchrun, job
+from tests.support.sidecars.rendezvous import RUN_ID, Job, Torchrun, job
 
 pytestmark = pytest.mark.virtual
 
@@ -191,6 +191,35 @@ async def test_a_round_that_finishes_is_not_over_because_all_may_leave() -> None
             torchrun.order("finish")
         await one.until(lambda: all(torchrun.ended for torchrun in one.everyone))
         assert [torchrun.failure for torchrun in one.everyone] == [None, None]
+
+
+async def finishes_before_the_others(one: Job, name: str) -> None:
+    """Let its workers be done, and its time in the exit barrier be over; it leaves."""
+    one.torchruns[name].order("wait")
+    barrier = f"/torch.rendezvous.{RUN_ID}.0/torchelastic/agent/terminal_state/"
+    await one.until(lambda: one.sidecars[name].rendezvous.round.finishing)
+    one.kv[f"{barrier}last_member"] = b"over"
+    await one.until(lambda: one.torchruns[name].ended)
+
+
+async def test_a_leaver_that_finishes_last_closes_the_run() -> None:
+    async with job(PATIENT, world="ab") as one:
+        await finishes_before_the_others(one, "a")
+        await one.tell(leaving="b")
+        one.torchruns["b"].order("finish")
+        await one.until(lambda: one.torchruns["b"].ended)
+        await one.until(lambda: one.sidecars["a"].rendezvous.closed == "success")
+        assert [torchrun.failure for torchrun in one.everyone] == [None, None]
+
+
+async def test_a_leaver_that_finishes_before_the_others_closes_nothing() -> None:
+    async with job(PATIENT, world="ab") as one:
+        await one.tell(leaving="a")
+        await finishes_before_the_others(one, "a")
+        await one.passed(1)
+        assert one.sidecars["b"].rendezvous.closed == ""
+        one.torchruns["b"].order("finish")
+        await one.until(lambda: one.sidecars["b"].rendezvous.closed == "success")
 
 
 @pytest.mark.parametrize("granted", [False, True])

@@ -67,6 +67,8 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
     [
         (B, C, "", True),
         (B, replace(C, finished=True), "", True),
+        (replace(B, finished=True), node("c", nonce="again"), "", True),
+        (replace(B, finished=True), node("c", "left", nonce="again"), "", False),
         (replace(B, finished=True), replace(C, finished=True), "", False),
         (B, node("c", "left"), "", True),
         (B, None, "", True),
@@ -78,6 +80,8 @@ def test_the_world_is_shown_whole_until_one_leaves_it_itself() -> None:
     ids=[
         "the others still train",
         "one still trains",
+        "one was started again",
+        "one was started again, and ended",
         "all have finished",
         "one left to ask again",
         "one is lost: the other is told to leave",

@@ -215,11 +215,11 @@ class Rendezvous:
         """
         evaluation = self._evaluator.evaluate()
         snapshot, standings = evaluation.snapshot, evaluation.standings
-        if self.member in snapshot.membership.leaving:
-            return True
         if closed == "success":
             # Its work is done, but it may not close the run for nodes that go on.
             return bool(snapshot.round.closed) or somebody_goes_on(snapshot, standings)
+        if self.member in snapshot.membership.leaving:
+            return True
         others = [
             seat
             for seat, standing in standings.of.items()

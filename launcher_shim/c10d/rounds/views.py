@@ -107,16 +107,22 @@ def trains_no_more(
 
 
 def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
-    """Whether a node of the present world still trains, or has left or must leave to ask again."""
+    """Whether a node of the present world still trains, or has left or must leave to ask again.
+
+    Another torchrun that asks in the place of one that has not finished does its work over.
+    """
     if snapshot.goes_on():
         return True
-    granted = snapshot.membership.granted
-    return any(
-        standing == "here"
-        and seat.member not in granted
-        and not snapshot.nodes[seat.member].finished
-        for seat, standing in standings.of.items()
-    )
+    granted, leaving = snapshot.membership.granted, snapshot.membership.leaving
+    for seat, standing in standings.of.items():
+        node = snapshot.nodes.get(seat.member)
+        if node is None or seat.member in granted:
+            continue
+        if standing == "here" and not node.finished:
+            return True
+        if standing == "replaced" and node.state == "asking" and seat.member not in leaving:
+            return True
+    return False
 
 
 def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy) -> bool:
