@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the sidecar's image installs is what the project needs, at the versions that are tested."""
+"""What the images install is what is needed, at the versions that are tested."""
 
 from __future__ import annotations
 
@@ -34,15 +34,28 @@ def pinned(name: str) -> dict[str, str]:
     return found
 
 
-def test_every_dependency_is_installed_at_the_version_that_the_tests_have() -> None:
-    image = pinned("sidecar-requirements.txt")
-    assert {name_of(each) for each in PROJECT["project"]["dependencies"]} <= image.keys()
-    tested = {}
+def versions_tested() -> dict[str, str]:
+    """Versions that the tests run with, by name."""
+    found = {}
     for name in ("constraints.txt", "constraints-tools.txt"):
         for line in (ROOT / "scripts" / name).read_text().splitlines():
             project, _, version = line.partition("==")
-            tested[name_of(project)] = version
-    assert image == {name: tested[name] for name in image}
+            found[name_of(project)] = version
+    return found
+
+
+def test_every_dependency_is_installed_at_the_version_that_the_tests_have() -> None:
+    image = pinned("sidecar-requirements.txt")
+    assert {name_of(each) for each in PROJECT["project"]["dependencies"]} <= image.keys()
+    assert image == {name: versions_tested()[name] for name in image}
+
+
+def test_the_training_image_of_the_quick_start_has_what_the_tests_have() -> None:
+    text = (ROOT / "examples" / "kubernetes" / "quickstart" / "Dockerfile").read_text()
+    image = dict(re.findall(r"([\w-]+)==([\d.]+)", text))
+    assert image == {name: versions_tested()[name] for name in ("torch", "numpy", "scikit-learn")}
+    (script,) = re.findall(r"^COPY (\S+) ", text, re.MULTILINE)
+    assert (ROOT / "examples" / script).is_file()
 
 
 @pytest.mark.parametrize("requirement", PROJECT["build-system"]["requires"])
