@@ -176,6 +176,9 @@ class Quickstart(Timeline):
         told = [super().timeline()]
         for pod in self._lab.get(self.namespace, "pods")["items"]:
             name = pod["metadata"]["name"]
-            said = self._kubectl("logs", name, "--all-containers", "--tail=30", "--ignore-errors")
-            told += ["", f"-- {name}: {json.dumps(pod['status'])[:1500]}", said]
+            told += ["", f"-- {name}: {json.dumps(pod['status'])[:1500]}"]
+            try:
+                told.append(self._kubectl("logs", name, "--all-containers", "--tail=30"))
+            except KubectlFailed as error:
+                told.append(str(error))  # it has not started yet
         return "\n".join(told)
