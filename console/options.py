@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from agent.config.parsers import duration_s
 from agent.config.sidecar import STORE_SETTINGS
 from agent.config.table import Configuration, load, settings_of
 from console.help import STORE_SECTION, SectionedOption
@@ -63,6 +64,29 @@ def one_job(named: str | None, option: str | None) -> str | None:
 
 
 def shown_with(command: Command) -> Command:
-    """Decorate a command that shows state: ``--json`` and ``--watch``."""
-    command = click.option("--watch", is_flag=True, help="Follow it until Ctrl-C.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(command)
+    """Decorate a command that shows state: ``--json``, ``--watch`` and ``--interval``.
+
+    The command gets ``interval_s``: seconds from one showing to the next at least.
+    """
+
+    @functools.wraps(command)
+    def read(interval: str | None, **arguments: Any) -> Any:
+        if interval is not None and not arguments["watch"]:
+            raise ConfigError("--interval is for --watch: give both, or neither")
+        return command(interval_s=_interval_s(interval), **arguments)
+
+    read = click.option(
+        "--interval",
+        metavar="TIME",
+        show_default="at each change",
+        help="With --watch: show it at most this often.",
+    )(read)
+    read = click.option("--watch", is_flag=True, help="Follow it until Ctrl-C.")(read)
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")(read)
+
+
+def _interval_s(text: str | None) -> float:
+    try:
+        return 0.0 if text is None else duration_s(0.1, 3600)(text)
+    except ValueError as error:
+        raise ConfigError(f"--interval: {text!r} is wrong: {error}") from error

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
+import textwrap
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import click
@@ -20,6 +23,11 @@ from rdzv.records.history import HistoryEntry
 UNTOLD = frozenset({"pod_uid"})
 """For machines: in JSON alone."""
 
+INDENT = len("2026-01-02T03:04:05Z  quarantine ")
+"""Below the sentence; on a terminal of fewer columns than ``NARROW`` there is no room for it."""
+
+NARROW = 60
+
 
 @click.command(
     cls=Command,
@@ -29,18 +37,19 @@ UNTOLD = frozenset({"pod_uid"})
 @job_named
 @configured_by(JobConfig)
 @shown_with
-def history(config: JobConfig, as_json: bool, watch: bool) -> None:
+def history(config: JobConfig, as_json: bool, watch: bool, interval_s: float) -> None:
     """Show what happened to a job, oldest first; the store keeps the last 200 entries."""
-    text = _json if as_json else _line
+    text = _json if as_json else _wrapped if sys.stdout.isatty() else _line
     if watch:
-        asyncio.run(_follow(config, as_json))
+        asyncio.run(_follow(config, text, interval_s))
         return
     for entry in asyncio.run(look(config)).history:
         click.echo(text(entry))
 
 
-async def _follow(config: JobConfig, as_json: bool) -> None:
-    text = _json if as_json else _line
+async def _follow(
+    config: JobConfig, text: Callable[[HistoryEntry], str], interval_s: float
+) -> None:
     shown: set[tuple[int, str]] = set()
     async with following(config) as views:
         async for view in views:
@@ -50,14 +59,34 @@ async def _follow(config: JobConfig, as_json: bool) -> None:
                     click.echo(text(entry))
             sys.stdout.flush()
             shown = set(present)
+            await asyncio.sleep(interval_s)
 
 
 def _line(entry: HistoryEntry) -> str:
+    return printable(" ".join([_sentence(entry), *_details(entry)]))
+
+
+def _wrapped(entry: HistoryEntry) -> str:
+    """For a terminal: the sentence, and its details below it, broken at words."""
+    columns = shutil.get_terminal_size().columns
+    indent = " " * (INDENT if columns >= NARROW else 2)
+    texts = [printable(_sentence(entry)), indent + printable("  ".join(_details(entry)))]
+    lines = [
+        textwrap.fill(text, columns, subsequent_indent=indent, break_on_hyphens=False)
+        for text in texts
+        if text.strip()
+    ]
+    return "\n".join(lines)
+
+
+def _sentence(entry: HistoryEntry) -> str:
     moment = datetime.fromtimestamp(entry.at_unix_s, UTC).isoformat(timespec="seconds")
+    return f"{moment.replace('+00:00', 'Z')}  {entry.what:<10} {entry.member}: {entry.why}"
+
+
+def _details(entry: HistoryEntry) -> list[str]:
     told = {key: value for key, value in entry.details.items() if key not in UNTOLD}
-    details = "".join(f" {key}={value}" for key, value in told.items() if value not in ("", None))
-    sentence = f"{entry.what:<10} {entry.member}: {entry.why}{details}"
-    return printable(f"{moment.replace('+00:00', 'Z')}  {sentence}")
+    return [f"{key}={value}" for key, value in told.items() if value not in ("", None)]
 
 
 def _json(entry: HistoryEntry) -> str:

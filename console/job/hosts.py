@@ -20,13 +20,14 @@ from console.options import configured_by, job_named, shown_with
 @job_named
 @configured_by(JobConfig)
 @shown_with
-def hosts(config: JobConfig, as_json: bool, watch: bool) -> None:
+def hosts(config: JobConfig, as_json: bool, watch: bool, interval_s: float) -> None:
     """Show the hosts of a job, oldest first: those that are listed now.
 
     A sidecar's own list may keep a host that was just lost for a few seconds longer, and one that
     has the line of an older host for as long as it is there.
     """
-    show(config, Face(_grids, _line, _json), as_json=as_json, watch=watch)
+    face = Face(_grids, _line, _json)
+    show(config, face, as_json=as_json, watch=watch, interval_s=interval_s)
 
 
 def _grids(view: JobView) -> list[Grid]:

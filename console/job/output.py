@@ -51,9 +51,10 @@ def show(
     *,
     as_json: bool,
     watch: bool,
+    interval_s: float,
     aside: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> None:
-    """Show the job once, or follow it until Ctrl-C.
+    """Show the job once, or follow it until Ctrl-C, at most every ``interval_s``.
 
     ``aside`` asks for whatever else ``face`` shows: beside the one look, or before following.
     """
@@ -71,9 +72,9 @@ def show(
     if aside is not None:
         asyncio.run(aside())
     if not as_json and sys.stdout.isatty():
-        asyncio.run(_follow_on_terminal(config, face))
+        asyncio.run(_follow_on_terminal(config, face, interval_s))
     else:
-        asyncio.run(_follow_in_lines(config, face, as_json=as_json))
+        asyncio.run(_follow_in_lines(config, face, interval_s, as_json=as_json))
 
 
 async def _look(
@@ -85,7 +86,9 @@ async def _look(
     return view
 
 
-async def _follow_in_lines(config: JobConfig, face: Face, *, as_json: bool) -> None:
+async def _follow_in_lines(
+    config: JobConfig, face: Face, interval_s: float, *, as_json: bool
+) -> None:
     """Print a line whenever it changes."""
     said = ""
     async with following(config) as views:
@@ -95,9 +98,10 @@ async def _follow_in_lines(config: JobConfig, face: Face, *, as_json: bool) -> N
                 click.echo(line)
                 sys.stdout.flush()
                 said = line
+                await asyncio.sleep(interval_s)
 
 
-async def _follow_on_terminal(config: JobConfig, face: Face) -> None:
+async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) -> None:
     """Redraw at each change, and the clock above once a second."""
     from rich.live import Live
 
@@ -105,14 +109,15 @@ async def _follow_on_terminal(config: JobConfig, face: Face) -> None:
         async with connected(config) as client:
             mirror = client.mirror
             while True:
-                sequence = mirror.sequence
+                sequence, until_s = mirror.sequence, monotonic() + interval_s
                 shown = face.grids(present_view(client))
-                while mirror.sequence <= sequence:
+                while mirror.sequence <= sequence or monotonic() < until_s:
                     clock = _clock(datetime.now(), current=mirror.healthy(monotonic()))
                     live.update(_table([clock, *shown]), refresh=True)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_INTERVAL_S):
                             await mirror.changed_after(sequence)
+                            await asyncio.sleep(max(0.0, until_s - monotonic()))
 
 
 def _clock(now: datetime, *, current: bool) -> Grid:
@@ -142,8 +147,8 @@ def _table(grids: Sequence[Grid]) -> RenderableType:
 
     shown: list[RenderableType] = []
     for grid in grids:
-        if not grid.headings:
-            # A table without columns shows nothing, not even its title.
+        if not grid.rows:
+            # Headings over nothing say nothing; a table without columns not even its title.
             shown.append(Text(printable(grid.title)))
             continue
         table = Table(title=Text(printable(grid.title)), title_justify="left", box=None)

@@ -29,7 +29,7 @@ AUTH_TIMEOUT_S = 2.5
 @configured_by(JobConfig)
 @shown_with
 @click.option("--wide", is_flag=True, help="Show the version of each sidecar, too.")
-def status(config: JobConfig, as_json: bool, watch: bool, wide: bool) -> None:
+def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wide: bool) -> None:
     """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
     store = Authentication()
     face = Face(
@@ -37,7 +37,14 @@ def status(config: JobConfig, as_json: bool, watch: bool, wide: bool) -> None:
         _line,
         lambda view: {**_json(view), "store_authenticated": store.enabled},
     )
-    show(config, face, as_json=as_json, watch=watch, aside=lambda: store.ask(config.access))
+    show(
+        config,
+        face,
+        as_json=as_json,
+        watch=watch,
+        interval_s=interval_s,
+        aside=lambda: store.ask(config.access),
+    )
 
 
 class Authentication:
