@@ -16,6 +16,7 @@ import click
 from console import grpc_log
 from console.help import CommandsByTask
 from console.version import print_version
+from console.wrapping import wrapped
 from launcher_shim.exit_status import (
     EXIT_BROKEN_PIPE,
     EXIT_DEFECT,
@@ -25,6 +26,8 @@ from launcher_shim.exit_status import (
     EXIT_USAGE,
 )
 from rdzv.errors import ConfigError, JobNotFound, MembershipError, MusterError, StoreError
+
+_PREFIX = "muster: "
 
 TASKS = {
     "Start here": {
@@ -85,19 +88,24 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
-        click.echo(f"muster: {_sentence(error)}".replace("\n", "\nmuster: "), err=True)
+        _complain(_sentence(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # Who read our output has gone; Python must not try to flush the rest at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_BROKEN_PIPE)
     except MusterError as error:
-        click.echo(f"muster: {error}".replace("\n", "\nmuster: "), err=True)
+        _complain(str(error))
         sys.exit(_status(error))
     except Exception:
         traceback.print_exc()
         click.echo("muster: this is a defect of muster, please report it", err=True)
         sys.exit(EXIT_DEFECT)
+
+
+def _complain(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(wrapped(f"{_PREFIX}{line}", sys.stderr, len(_PREFIX)), err=True)
 
 
 def _sentence(error: click.ClickException) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from collections.abc import Sequence
 from random import SystemRandom
 
@@ -17,7 +18,11 @@ from console.doctor.diagnosis import Finding, Report, diagnose, percentile
 from console.doctor.examine import examine
 from console.help import Command
 from console.options import configured_by, job_named
+from console.wrapping import wrapped
 from launcher_shim.exit_status import EXIT_DONE, EXIT_FAULT, EXIT_UNAVAILABLE
+
+INDENT = 21
+"""Columns before a finding's sentence."""
 
 
 @click.command(
@@ -44,11 +49,15 @@ def doctor(config: JobConfig, as_json: bool) -> int:
         click.echo(json.dumps(_json(report, findings, status)))
     else:
         for finding in findings:
-            click.echo(printable(f"{finding.level:<8} {finding.check:<11} {finding.sentence}"))
+            _say(f"{finding.level:<8} {finding.check:<11} {finding.sentence}", INDENT)
             if finding.remedy:
-                click.echo(printable(f"{'':<20} -> {finding.remedy}"))
+                _say(f"{'':<{INDENT}}-> {finding.remedy}", INDENT + len("-> "))
         click.echo(_sum(findings))
     return status
+
+
+def _say(line: str, indent: int) -> None:
+    click.echo(wrapped(printable(line), sys.stdout, indent))
 
 
 def _status(report: Report, findings: Sequence[Finding]) -> int:

@@ -17,6 +17,7 @@ from console.inject import injection
 from console.inject.injection import Request
 from console.inject.remarks import totals
 from console.inject.settings import TABLE
+from console.wrapping import wrapped
 from rdzv.errors import ConfigError
 
 _BOM = "\ufeff"
@@ -92,7 +93,8 @@ def inject(
             request = Request(flags, os.environ, objects, template_path, allow_bypass)
             outcome = injection.inject(bare, request)
         for remark in outcome.notes:
-            click.echo(f"muster: {remark.level}: {remark}", err=True)
+            line = f"muster: {remark.level}: {remark}"
+            click.echo(wrapped(line, sys.stderr, len("muster: ")), err=True)
         if not remove:
             summary = totals(outcome.chosen, outcome.notes, outcome.left)
             click.echo(f"muster: {summary}", err=True)

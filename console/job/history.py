@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -18,15 +16,14 @@ from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.reading import following, look
 from console.options import configured_by, job_named, shown_with
+from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
 
 UNTOLD = frozenset({"pod_uid"})
 """For machines: in JSON alone."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")
-"""Below the sentence; on a terminal of fewer columns than ``NARROW`` there is no room for it."""
-
-NARROW = 60
+"""Of what stands below the sentence."""
 
 
 @click.command(
@@ -67,16 +64,10 @@ def _line(entry: HistoryEntry) -> str:
 
 
 def _wrapped(entry: HistoryEntry) -> str:
-    """For a terminal: the sentence, and its details below it, broken at words."""
-    columns = shutil.get_terminal_size().columns
-    indent = " " * (INDENT if columns >= NARROW else 2)
-    texts = [printable(_sentence(entry)), indent + printable("  ".join(_details(entry)))]
-    lines = [
-        textwrap.fill(text, columns, subsequent_indent=indent, break_on_hyphens=False)
-        for text in texts
-        if text.strip()
-    ]
-    return "\n".join(lines)
+    """For a terminal: the sentence, and its details below it."""
+    details = printable("  ".join(_details(entry)))
+    lines = [printable(_sentence(entry)), *([" " * INDENT + details] if details else [])]
+    return "\n".join(wrapped(line, sys.stdout, INDENT) for line in lines)
 
 
 def _sentence(entry: HistoryEntry) -> str:

@@ -19,12 +19,18 @@ from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.job.reading import connected, following, look, present_view
 from console.job.view import JobView
+from console.wrapping import broken
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
 CLOCK_INTERVAL_S = 1.0
+
+WHY_MIN = 30
+"""Sentences that get fewer columns than this stand below their table."""
+
+COLUMN_GAP = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ def show(
         elif sys.stdout.isatty():
             from rich.console import Console
 
-            Console().print(_table(face.grids(view)))
+            screen = Console()
+            screen.print(_table(face.grids(view), screen.width))
         else:
             click.echo(_columns(face.grids(view)), nl=False)
         return
@@ -113,11 +120,17 @@ async def _follow_on_terminal(config: JobConfig, face: Face, interval_s: float) 
                 shown = face.grids(present_view(client))
                 while mirror.sequence <= sequence or monotonic() < until_s:
                     clock = _clock(datetime.now(), current=mirror.healthy(monotonic()))
-                    live.update(_table([clock, *shown]), refresh=True)
+                    live.update(_table([clock, *shown], live.console.width), refresh=True)
                     with suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_INTERVAL_S):
                             await mirror.changed_after(sequence)
                             await asyncio.sleep(max(0.0, until_s - monotonic()))
+
+
+def _room_for_why(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    """Columns that the others leave for the last one, which is for sentences."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    return width - sum(width + COLUMN_GAP for width in widths[:-1])
 
 
 def _clock(now: datetime, *, current: bool) -> Grid:
@@ -140,21 +153,31 @@ def _columns(grids: Sequence[Grid]) -> str:
     return "\n".join(parts)
 
 
-def _table(grids: Sequence[Grid]) -> RenderableType:
+def _table(grids: Sequence[Grid], width: int) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     shown: list[RenderableType] = []
     for grid in grids:
+        if shown:
+            shown.append(Text())
         if not grid.rows:
             # Headings over nothing say nothing; a table without columns not even its title.
             shown.append(Text(printable(grid.title)))
             continue
-        table = Table(title=Text(printable(grid.title)), title_justify="left", box=None)
-        for heading in grid.headings:
-            table.add_column(heading, header_style="bold")
-        for row in grid.rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+        rows = [[printable(cell) for cell in row] for row in grid.rows]
+        headings, below = list(grid.headings), []
+        if headings[-1] == "WHY" and _room_for_why(headings, rows, width) < WHY_MIN:
+            headings.pop()
+            below = [(row[0], why) for row in rows if (why := row.pop())]
+        table = Table(
+            title=Text(printable(grid.title)), title_justify="left", box=None, pad_edge=False
+        )
+        for heading in headings:
+            table.add_column(heading, header_style="bold", overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row))
         shown.append(table)
+        shown += [Text(broken(f"{name}: {why}", width, len(name) + 2)) for name, why in below]
     return Group(*shown)

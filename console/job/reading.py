@@ -97,6 +97,6 @@ def _unreachable(config: JobConfig, trouble: str) -> StoreUnavailable:
     local = all(endpoint_is_local(endpoint) for endpoint in config.etcd_endpoints)
     start = f"muster store --listen {config.etcd_endpoints[0]} starts one; or " if local else ""
     return StoreUnavailable(
-        f"cannot reach the store at {where} within {REACH_TIMEOUT_S:g} s ({cause(trouble)}):"
-        f" {start}set {named('--etcd-endpoints')}; muster doctor{job} says more"
+        f"cannot reach the store at {where} within {REACH_TIMEOUT_S:g} s ({cause(trouble)})"
+        f"\n{start}set {named('--etcd-endpoints')}; muster doctor{job} says more"
     )

@@ -13,6 +13,7 @@ from console.job.output import Face, Grid, show
 from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 from rdzv.errors import StoreError, StoreRefused
+from rdzv.records.job import Member
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
 
@@ -28,7 +29,9 @@ AUTH_TIMEOUT_S = 2.5
 @job_named
 @configured_by(JobConfig)
 @shown_with
-@click.option("--wide", is_flag=True, help="Show the version of each sidecar, too.")
+@click.option(
+    "--wide", is_flag=True, help="Show role, address, incarnation and version of each sidecar, too."
+)
 def status(config: JobConfig, as_json: bool, watch: bool, interval_s: float, wide: bool) -> None:
     """Show a job as the store sees it: who is listed and why not, and each run's newest round."""
     store = Authentication()
@@ -83,17 +86,16 @@ def _headline(view: JobView) -> str:
 
 
 def _members(view: JobView, *, wide: bool) -> Grid:
-    versioned = ("VERSION",) if wide else ()
-    headings = ("MEMBER", "STATE", "ROLE", "SLOTS", "ADDRESS", "NODE", "INCARNATION")
+    more = ("ROLE", "ADDRESS", "INCARNATION", "VERSION") if wide else ()
     rows = tuple(
-        (
-            *(m.name, state, m.role, str(m.slots), m.address, m.node, str(m.incarnation)),
-            *(m.version or "-" for _ in versioned),
-            why,
-        )
+        (m.name, state, str(m.slots), m.node, *(_more(m) if wide else ()), why)
         for m, state, why in view.members()
     )
-    return Grid(_headline(view), (*headings, *versioned, "WHY"), rows)
+    return Grid(_headline(view), ("MEMBER", "STATE", "SLOTS", "NODE", *more, "WHY"), rows)
+
+
+def _more(member: Member) -> tuple[str, ...]:
+    return (member.role, member.address, str(member.incarnation), member.version or "-")
 
 
 def _grids(view: JobView, *, wide: bool) -> list[Grid]:

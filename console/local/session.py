@@ -32,11 +32,15 @@ from console.local.report.timeline import Moment, Timeline
 from console.local.report.worker_errors import WorkerFailure
 from console.local.store import following
 from console.local.table import draw_table
+from console.wrapping import broken
 from launcher_shim.exit_status import EXIT_FAULT
 from rdzv.keys import JobKeys
 
 REDRAW_INTERVAL_S = 0.25
 TAIL_LINES = 15
+
+INDENT = 32
+"""Columns before what a moment says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ async def run_session(
     def tell(moment: Moment) -> None:
         lines = [json.dumps(moment.to_json())] if as_json else repeats.lines(moment)
         for line in lines:
-            _say(screen, line)
+            _say(screen, line, INDENT)
 
     timeline = Timeline(time.monotonic, tell)
     keys = JobKeys(settings.namespace, settings.job)
@@ -103,14 +107,19 @@ async def run_session(
     else:
         await asyncio.to_thread(_show_last_words, screen, run, status)
     for line in closing_lines(timeline):
-        _say(screen, line)
+        _say(screen, line, 0)
     if places.report is not None:
         _say(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
     return status
 
 
-def _say(screen: Console, text: str) -> None:
-    """Print as it is: no colours guessed, and no path broken in two."""
+def _say(screen: Console, text: str, indent: int | None = None) -> None:
+    """Print as it is: no colours guessed, and no path broken in two.
+
+    ``indent``: on a terminal it is broken at words, and what follows stands so far in.
+    """
+    if indent is not None and screen.is_terminal:
+        text = broken(text, screen.width, indent)
     screen.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -181,7 +190,8 @@ async def _table(screen: Console, run: LocalRun) -> AsyncIterator[None]:
 def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
     """What the job said last: of its result where it finished, of its failure where not."""
     failed = next((ending.node for ending in run.endings if ending.how == "failed"), None)
-    speaker = LAUNCHER if LAUNCHER in run.nodes else run.last_leader if status == 0 else failed
+    rank_0 = run.last_leader or run.rounds.last_rank_0
+    speaker = LAUNCHER if LAUNCHER in run.nodes else rank_0 if status == 0 else failed
     node = run.nodes.get(speaker or "")
     lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
     if node is None or not lines:

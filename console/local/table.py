@@ -12,13 +12,14 @@ from console.local.nodes.node import State
 from console.local.nodes.run import LocalRun
 
 _STYLES: dict[State, str] = {
-    "running": "green",
-    "done": "green",
+    # Of the 256 colours, such as are readable on a dark ground and on a light one.
+    "running": "green4",
+    "done": "green4",
     "spare": "dim",
-    "stopped": "yellow",
-    "restarting": "yellow",
-    "closing": "yellow",
-    "draining": "yellow",
+    "stopped": "dark_orange3",
+    "restarting": "dark_orange3",
+    "closing": "dark_orange3",
+    "draining": "dark_orange3",
     "drained": "dim",
     "failed": "bold red",
     "killed": "red",

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -120,6 +121,7 @@ async def test_wide_status_shows_the_version_of_each_sidecar(server: EmbeddedSer
     await MemoryStore(server.engine).txn([], [Put(LIVE.member("b"), newer.to_json())])
     wide = (await muster("status", "--wide", **of(server))).out.splitlines()
     place = wide[1].index("VERSION")
+    assert "10.0.0.2" in wide[3]
     assert [row[place:].split()[0] for row in wide[2:6]] == ["-", "0.2.0", "-", "-"]
     assert "VERSION" not in (await muster("status", **of(server))).out
     state = json.loads((await muster("status", "--json", **of(server))).out)
@@ -223,13 +225,16 @@ async def watching(server: EmbeddedServer, arguments: Sequence[str]) -> asyncio.
     )
 
 
-async def test_a_terminal_gets_a_table(server: EmbeddedServer) -> None:
+@pytest.mark.parametrize(("columns", "below"), [(120, False), (80, True)])
+async def test_a_terminal_gets_a_table_that_fits_it(
+    server: EmbeddedServer, columns: int, below: bool
+) -> None:
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "console.main", "status"),
+        *("-m", "console.main", "status", "--wide"),
         cwd=ROOT,
-        env={**os.environ, **of(server), "TERM": "xterm", "COLUMNS": "120"},
+        env={**os.environ, **of(server), "TERM": "xterm", "COLUMNS": str(columns)},
         stdout=theirs,
     )
     async with asyncio.timeout(PATIENCE_S):
@@ -238,8 +243,15 @@ async def test_a_terminal_gets_a_table(server: EmbeddedServer) -> None:
     shown = await asyncio.to_thread(read_terminal, ours)
     os.close(ours)
     assert "standby" in shown
+    assert ("\nd: spot: d is delisted" in shown.replace("\r", "")) == below
+    assert ("WHY" in shown.split("KEY")[0]) != below
+    assert max(len(line) for line in unstyled(shown).splitlines()) <= columns
     assert "\x1b[1m" in shown
     assert "\x1b[2J" not in shown
+
+
+def unstyled(shown: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", shown)
 
 
 def read_terminal(ours: int) -> str:
@@ -255,8 +267,9 @@ async def test_a_store_that_does_not_answer_is_status_69() -> None:
     for command in ("status", "history"):
         ended = await muster(command, "--job", "x", "--etcd-endpoints", "127.0.0.1:1")
         assert ended.status == 69
-        assert len(ended.err.splitlines()) == 1
-        assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in ended.err
+        what, remedy = ended.err.splitlines()
+        assert "127.0.0.1:1" in what
+        assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in remedy
 
 
 async def test_an_unknown_job_is_told(server: EmbeddedServer) -> None:

@@ -87,7 +87,7 @@ def test_rounds_and_history_come_from_the_store(timeline: Timeline, told: list[M
     assert [(moment.what, moment.who, moment.detail) for moment in told] == [
         ("join", "node-0", "it registered"),
         ("round", "0", "2 nodes, 4 ranks: node-1, node-0"),
-        ("round", "1", "1 nodes, 2 ranks: node-0"),
+        ("round", "1", "1 node, 2 ranks: node-0"),
         ("closed", "", "the job is closed by success"),
     ]
     assert [ranks for _, ranks in timeline.rounds] == [4, 0, 2, 0]

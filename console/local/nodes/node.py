@@ -231,7 +231,8 @@ class LocalNode:
         if not self._settings.native:
             try:
                 await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
-                said = f"its sidecar has the notice, SIGTERM follows; {self._settings.grace_s:g} s"
+                left = f"it has {self._settings.grace_s:g} s"
+                said = f"its sidecar has the notice, SIGTERM follows; {left}"
                 self._timeline.record("node", "draining", self.name, said)
             except TimeoutError:
                 self._without_notice(f"its sidecar did not answer within {NOTICE_TIMEOUT_S:g} s")

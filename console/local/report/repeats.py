@@ -43,4 +43,5 @@ class Repeats:
         if not self._left_out:
             return []
         count, self._left_out = self._left_out, 0
-        return [f"{at_s:7.1f} s  …          {count} more lines like these"]
+        what = "1 more line like this" if count == 1 else f"{count} more lines like these"
+        return [f"{at_s:7.1f} s  …          {what}"]

@@ -25,6 +25,8 @@ class RoundFollower:
         self.round = Round()
         self.began_s: float | None = None
         """When the present round was complete, in seconds of the timeline."""
+        self.last_rank_0 = ""
+        """The member with rank 0 in the newest round that was complete; empty before the first."""
         self._failure: Closing | None = None
 
     @property
@@ -89,12 +91,18 @@ class RoundFollower:
         elif self.round.complete and (before.number, before.complete) != (self.round.number, True):
             self.began_s = self._timeline.now_s()
             count = len(self.nodes)
+            self.last_rank_0 = self.nodes[0]
             self._timeline.record(
                 "round",
                 "round",
                 f"{self.round.number}",
-                f"{count} nodes, {count * self._slots} ranks: {', '.join(self.nodes)}",
+                f"{_counted(count, 'node')}, {_counted(count * self._slots, 'rank')}:"
+                f" {', '.join(self.nodes)}",
             )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _told(entry: HistoryEntry) -> tuple[str, str, str]:

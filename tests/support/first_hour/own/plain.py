@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training of a newcomer, who has not read anything: torch alone."""
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 20
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(STEPS):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.05)
+if dist.get_rank() == 0:
+    print("trained", STEPS, "steps")
+dist.destroy_process_group()
