@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning's Trainer on several nodes: MusterCallback loses no step when one of them has to go.
 
-muster local --nodes 2 --event drain:rank0@world2+5s -- torchrun examples/lightning_sine.py
+    muster local --nodes 2 --event drain:rank0@world2+5s -- torchrun examples/lightning_sine.py
+
+Lightning is told how many nodes there are, and its loader follows from the step, so that no row is
+read twice or left out in a world of another size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sharded model on an elastic world: every rank saves its own part, with torch's own checkpoints.
+"""A sharded model (FSDP2) on an elastic world: every rank saves its part, by torch's own means.
 
-    muster local --nodes 3 --event drain:rank0@30s -- torchrun examples/torch_dcp.py
+    muster local --nodes 3 --event drain:rank0@world3+5s -- torchrun examples/torch_dcp.py
 
 Each checkpoint is a directory ``step-<n>`` with a file of each rank's parameters and optimizer
 state; a world of another size loads it as well. Its part that is written last, ``.metadata``, is

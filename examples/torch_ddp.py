@@ -44,9 +44,11 @@ def load(parts: dict[str, Any]) -> int:
     if dist.get_rank() == 0 and CHECKPOINT.exists():
         found = [torch.load(CHECKPOINT, map_location="cpu", weights_only=True)]
     dist.broadcast_object_list(found)
-    for name in parts.keys() & found[0].keys():
-        parts[name].load_state_dict(found[0][name])
-    return muster.check_start(found[0]["step"], CHECKPOINT.parent)
+    start = muster.check_start(found[0]["step"], CHECKPOINT.parent)
+    if start:
+        for name, part in parts.items():
+            part.load_state_dict(found[0][name])
+    return start
 
 
 def shares(start: int) -> Iterator[list[int]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step loop and nothing else, for drills: one all_reduce a step, a checkpoint every 20 steps.
 
-    muster local --nodes 3 --event kill:rank0@30s -- torchrun examples/torch_steps.py --steps 600
+    muster local --nodes 3 --event kill:rank0@world3+5s -- torchrun examples/torch_steps.py
 
 Where a drain asks for it, the step is saved as well. Rank 0 alone has to save something, into a
 directory that all nodes share; every rank says that it has done its part.

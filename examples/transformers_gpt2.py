@@ -19,7 +19,8 @@ from muster.transformers import MusterCallback, last_checkpoint
 
 STEPS = int(os.environ.get("STEPS", "400"))
 STEP_S = 0.1  # there is time to watch; 0: full speed
-WORDS = 64
+WORDS, TEXTS = 64, 2048
+BATCH, ON_ONE_RANK = 32, 8  # a batch is of all ranks together
 CHECKPOINTS = os.path.join(os.environ.get("CHECKPOINT_DIR", "checkpoints"), "transformers_gpt2")
 
 
@@ -35,14 +36,17 @@ class Watched(TrainerCallback):
 
 
 def main() -> None:
-    texts = [torch.arange(first, first + 16) % WORDS for first in range(2048)]
+    texts = [torch.arange(first, first + 16) % WORDS for first in range(TEXTS)]
     data = [{"input_ids": text, "labels": text} for text in texts]
     size = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
     config = GPT2Config(vocab_size=WORDS, bos_token_id=None, eos_token_id=None, **size)
     arguments = TrainingArguments(
         output_dir=CHECKPOINTS,  # every node reads and writes it
         max_steps=STEPS,  # num_train_epochs would be another number of steps in another world
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=ON_ONE_RANK,
+        # A batch is the same in a world of 1, 2 or 4; so what is skipped in the next world is what
+        # was read in this one.
+        gradient_accumulation_steps=BATCH // (ON_ONE_RANK * int(os.environ.get("WORLD_SIZE", "1"))),
         learning_rate=1e-2,
         save_steps=100,
         save_total_limit=2,

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The examples on two real nodes, one of which is drained: no step is lost or trained twice.
 
-Where an example is not here, another test runs it: ``test_local_job.py``, ``test_horovod_local.py``
-and ``tests/contract/test_examples_commit.py``.
+The others are run by ``test_local_job.py`` (``torch_steps.py``), ``test_horovod_local.py``, and
+``tests/contract/test_examples_commit.py`` (``torch_digits.py``, and ``torch_dcp.py`` on one node).
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +29,16 @@ def starts(job: LocalJob) -> list[str]:
     return sorted(re.findall(r"^rank \d of \d starts at step \d+$", logs, re.MULTILINE))
 
 
-@pytest.mark.parametrize("example", ["lightning_sine.py", "transformers_gpt2.py"])
-def test_a_trainer_of_two_nodes_goes_on_from_the_step_that_both_saved(
-    start: Start, monkeypatch: pytest.MonkeyPatch, example: str
+@pytest.mark.parametrize(
+    ("example", "ends"),
+    [
+        ("lightning_sine.py", f"after {STEPS} steps"),
+        ("transformers_gpt2.py", f"after {STEPS} steps"),
+        pytest.param("torch_dcp.py", "rank 0 of 1 done at step 1000", marks=pytest.mark.long),
+    ],
+)
+def test_two_nodes_save_the_same_step_and_the_next_world_starts_from_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch, example: str, ends: str
 ) -> None:
     monkeypatch.setenv("STEPS", str(STEPS))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -49,4 +60,21 @@ def test_a_trainer_of_two_nodes_goes_on_from_the_step_that_both_saved(
         "rank 0 of 2 starts at step 0",
         "rank 1 of 2 starts at step 0",
     ]
-    assert f"after {STEPS} steps" in job.said
+    assert ends in job.said
+
+
+def test_the_test_for_a_users_own_ci_passes(tmp_path: Path) -> None:
+    """It runs ``torch_ddp.py``."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    test = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "examples/test_drain.py"]
+    ended = subprocess.run(
+        [*test, f"--basetemp={tmp_path / 't'}"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 passed" in ended.stdout

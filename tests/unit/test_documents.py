@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 from pathlib import Path
@@ -24,7 +25,11 @@ def test_the_readme_is_short() -> None:
 
 
 def pages() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [
+        *sorted(ROOT.glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "examples").rglob("*.md")),
+    ]
 
 
 def linked_from(page: Path) -> set[Path]:
@@ -97,6 +102,30 @@ def test_every_page_and_script_that_a_document_names_is_there(page: Path) -> Non
     )
     missing = [name for name in sorted({*named}) if not any(ROOT.glob(name))]
     assert missing == []
+
+
+def test_the_gallery_has_every_example_and_the_command_that_it_names() -> None:
+    gallery = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[(\w+\.py)\]\(\1\) \|.*\| `([^`]+)` \|", gallery, re.MULTILINE))
+    assert {*rows} == {path.name for path in (ROOT / "examples").glob("*.py")}
+    for name, command in rows.items():
+        script = ast.parse((ROOT / "examples" / name).read_text(encoding="utf-8"))
+        page = ast.get_docstring(script, clean=False)
+        assert page is not None
+        assert f"\n    {command}\n" in page, name
+
+
+@pytest.mark.parametrize("example", ["torch_ddp.py", "test_drain.py"])
+def test_an_example_on_the_page_of_training_is_the_one_that_is_run(example: str) -> None:
+    """Less what its reader need not see there, and as far to the left as a page has room."""
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    _, named, text = page.partition(f"`examples/{example}`")
+    assert named
+    shown = re.search(r"\n\n((?:    .*\n|\n)+)", text)
+    assert shown is not None
+    lines = iter((ROOT / "examples" / example).read_text(encoding="utf-8").splitlines())
+    for line in filter(None, map(str.strip, shown[1].splitlines())):
+        assert any(line == one.strip() for one in lines), line
 
 
 def test_every_part_in_the_picture_of_the_architecture_is_there() -> None:
