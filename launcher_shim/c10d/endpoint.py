@@ -129,7 +129,7 @@ class Endpoint:
     def any_closed(self) -> bool:
         """Whether a run of this life of the job was closed."""
         current = self._generations.current
-        return current is not None and current.known.any_closed
+        return current is not None and current.rounds.any_closed
 
     async def caught_up(self) -> None:
         """Wait until the runs are those of the life that the member is registered in.
@@ -143,10 +143,10 @@ class Endpoint:
         current = self._generations.current
         return current.live_rounds() if current is not None else LiveRounds()
 
-    async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
-        """Wait until ``live_rounds`` are others than ``known``; return them."""
+    async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
+        """Wait until ``live_rounds`` are others than ``before``; return them."""
         mirror = self._client.mirror
-        while (now := self.live_rounds()) == known:
+        while (now := self.live_rounds()) == before:
             async with asyncio.TaskGroup() as tasks:
                 # The mirror tells what happens in the store, the rendezvous what time does.
                 changes = [

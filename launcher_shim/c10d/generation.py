@@ -91,7 +91,7 @@ class Generation:
         self.shared = self._kv(SHARED_RUN)
         """Keys of clients that belong to no rendezvous."""
         rounds = client.mirror.under(self._keys.runs)
-        self.known = KnownRounds(self._keys, rounds, client.mirror.revision)
+        self.rounds = KnownRounds(self._keys, rounds, client.mirror.revision)
 
     def run(self, name: str) -> Run:
         """Give a run; it is begun where it is not followed yet."""
@@ -104,22 +104,22 @@ class Generation:
         """The round that counts and that of this pod, as drains look at them."""
         rounds = [run.live_round() for run in self.runs.values()]
         counts = counting(rounds, self._client.membership.snapshot())
-        if counts is not None and self.known.trained:
+        if counts is not None and self.rounds.trained:
             counts = replace(counts, first=False)
         return LiveRounds(counts, own(rounds, self._member))
 
     def follow(self) -> None:
         """Begin the runs that are to be followed; let go of the rest, once nobody is in them."""
-        followed = self.known.followed()
+        followed = self.rounds.followed()
         for name in followed:
             self.run(name)
-        for name in self.known.names() - followed:
+        for name in self.rounds.names() - followed:
             if (run := self.runs.get(name)) is not None and not run.attached:
                 self._retire(name)
 
     def apply(self, events: Sequence[WatchEvent]) -> bool:
         """Take in one batch of the mirror's; return whether it is of any round."""
-        return self.known.apply(events, self._client.mirror.revision)
+        return self.rounds.apply(events, self._client.mirror.revision)
 
     def take_over(self, name: str, attached: Attachments) -> None:
         """Let torchruns of a former generation go on in this one: their world there is over.
@@ -161,12 +161,12 @@ class Generation:
             life_since_s=self._since_s,
             came=self._quarantining.came,
             ended=self._quarantining.ended,
-            last_seen=self.known.of(name),
+            last_seen=self.rounds.of(name),
         )
         kv = self._kv(name)
         past = PastRounds(client, kv, rendezvous)
         work = {"rendezvous": rendezvous.run(), "rounds": past.run(self._tasks)}
-        tasks = [self._tasks.create_task(one, name=f"{what} {name}") for what, one in work.items()]
+        tasks = [self._tasks.create_task(one, name=f"{part} {name}") for part, one in work.items()]
         return Run(kv, rendezvous, members, tasks)
 
     def _fenced_name(self) -> str | None:

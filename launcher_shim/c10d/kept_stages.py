@@ -28,10 +28,10 @@ class Kept(Protocol):
 
 
 class KeptStages:
-    """``known`` is what counts. ``files``: None where no sidecar will come after this one."""
+    """``stages`` is what counts. ``files``: None where no sidecar will come after this one."""
 
     def __init__(self, files: Kept | None) -> None:
-        self.known = Stages()
+        self.stages = Stages()
         self._files = files
         self._writing = asyncio.Lock()
 
@@ -42,7 +42,7 @@ class KeptStages:
         try:
             content = await asyncio.to_thread(self._files.content, layout.STAGES)
             if content is not None:
-                self.known = Stages.from_json(content)
+                self.stages = Stages.from_json(content)
         except (OSError, RecordError) as error:
             log.warning(
                 "counting stages from the first again, %s is unreadable: %s", layout.STAGES, error
@@ -54,8 +54,8 @@ class KeptStages:
         Forgotten by the next sidecar, the container's next torchrun would be passed over instead.
         Taken back where the client goes before it is told: its torchrun starts then, in ``name``.
         """
-        before = self.known
-        after = self.known = replace(before, finished=dict(before.finished))
+        before = self.stages
+        after = self.stages = replace(before, finished=dict(before.finished))
         after.finish(container_of(nonce), name)
         after.passed_by = nonce
         try:
@@ -70,8 +70,8 @@ class KeptStages:
         return kept
 
     def _take_back(self, after: Stages, before: Stages) -> None:
-        if self.known is after:
-            self.known = before
+        if self.stages is after:
+            self.stages = before
 
     async def keep(self) -> bool:
         """Write down what is known; return whether that could be."""
@@ -79,7 +79,7 @@ class KeptStages:
             return True
         try:
             async with self._writing:  # one after another: the newest is to be the last
-                await asyncio.to_thread(self._files.put, layout.STAGES, self.known.to_json())
+                await asyncio.to_thread(self._files.put, layout.STAGES, self.stages.to_json())
         except OSError as error:
             log.warning(
                 "which stage the container is at cannot be kept (%s): were this sidecar started"

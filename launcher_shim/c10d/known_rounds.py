@@ -64,8 +64,8 @@ class KnownRounds:
 
     def ended_well(self, name: str) -> bool:
         """Whether a run was closed by success."""
-        known = self.of(name)
-        return known is not None and known.closed == "success"
+        current = self.of(name)
+        return current is not None and current.closed == "success"
 
     def names(self) -> frozenset[str]:
         """Runs whose round is known."""

@@ -145,7 +145,7 @@ class Launchers:
 
     def _finished(self, container: str, name: str) -> None:
         """Let the container's next torchrun be of the next stage."""
-        if self._stages.known.finish(container, name) and not self.closing:
+        if self._stages.stages.finish(container, name) and not self.closing:
             self._tasks.create_task(self._stages.keep(), name="keep stages")
 
     def _run(self, name: str) -> Run:

@@ -85,8 +85,8 @@ class PastRounds:
         if newest <= self._forgotten_round:
             return
         self._forgotten_round = newest
-        found = (round_key(key, run_id) for key in self._kv.cells.existing())
-        old = {newest, *(of[0] for of in found if of is not None and of[0] < newest)}
+        rounds = (round_key(key, run_id) for key in self._kv.cells.existing())
+        old = {newest, *(of[0] for of in rounds if of is not None and of[0] < newest)}
         tasks.create_task(self._forget(sorted(old)), name=f"forget {run_id}")
 
     def _forget_past_runs(self, current: Round, tasks: asyncio.TaskGroup) -> None:

@@ -99,22 +99,22 @@ class Quarantining:
         registered = self._registered()
         if snapshot.job is None or registered is None:
             return math.inf
-        known, now = snapshot.quarantines.get(self._member), self._clock()
-        if known != self._seen[0]:
-            self._seen = (known, now)
+        record, now = snapshot.quarantines.get(self._member), self._clock()
+        if record != self._seen[0]:
+            self._seen = (record, now)
         if self._died:
-            decision = after_death(known, self._member, self._pod_uid, self._died[0], self._terms)
-        elif known is None or known.pod_uid != self._pod_uid:
+            decision = after_death(record, self._member, self._pod_uid, self._died[0], self._terms)
+        elif record is None or record.pod_uid != self._pod_uid:
             return math.inf
         else:
             alive_s = self._alive[1] if self._alive else None
-            decision = after_time(now, known, self._seen[1], alive_s, self._terms)
+            decision = after_time(now, record, self._seen[1], alive_s, self._terms)
         if decision.record is None and not decision.drop:
             if self._died:
                 self._died.popleft()
                 return now
             return decision.wake_at_s
-        compares, operations = self._transaction(snapshot, known, decision)
+        compares, operations = self._transaction(snapshot, record, decision)
         result = await self._client.store.txn([*compares, registered.holds()], operations)
         if result.succeeded:
             log.log(
@@ -137,22 +137,22 @@ class Quarantining:
             log.info("the watch has not shown a quarantine record in %.0f s", SEE_OWN_WRITE_S)
 
     def _transaction(
-        self, snapshot: Snapshot, known: Quarantine | None, decision: QuarantineDecision
+        self, snapshot: Snapshot, record: Quarantine | None, decision: QuarantineDecision
     ) -> tuple[list[Compare], list[Operation]]:
         assert snapshot.job is not None
         keys = self._client.keys
         key = keys.in_generation(snapshot.job.generation).quarantine(self._member)
         # One that cannot be read is no record, whoever wrote it.
-        unchanged = Compare(key, "mod", "=", known.mod_revision if known else 0)
+        unchanged = Compare(key, "mod", "=", record.mod_revision if record else 0)
         compares = [] if key in snapshot.corrupt else [unchanged]
         if decision.record is None:
             return compares, [Delete(key)]
         operations: list[Operation] = [Put(key, decision.record.to_json())]
-        was_out = known is not None and known.out
-        what: Happening = "quarantine" if decision.record.out else "admit"
+        was_out = record is not None and record.out
+        happening: Happening = "quarantine" if decision.record.out else "admit"
         if decision.record.out or was_out:
             entry = HistoryEntry(
-                what,
+                happening,
                 self._member,
                 decision.reason,
                 time(),

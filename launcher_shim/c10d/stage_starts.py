@@ -65,12 +65,12 @@ class StageStarts:
             await self._generations.first()
             await self._farewells()
         await self._seat.vacant()
-        name = self._stages.known.next(container, run_id)
+        name = self._stages.stages.next(container, run_id)
         if container and self._ended_well(name):
             # One that has ended while no sidecar was there may still have to say so.
             await self._farewells()
             await self._seat.vacant()
-            name = self._stages.known.next(container, run_id)
+            name = self._stages.stages.next(container, run_id)
         return name
 
     async def begin(
@@ -84,7 +84,7 @@ class StageStarts:
         what has ended well. ``may_pass``: no torchrun of its container has taken part yet.
         """
         await self._registrar.registered.wait()
-        if nonce is not None and nonce == self._stages.known.passed_by:
+        if nonce is not None and nonce == self._stages.stages.passed_by:
             return self._run(run_id).kv, wire.PASSED  # it asks again, as its answer was lost
         name = await self.meant_for(container_of(nonce), run_id)
         if await self._idles(name):
@@ -149,7 +149,7 @@ class StageStarts:
 
     def _ended_well(self, name: str) -> bool:
         current = self._generations.current
-        return current is not None and current.known.ended_well(name)
+        return current is not None and current.rounds.ended_well(name)
 
     def _run(self, name: str) -> Run:
         current = self._generations.current

@@ -60,8 +60,8 @@ class Stages:
 
     def next(self, container: str, run_id: str) -> str:
         """Name the run that the next torchrun of ``container`` is meant for."""
-        known = container and container == self.container
-        return stage_name(run_id, 1 + (self.finished.get(run_id, 0) if known else 0))
+        same_container = container and container == self.container
+        return stage_name(run_id, 1 + (self.finished.get(run_id, 0) if same_container else 0))
 
     def finish(self, container: str, name: str) -> bool:
         """Note that a torchrun of ``container`` has ended well; return whether that is news."""

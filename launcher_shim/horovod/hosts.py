@@ -96,9 +96,9 @@ class HostList:
         long; then the oldest, as the others' lists have it.
         """
         ages = {token_of(member.name, member.pod_uid): age for age, member in enumerate(able)}
-        found = [host for host in self.hosts if host.token in ages]
-        found.sort(key=lambda host: (self.listed_since_s[host.token], ages[host.token]))
-        return Places(frozenset(host.member for host in found[:room]))
+        hosts = [host for host in self.hosts if host.token in ages]
+        hosts.sort(key=lambda host: (self.listed_since_s[host.token], ages[host.token]))
+        return Places(frozenset(host.member for host in hosts[:room]))
 
     def next_check_s(self, after_s: float = -math.inf) -> float | None:
         """When, after ``after_s``, to call ``follow`` again even if nothing changes; or None."""
@@ -182,8 +182,8 @@ def follow(
     lost: list[Host] = []
     if generation == previous.generation:
         present = {host.token for host in listed}
-        known = {member.name for member in listing.standby} | set(listing.excluded)
-        names = {host.member for host in listed} | known
+        unlisted = {member.name for member in listing.standby} | set(listing.excluded)
+        names = {host.member for host in listed} | unlisted
         gone = [
             host
             for host in previous.hosts
@@ -252,19 +252,19 @@ def parse(text: str, generation: int, now: float) -> HostList:
     """
     *lines, last = text.splitlines() or [""]
     revision = _REVISION.fullmatch(last)
-    hosts = [_LINE.fullmatch(line) for line in lines]
-    if revision is None or not all(hosts):
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if revision is None or not all(matches):
         return HostList()
-    found = tuple(
+    hosts = tuple(
         Host(f"{match[1]}.{match[2]}", match[1], int(match[3]))
-        for match in hosts
+        for match in matches
         if match is not None
     )
     return HostList(
-        found,
+        hosts,
         int(revision[1]),
         generation,
-        listed_since_s={host.token: now - SETTLE_S for host in found},
+        listed_since_s={host.token: now - SETTLE_S for host in hosts},
         changed_s=now,
         renamed_s=now,
     )

@@ -155,10 +155,10 @@ def descendants(root: int) -> Set[int]:
                 continue  # it has just ended, or hidepid hides it: another user's, so not below us
             if state != b"Z":
                 children.setdefault(int(parent), set()).add(int(name))
-    found: Set[int] = set()
+    below_root: Set[int] = set()
     unseen = {root}
     while unseen:
-        below = children.get(unseen.pop(), set()) - found
-        found |= below
+        below = children.get(unseen.pop(), set()) - below_root
+        below_root |= below
         unseen |= below
-    return found
+    return below_root

@@ -25,9 +25,9 @@ class RunDirectory:
     @classmethod
     def find(cls, environ: Mapping[str, str], program: str) -> RunDirectory:
         """Find it: as ``MUSTER_RUN_DIR`` says, else around the program that was delivered there."""
-        told = environ.get("MUSTER_RUN_DIR")
-        if told:
-            return cls(told, expected=os.path.isdir(told))
+        path = environ.get("MUSTER_RUN_DIR")
+        if path:
+            return cls(path, expected=os.path.isdir(path))
         return cls(os.path.dirname(os.path.dirname(os.path.realpath(program))), expected=False)
 
     @property

@@ -65,11 +65,11 @@ def read_launch(pid: int, words: Sequence[str], environ: Mapping[str, str]) -> O
 
 
 def _program(words: Sequence[str]) -> "tuple[str, int]":
-    for at, word in enumerate(words[:PROGRAM_WORDS]):
-        name = os.path.basename(word)
+    for at, argument in enumerate(words[:PROGRAM_WORDS]):
+        name = os.path.basename(argument)
         if name in ("torchrun", "horovodrun"):
             return name, at + 1
-        if word == "-m" and words[at + 1 : at + 2] in (
+        if argument == "-m" and words[at + 1 : at + 2] in (
             ["torch.distributed.run"],
             ["torch.distributed.launch"],
         ):
@@ -93,13 +93,13 @@ def split(words: Sequence[str]) -> "Tuple[List[Tuple[str, str]], List[str]]":
     options: List[Tuple[str, str]] = []
     rest: List[str] = list(words)
     while rest and len(rest[0]) > 1 and rest[0].startswith("-") and rest[0] != "--":
-        word = rest.pop(0)
-        name, equals, value = word.lstrip("-").partition("=")
+        argument = rest.pop(0)
+        name, equals, value = argument.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if name in SWITCHES:
             value = "1"
-        elif not word.startswith("--") and len(word) > 2:  # as in -t3
-            name, value = word[1], word[2:]
+        elif not argument.startswith("--") and len(argument) > 2:  # as in -t3
+            name, value = argument[1], argument[2:]
         elif not equals:
             value = rest.pop(0) if rest else ""
         options.append((name, value))
@@ -133,7 +133,7 @@ class Reporter:
     def __init__(self, run_directory: str) -> None:
         self._path = os.path.join(run_directory, layout.LAUNCH, layout.LAUNCHER)
         self._started = os.urandom(6).hex()
-        self._told: Optional[Launch] = None
+        self._reported: Optional[Launch] = None
 
     async def run(self) -> None:
         """Poll until cancelled, or until a report cannot be written.
@@ -145,17 +145,17 @@ class Reporter:
         looks = 0
         while True:
             launch = look(descendants(os.getpid()))
-            if launch != self._told:
-                if not self.tell(launch):
+            if launch != self._reported:
+                if not self.report(launch):
                     return
-                self._told = launch
+                self._reported = launch
             looks += 1
             await asyncio.sleep(LOOK_EARLY_S if looks < LOOKS_EARLY else LOOK_S)
 
     def _asked_for(self) -> bool:
         return os.path.isdir(os.path.dirname(self._path))
 
-    def tell(self, launch: Launch) -> bool:
+    def report(self, launch: Launch) -> bool:
         """Write a report; return whether it was written."""
         nascent = f"{self._path}.{os.getpid()}"
         try:
@@ -169,11 +169,11 @@ class Reporter:
             return False
         return True
 
-    def take_back(self) -> None:
+    def withdraw(self) -> None:
         """Remove this process's report; keep that of another ``muster-run``."""
         try:
-            told = json.loads(read_untrusted(self._path, REPORT_MAX_BYTES))
-            if isinstance(told, dict) and told.get("started") == self._started:
+            report = json.loads(read_untrusted(self._path, REPORT_MAX_BYTES))
+            if isinstance(report, dict) and report.get("started") == self._started:
                 os.unlink(self._path)
         except (OSError, ValueError) as error:
             # There is no report, or it is not this process's to remove.

@@ -57,11 +57,11 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
     loop = asyncio.get_running_loop()
     connected = False
     absent_since_s: Optional[float] = None
-    said = ""
+    last_sentence = ""
     while True:
         left_s = notice.deadline_s - loop.time()
         if left_s <= 0:
-            return Release("expired", said or "the sidecar did not answer")
+            return Release("expired", last_sentence or "the sidecar did not answer")
         try:
             reader, writer = await asyncio.wait_for(
                 asyncio.open_unix_connection(path, limit=LINE_MAX), left_s
@@ -80,9 +80,9 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
                 while True:
                     left_s = max(0.0, notice.deadline_s - loop.time())
                     line = await asyncio.wait_for(reader.readline(), left_s)
-                    phase, said = _read(line, said)
+                    phase, last_sentence = _read(line, last_sentence)
                     if phase in ("released", "cancelled", "refused"):
-                        return Release(phase, said)
+                        return Release(phase, last_sentence)
                     if not line.endswith(b"\n"):
                         break
             except asyncio.TimeoutError:
@@ -94,10 +94,10 @@ async def give_notice(path: str, notice: OutgoingNotice) -> Release:
         await asyncio.sleep(RETRY_S)
 
 
-def _read(line: bytes, said: str) -> Tuple[str, str]:
+def _read(line: bytes, last_sentence: str) -> Tuple[str, str]:
     """Read a phase and its sentence, and log what is new; raises ``ValueError``."""
     if not line.endswith(b"\n"):
-        return "", said
+        return "", last_sentence
     try:
         fields = json.loads(line.decode())
     except RecursionError as error:
@@ -105,6 +105,6 @@ def _read(line: bytes, said: str) -> Tuple[str, str]:
     if not isinstance(fields, dict):
         raise ValueError("the sidecar's answer is no JSON object")
     phase, sentence = str(fields.get("phase", "")), str(fields.get("sentence", ""))
-    if sentence != said:
+    if sentence != last_sentence:
         log.info("%s: %s", phase, sentence)
     return phase, sentence

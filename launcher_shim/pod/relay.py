@@ -63,9 +63,9 @@ class Relay:
         clients = list(self.clients)
         for client in clients:
             client.shut()
-        told = [client.relaying for client in clients if client.connected]
-        if told:
-            await asyncio.wait([task for task in told if task is not None], timeout=FAREWELL_S)
+        relaying = [client.relaying for client in clients if client.connected]
+        if relaying:
+            await asyncio.wait([task for task in relaying if task is not None], timeout=FAREWELL_S)
         for client in clients:
             if client.relaying is not None:
                 client.relaying.cancel()
@@ -261,7 +261,7 @@ class Client(asyncio.Protocol):
 
     def _is_wanted(self) -> bool:
         """Whether a sidecar has to hear of this client."""
-        return not self._gone or self._ledger.known or self._ledger.owes
+        return not self._gone or self._ledger.was_sent or self._ledger.owes
 
     def answered(self, number: int, answer: bytes) -> None:
         """Pass an answer on."""

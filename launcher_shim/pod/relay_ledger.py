@@ -35,7 +35,7 @@ class RelayLedger:
         return len(self._unsettled)
 
     @property
-    def known(self) -> bool:
+    def was_sent(self) -> bool:
         """Whether any sidecar may have heard of this client."""
         return self._sent > 0
 

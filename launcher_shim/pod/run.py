@@ -100,7 +100,7 @@ class CommandRun:
         reporting.add_done_callback(_on_reporting_ended)
         await self._container.ended.wait()
         reporting.cancel()
-        reporter.take_back()
+        reporter.withdraw()
         if self._drain is not None:
             self._drain.cancel()
         if self._passed_on_until_s is not None:

@@ -182,8 +182,8 @@ class RequestParser:
             (length,) = U64.unpack_from(data, at)
             limit = limits[-left % len(limits)]
             if length > limit:
-                what = "key" if limit == KEY_MAX else "value"
-                raise FrameError(f"a {what} of {length} bytes; at most {limit}")
+                part = "key" if limit == KEY_MAX else "value"
+                raise FrameError(f"a {part} of {length} bytes; at most {limit}")
             stop = at + 8 + length
             if size + stop - at > REQUEST_MAX:
                 raise FrameError(f"a request of more than {REQUEST_MAX} bytes")

@@ -113,7 +113,7 @@ def _every_repetition_is_applied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _own_writes_show_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cells, "learn_value", lambda *_: None)
-    monkeypatch.setattr(Floor, "may_tell", lambda *_: True)
+    monkeypatch.setattr(Floor, "allows", lambda *_: True)
 
 
 def _the_sum_is_that_of_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +125,11 @@ def _the_sum_is_that_of_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _what_may_be_told_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     async def get_all(reads: Reads, keys: Sequence[bytes]) -> list[bytes | None]:
-        missing = {key for key in keys if reads.known(key) is None}
-        read = await reads._lookups.unless_told(missing, lambda key: reads.known(key) is not None)
-        return [read[key].value() if key in read else reads.known(key) for key in keys]
+        missing = {key for key in keys if reads.cached(key) is None}
+        read = await reads._lookups.unless_cached(
+            missing, lambda key: reads.cached(key) is not None
+        )
+        return [read[key].value() if key in read else reads.cached(key) for key in keys]
 
     monkeypatch.setattr(Reads, "get_all", get_all)
 
@@ -145,7 +147,7 @@ def _nothing_is_known_of_a_former_sidecar(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _any_answer_may_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Floor, "may_tell", lambda *_: True)
+    monkeypatch.setattr(Floor, "allows", lambda *_: True)
 
 
 def _what_was_set_is_left_out_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,16 +34,16 @@ class SlowFiles:
 async def test_the_newest_stages_are_written_last_however_slow_the_disk_is() -> None:
     files = SlowFiles()
     stages = KeptStages(files)
-    stages.known.finish("container", "digits")
+    stages.stages.finish("container", "digits")
     first = asyncio.create_task(stages.keep())
     assert await asyncio.to_thread(files.first_begun.wait, WAIT_S)
-    stages.known.finish("container", "digits (stage 2)")
+    stages.stages.finish("container", "digits (stage 2)")
     second = asyncio.create_task(stages.keep())
     await asyncio.wait([second], timeout=0.2)
     files.released.set()
     assert await first
     assert await second
-    assert files.on_disk[-1] == stages.known.to_json()
+    assert files.on_disk[-1] == stages.stages.to_json()
 
 
 async def test_what_a_client_was_not_told_is_taken_back() -> None:
@@ -57,5 +57,5 @@ async def test_what_a_client_was_not_told_is_taken_back() -> None:
     files.released.set()
     with pytest.raises(asyncio.CancelledError):
         await passing
-    assert stages.known.next("c" * 16, "digits") == "digits"
+    assert stages.stages.next("c" * 16, "digits") == "digits"
     assert [Stages.from_json(kept).finished for kept in files.on_disk] == [{"digits": 1}, {}]

@@ -112,9 +112,9 @@ async def test_a_whole_answer_is_kept_until_anything_changes_or_may_not_be_told(
         assert one.answers.by_request == {}
         whole = {both: wire.STOP_WAITING + wire.vec(b"1"), get: wire.vec(b"1")}
         assert kept(one) == whole
-        one._floor.tell(one._mirror.revision)
+        one._floor.raise_to(one._mirror.revision)
         assert one.answers.by_request == whole
-        one._floor.tell(one._mirror.revision + 1)
+        one._floor.raise_to(one._mirror.revision + 1)
         assert one.answers.by_request == {}
         assert kept(one) == {}  # somebody was told of what the mirror does not show yet
         await put(two, [(b"/a", b"3")])

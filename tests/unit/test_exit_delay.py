@@ -12,7 +12,7 @@ from launcher_shim.horovod.exec.exit_delay import (
     LIMIT_S,
     LOOK_S,
     SEEN_S,
-    wait_for_the_word,
+    delay_exit,
 )
 
 
@@ -32,7 +32,7 @@ def waited_s(run_dir: Path, status: int = 143, changes: dict[float, str] | None 
         for at_s in [at_s for at_s in left if now - 100.0 >= at_s]:
             write(run_dir, left.pop(at_s))
 
-    wait_for_the_word("a.0a0a0a0a", status, run_dir, lambda: now, sleep)
+    delay_exit("a.0a0a0a0a", status, run_dir, lambda: now, sleep)
     return now - 100.0
 
 

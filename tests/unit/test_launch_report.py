@@ -141,8 +141,8 @@ def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> 
     reporter = Reporter(str(tmp_path))
     before = os.umask(0o077)
     try:
-        assert reporter.tell(Report("torchrun", 7))
-        assert reporter.tell(Report("torchrun", 8))
+        assert reporter.report(Report("torchrun", 7))
+        assert reporter.report(Report("torchrun", 8))
     finally:
         os.umask(before)
     place = tmp_path / layout.LAUNCH / layout.LAUNCHER
@@ -157,17 +157,17 @@ def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Pa
     (tmp_path / layout.LAUNCH).mkdir()
     place = tmp_path / layout.LAUNCH / layout.LAUNCHER
     before, after = Reporter(str(tmp_path)), Reporter(str(tmp_path))
-    before.take_back()
-    assert before.tell(Report("torchrun", 7))
-    assert after.tell(Report("torchrun", 8))
-    before.take_back()
+    before.withdraw()
+    assert before.report(Report("torchrun", 7))
+    assert after.report(Report("torchrun", 8))
+    before.withdraw()
     assert place.exists()
-    after.take_back()
+    after.withdraw()
     assert not place.exists()
 
 
 def test_a_sidecar_that_asks_for_no_report_gets_none(tmp_path: Path) -> None:
-    assert not Reporter(str(tmp_path)).tell(Report("torchrun", 7))
+    assert not Reporter(str(tmp_path)).report(Report("torchrun", 7))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,10 +28,10 @@ def told(ledger: RelayLedger) -> tuple[wire.Preface, list[wire.Request]]:
 
 def test_a_first_sidecar_is_told_that_nothing_was_done_before() -> None:
     ledger = RelayLedger(SESSION)
-    assert not ledger.known
+    assert not ledger.was_sent
     ledger.add(wire.Get(b"/a"), connected=False)
     assert told(ledger) == (wire.Preface(SESSION, 1), [wire.Get(b"/a")])
-    assert ledger.known
+    assert ledger.was_sent
 
 
 def test_the_next_one_is_sent_what_is_unsettled_under_the_same_numbers() -> None:

@@ -239,7 +239,7 @@ class LauncherSession:
     def _value(self, key: bytes) -> bytes | None:
         """The value as far as it may be told without asking the store."""
         keys = self._keys
-        value = keys.reads.known(key)
+        value = keys.reads.cached(key)
         if value is None and self._agent is not None:
             if key == self._state_key:
                 state = self._agent.get_state()
@@ -252,8 +252,8 @@ class LauncherSession:
                 return filler
         return value
 
-    def _known(self, keys: Sequence[bytes]) -> bool:
-        exists = self._keys.reads.known_to_exist
+    def _exist(self, keys: Sequence[bytes]) -> bool:
+        exists = self._keys.reads.cached_exists
         for key in keys:
             if exists(key):
                 continue
@@ -271,9 +271,9 @@ class LauncherSession:
 
     def _multi_get(self, request: wire.MultiGet) -> Answer:
         values = [self._value(key) for key in request.keys]
-        found = [value for value in values if value is not None]
-        if len(found) == len(values):
-            return wire.multi_get(found)
+        present = [value for value in values if value is not None]
+        if len(present) == len(values):
+            return wire.multi_get(present)
         return self._multi_get_from_store(request.keys)
 
     async def _multi_get_from_store(self, keys: Sequence[bytes]) -> bytes:
@@ -283,7 +283,7 @@ class LauncherSession:
         return wire.multi_get([values[key] or b"" for key in keys])
 
     def _check(self, request: wire.Check) -> Answer:
-        if self._known(request.keys):
+        if self._exist(request.keys):
             return wire.READY
         return self._check_in_store(request.keys)
 
@@ -292,7 +292,7 @@ class LauncherSession:
         return wire.READY if await self._keys.reads.check(unknown) else wire.NOT_READY
 
     def _wait(self, request: wire.Wait) -> Answer:
-        if self._known(request.keys):
+        if self._exist(request.keys):
             return wire.STOP_WAITING
         if self._agent is None:
             return self._wait_in_store(request.keys)
@@ -307,7 +307,7 @@ class LauncherSession:
         own = [key for key in keys if key != self._state_key]
         async with asyncio.TaskGroup() as tasks:
             arriving = tasks.create_task(self._carry_out(lambda kv: kv.reads.wait(own)))
-            while not arriving.done() and not self._known(keys):
+            while not arriving.done() and not self._exist(keys):
                 news = tasks.create_task(agent.news())
                 await asyncio.wait((arriving, news), return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()

@@ -134,7 +134,7 @@ class TorchAgent:
             return self.get_state()
         try:
             after, flavour = decode(desired)
-            before = self._known(expected)
+            before = self._expected_state(expected)
         except StateError as error:
             log.warning("ignoring a compare-and-set whose value is no rendezvous state: %s", error)
             return await self._answer(fruitless=True)
@@ -252,7 +252,7 @@ class TorchAgent:
 
     # --- wishes ---
 
-    def _known(self, expected: bytes) -> TorchState:
+    def _expected_state(self, expected: bytes) -> TorchState:
         if expected in (b"", SENTINEL):
             return TorchState()
         shown, state = self._shown

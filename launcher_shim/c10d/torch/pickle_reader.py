@@ -262,10 +262,10 @@ class _Interpreter:
         name, module = stack.pop(), stack.pop()
         if not (isinstance(module, str) and isinstance(name, str)):
             raise StateError("the state's pickle names something by no name")
-        found = _NAMES.get((module, name))
-        if found is None:
+        named = _NAMES.get((module, name))
+        if named is None:
             raise StateError(f"the state's pickle names {f'{module}.{name}'[:120]!r}")
-        stack.append(found)
+        stack.append(named)
         return at
 
     def _new(self, at: int) -> int:

@@ -52,8 +52,8 @@ class Answers:
 def _answer(request: wire.Request, values: Values) -> bytes | None:
     """What known values answer; None where they do not."""
     if isinstance(request, wire.Get):
-        known = values.get(request.key)
-        return None if known is None else wire.vec(known[0])
+        entry = values.get(request.key)
+        return None if entry is None else wire.vec(entry[0])
     if isinstance(request, wire.Check | wire.Wait) and all(key in values for key in request.keys):
         return wire.READY if isinstance(request, wire.Check) else wire.STOP_WAITING
     return None

@@ -43,13 +43,13 @@ class Cells:
 
     def value(self, key: bytes) -> bytes | None:
         """The value of ``key``, or None where none is known."""
-        known = self.values.get(key)
-        return known[0] if known is not None else None
+        entry = self.values.get(key)
+        return entry[0] if entry is not None else None
 
     def value_revision(self, key: bytes) -> int:
         """Since when ``key`` has had its value; 0 where none is known."""
-        known = self.values.get(key)
-        return known[1] if known is not None else 0
+        entry = self.values.get(key)
+        return entry[1] if entry is not None else 0
 
     def exists(self, key: bytes) -> bool:
         """Whether ``key`` is known to exist."""
@@ -106,8 +106,8 @@ class Cells:
                 taken = self._take(kv, present=present)
                 if present and (awaited := self.sums.of(kv.key)) is not None:
                     # Where more is known than had happened by then, it came to something else.
-                    known = taken if in_order else None
-                    awaited.tell(kv.mod_revision, known.total() if known is not None else None)
+                    exact = taken if in_order else None
+                    awaited.note(kv.mod_revision, exact.total() if exact is not None else None)
         self._applied = revision
         gone: set[bytes] = set()
         while self._absent and self._absent[0][0] <= revision:
@@ -125,10 +125,10 @@ class Cells:
             if kv.mod_revision > self._applied:
                 self._take(kv, present=True)
 
-    def learn_cell(self, key: bytes, revision: int, found: Sequence[KeyValue]) -> Cell:
+    def learn_cell(self, key: bytes, revision: int, kvs: Sequence[KeyValue]) -> Cell:
         """Take in what ``reads`` showed at ``revision``."""
-        there = {kv.key for kv in found}
-        self.learn(found)
+        there = {kv.key for kv in kvs}
+        self.learn(kvs)
         for name in self._names(key):
             if name not in there:
                 self.learn_absent(name, revision)
@@ -173,9 +173,9 @@ class Cells:
         if section not in ("kv", "sum", "queue"):
             return None
         cell = self._cells.setdefault(key, Cell())
-        known = self._part(cell, section, item)
+        part = self._part(cell, section, item)
         settled = cell.queue_settled if section == "queue" else cell.value_settled
-        if max(known.mod_revision, settled) >= kv.mod_revision:
+        if max(part.mod_revision, settled) >= kv.mod_revision:
             return None
         self._on_changed()
         part = Part(kv.value if present else None, kv.mod_revision, kv.create_revision)

@@ -59,9 +59,9 @@ class Counters:
 
         async def recall(note: bytes, revision: int) -> Recalled[tuple[int, int | None]]:
             # At once: the history may be compacted.
-            known = awaited.known(revision)
+            total_then = awaited.number_at(revision)
             return Recalled(
-                (revision, await self._sum_at(key, revision) if known is None else known)
+                (revision, await self._sum_at(key, revision) if total_then is None else total_then)
             )
 
         with self._cells.sums.awaited(own_key) as awaited:
@@ -69,7 +69,7 @@ class Counters:
             if total is None:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(SEE_SUM_S):
-                        total = await awaited.at(revision)
+                        total = await awaited.shown_at(revision)
         if total is None:
             return await self._transactions.settled(lambda: self._sum_at(key, revision))
         return total
@@ -83,7 +83,7 @@ class Counters:
         except Compacted:
             result = await self._store.txn([], parts)
             revision = result.revision
-        self._floor.tell(revision)
+        self._floor.raise_to(revision)
         return wrap_int64(sum(read_number(kv.value) for kv in kvs_of(result.responses)))
 
     async def count_reached(self, key: bytes, count: int) -> None:
@@ -99,4 +99,4 @@ class Counters:
             # Judged as each arrival is shown: all may be deleted before this task has its turn.
             with self._waiters.waiting({key}, suits=reached) as waiter:
                 await waiter.done
-        self._floor.tell(self._cells.value_revision(key))
+        self._floor.raise_to(self._cells.value_revision(key))

@@ -59,14 +59,14 @@ class Ledger:
         return Put(self._keys.operation(stamp.author), b"%d %s" % (stamp.number, note))
 
     def look(self, stamp: Stamp) -> Range:
-        """Read the author's record; ``found`` takes the answer."""
+        """Read the author's record; ``take_entry`` takes the answer."""
         return Range(self._keys.operation(stamp.author))
 
     def recorded(self, stamp: Stamp, revision: int) -> None:
         """Take note that ``entry`` was written."""
         self._revisions[stamp.author] = revision
 
-    def found(self, stamp: Stamp, kvs: Iterable[KeyValue]) -> tuple[bytes, int] | None:
+    def take_entry(self, stamp: Stamp, kvs: Iterable[KeyValue]) -> tuple[bytes, int] | None:
         """Take a record in: the note and the revision of this very operation, or None."""
         self._revisions[stamp.author] = 0
         for kv in kvs:
@@ -78,8 +78,8 @@ class Ledger:
 
     def forget(self, author: str) -> list[Delete]:
         """What drops all records of a connection that is closed for good."""
-        for known in [name for name in self._revisions if name.partition(":")[0] == author]:
-            del self._revisions[known]
+        for name in [name for name in self._revisions if name.partition(":")[0] == author]:
+            del self._revisions[name]
         return [
             Delete(self._keys.operation(author)),
             Delete(self._keys.operation(f"{author}:"), prefix=True),

@@ -20,16 +20,16 @@ class Lookups:
         self._mirror = mirror
         self._transactions = transactions
 
-    async def unless_told(
-        self, keys: Collection[bytes], told: Callable[[bytes], bool]
+    async def unless_cached(
+        self, keys: Collection[bytes], cached: Callable[[bytes], bool]
     ) -> Mapping[bytes, Cell]:
-        """Read ``keys``; nothing, if the watch brings what may be ``told`` of all of them before.
+        """Read ``keys``; nothing, if the watch brings what may be ``cached`` of all of them before.
 
         That there is no value is only ever told of a read.
         """
 
         async def come() -> None:
-            while not all(map(told, keys)):
+            while not all(map(cached, keys)):
                 await self._mirror.changed_after(self._mirror.sequence)
 
         if not keys:

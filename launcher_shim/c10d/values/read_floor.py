@@ -30,27 +30,27 @@ class Floor:
         """The store was restored or emptied: its revisions start anew."""
         self._revision = 0
 
-    def may_tell(self, revision: int) -> bool:
+    def allows(self, revision: int) -> bool:
         """Whether what has been so since ``revision`` may be told; then it has been told."""
         if revision > self._revision:
-            self.tell(revision)
+            self.raise_to(revision)
             return True
         return revision == self._revision or self._mirror.revision >= self._revision
 
-    def tell(self, revision: int) -> None:
+    def raise_to(self, revision: int) -> None:
         """Take note that a client is told something of ``revision``: nothing older from now on."""
         if revision > self._revision:
             self._revision = revision
             if self._mirror.revision < revision:
                 self._on_ahead()
 
-    def tell_read(self, cell: Cell, revision: int) -> None:
+    def raise_to_read(self, cell: Cell, revision: int) -> None:
         """Take note that a client is told what ``cell`` was in the store at ``revision``."""
-        self.tell(cell.newest_of_queue())
+        self.raise_to(cell.newest_of_queue())
         if cell.value() is not None:
-            self.tell(cell.value_revision())
+            self.raise_to(cell.value_revision())
             return
         # Since when it has been absent is known where it was seen to go, or never was there.
-        self.tell(cell.newest_revision())
+        self.raise_to(cell.newest_revision())
         if self._mirror.revision < self._revision:
-            self.tell(revision)
+            self.raise_to(revision)

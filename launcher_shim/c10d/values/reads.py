@@ -38,16 +38,16 @@ class Reads:
         self._waiters = waiters
         self._answers = answers
 
-    def known(self, key: bytes) -> bytes | None:
+    def cached(self, key: bytes) -> bytes | None:
         """The value as far as it may be told without asking the store."""
-        known = self._cells.values.get(key)
-        return known[0] if known is not None and self._floor.may_tell(known[1]) else None
+        entry = self._cells.values.get(key)
+        return entry[0] if entry is not None and self._floor.allows(entry[1]) else None
 
-    def known_to_exist(self, key: bytes) -> bool:
+    def cached_exists(self, key: bytes) -> bool:
         """Whether ``key`` exists, as far as that may be told without asking the store."""
-        if self.known(key) is not None:
+        if self.cached(key) is not None:
             return True
-        return self._cells.exists(key) and self._floor.may_tell(
+        return self._cells.exists(key) and self._floor.allows(
             self._cells.cell(key).queue_revision()
         )
 
@@ -63,27 +63,27 @@ class Reads:
     async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Tell the values of ``keys``; those not known are read linearizably."""
         # What may be told now may be told no longer once another client was told something newer.
-        told: dict[bytes, bytes] = {}
+        values: dict[bytes, bytes] = {}
 
-        def tell(key: bytes) -> bool:
-            value = self.known(key)
+        def take_cached(key: bytes) -> bool:
+            value = self.cached(key)
             if value is not None:
-                told[key] = value
+                values[key] = value
             return value is not None
 
-        missing = {key for key in keys if not tell(key)}
-        read = await self._lookups.unless_told(missing, tell)
-        return [read[key].value() if key in read else told.get(key) for key in keys]
+        missing = {key for key in keys if not take_cached(key)}
+        read = await self._lookups.unless_cached(missing, take_cached)
+        return [read[key].value() if key in read else values.get(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
         """Whether every key exists; those not known to are read linearizably."""
-        missing = {key for key in keys if not self.known_to_exist(key)}
-        read = await self._lookups.unless_told(missing, self.known_to_exist)
+        missing = {key for key in keys if not self.cached_exists(key)}
+        read = await self._lookups.unless_cached(missing, self.cached_exists)
         return all(cell.exists() for cell in read.values())
 
     async def wait(self, keys: Sequence[bytes]) -> None:
         """Wait until every key has existed since the request came; raises ``LeaseLost``."""
-        missing = {key for key in keys if not self.known_to_exist(key)}
+        missing = {key for key in keys if not self.cached_exists(key)}
         if not missing:
             return
         with self._waiters.waiting(missing) as waiter:
@@ -93,4 +93,4 @@ class Reads:
             await waiter.done
         for key in keys:
             cell = self._cells.cell(key)
-            self._floor.tell(max(cell.newest_revision(), cell.newest_of_queue()))
+            self._floor.raise_to(max(cell.newest_revision(), cell.newest_of_queue()))

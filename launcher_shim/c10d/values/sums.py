@@ -19,24 +19,24 @@ class Sum:
     def __init__(self) -> None:
         self._revision = 0
         self._number: int | None = None
-        self._told = asyncio.Event()
+        self._noted = asyncio.Event()
 
-    def tell(self, revision: int, number: int | None) -> None:
+    def note(self, revision: int, number: int | None) -> None:
         """Take note of what it came to at ``revision``; None: that is not known."""
         if revision > self._revision:
             self._revision, self._number = revision, number
-            self._told.set()
+            self._noted.set()
 
-    def known(self, revision: int) -> int | None:
+    def number_at(self, revision: int) -> int | None:
         """What it came to at ``revision``; None where that is not known, or not yet."""
         return self._number if self._revision == revision else None
 
-    async def at(self, revision: int) -> int | None:
-        """Wait until the watch has shown ``revision``; see ``known``."""
+    async def shown_at(self, revision: int) -> int | None:
+        """Wait until the watch has shown ``revision``; see ``number_at``."""
         while self._revision < revision:
-            self._told.clear()
-            await self._told.wait()
-        return self.known(revision)
+            self._noted.clear()
+            await self._noted.wait()
+        return self.number_at(revision)
 
 
 class Sums:

@@ -86,19 +86,19 @@ class Transactions:
         unsettled = stamp.again
         looked = self._ledger.knows(stamp) and not stamp.again
         contended = False
-        found: tuple[bytes, int] | None = None
+        applied: tuple[bytes, int] | None = None
 
         async def attempt() -> T:
-            nonlocal unsettled, looked, contended, found
+            nonlocal unsettled, looked, contended, applied
             if not looked:
-                found = await self._look(stamp)
+                applied = await self._look(stamp)
                 looked = True
             while True:
-                if found is not None and found[0] != NOTHING:
+                if applied is not None and applied[0] != NOTHING:
                     # Kept until the answer is known: the record is not looked at again.
-                    recalled = await recall(*found)
+                    recalled = await recall(*applied)
                     if recalled is not None:
-                        self._floor.tell(found[1])
+                        self._floor.raise_to(applied[1])
                         return recalled.answer
                 current = plan()
                 signed = bool(current.operations) or unsettled
@@ -116,10 +116,11 @@ class Transactions:
                     # Mostly nothing is in the way, and what is there then need not be asked for.
                     contended = True
                     result = await self._store.txn([], self._looks(stamp, key))
-                before, found = found, self._ledger.found(stamp, kvs_of(result.responses[:1]))
+                before = applied
+                applied = self._ledger.take_entry(stamp, kvs_of(result.responses[:1]))
                 if key is not None:
                     self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
-                if signed and found == before:
+                if signed and applied == before:
                     # The record is as it was, so that the guard held, and something else did not.
                     self._registered.check(kvs_of(result.responses[1:2]))
 
@@ -127,8 +128,8 @@ class Transactions:
 
     async def noted(self, stamp: Stamp) -> bytes | None:
         """Return the note of this operation, if it was applied before, in part or whole."""
-        found = await self.settled(lambda: self._look(stamp))
-        return None if found is None else found[0]
+        entry = await self.settled(lambda: self._look(stamp))
+        return None if entry is None else entry[0]
 
     async def read(self, keys: Sequence[bytes]) -> dict[bytes, Cell]:
         """Read at most ``limits.READS_MAX`` keys linearizably, all at one moment."""
@@ -139,9 +140,9 @@ class Transactions:
             cells: dict[bytes, Cell] = {}
             responses = iter(result.responses)
             for key, ranges in zip(keys, reads, strict=True):
-                found = kvs_of(list(islice(responses, len(ranges))))
-                cell = cells[key] = self._cells.learn_cell(key, result.revision, found)
-                self._floor.tell_read(cell, result.revision)
+                kvs = kvs_of(list(islice(responses, len(ranges))))
+                cell = cells[key] = self._cells.learn_cell(key, result.revision, kvs)
+                self._floor.raise_to_read(cell, result.revision)
             return cells
 
         return await self.settled(attempt)
@@ -195,15 +196,15 @@ class Transactions:
     def _answered(self, current: CellPlan[T], key: bytes | None, result: TxnResult) -> T:
         answer = current.answer(result)
         if current.operations:
-            self._floor.tell(result.revision)
+            self._floor.raise_to(result.revision)
         elif key is not None:
-            self._floor.tell_read(self._cells.cell(key), result.revision)
+            self._floor.raise_to_read(self._cells.cell(key), result.revision)
         return answer
 
     async def _look(self, stamp: Stamp) -> tuple[bytes, int] | None:
         """Read this operation's ledger entry: its note and revision."""
         result = await self._store.txn([], [self._ledger.look(stamp)])
-        return self._ledger.found(stamp, kvs_of(result.responses))
+        return self._ledger.take_entry(stamp, kvs_of(result.responses))
 
     async def settled(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Retry ``attempt`` until its outcome is known; it must be idempotent.

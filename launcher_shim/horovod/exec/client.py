@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
 from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
-from launcher_shim.horovod.exec.exit_delay import wait_for_the_word
+from launcher_shim.horovod.exec.exit_delay import delay_exit
 from launcher_shim.horovod.exec.frames import (
     ALIVE,
     ALIVE_INTERVAL_S,
@@ -57,13 +57,13 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, str]:
     words = list(arguments)
     rest: list[str] = []
     while words:
-        word = words.pop(0)
-        if word in _WITH_VALUE and len(rest) < 2:
+        argument = words.pop(0)
+        if argument in _WITH_VALUE and len(rest) < 2:
             del words[:1]
-        elif word.startswith("-") and not rest:
-            raise UsageError("no option %s is known here" % word)
+        elif argument.startswith("-") and not rest:
+            raise UsageError("no option %s is known here" % argument)
         else:
-            rest.append(word)
+            rest.append(argument)
     if len(rest) < 2:
         raise UsageError("say on which host, and what: kubexec.sh HOST COMMAND")
     if not _HOST.fullmatch(rest[0]):
@@ -106,11 +106,11 @@ class CommandRelay:
         """Relay to its end; raises ``OSError`` or ``ExecFrameError`` if it is cut short."""
         self._connection.setblocking(False)
         self._unsent += start
-        heard_s = told_s = time.monotonic()
+        read_s = alive_s = time.monotonic()
         while self._status is None or any(self._output.values()):
             now = time.monotonic()
-            if now - told_s >= ALIVE_INTERVAL_S:
-                told_s = now
+            if now - alive_s >= ALIVE_INTERVAL_S:
+                alive_s = now
                 if not self._unsent:
                     self._unsent += encode(ALIVE)
             wants = self._status is None and sum(map(len, self._output.values())) < OUTPUT_MAX
@@ -126,8 +126,8 @@ class CommandRelay:
             if readable:
                 self._read()
             if readable or not wants:
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s > SILENCE_S:
+                read_s = time.monotonic()
+            elif time.monotonic() - read_s > SILENCE_S:
                 raise OSError("nothing was heard for %g s" % SILENCE_S)
         return self._status
 
@@ -163,11 +163,11 @@ def main(arguments: Sequence[str]) -> int:
         host, command = read_arguments(arguments)
         start = encode_start(host, command)
     except (UsageError, ExecFrameError) as error:
-        return _say(str(error))
+        return _fail(str(error))
     status = run_command(host, start)
     run_dir = os.environ.get("MUSTER_RUN_DIR")
     if run_dir:
-        wait_for_the_word(host, status, Path(run_dir))
+        delay_exit(host, status, Path(run_dir))
     return status
 
 
@@ -176,15 +176,15 @@ def run_command(host: str, start: bytes) -> int:
     try:
         connection = connect(host, os.environ)
     except OSError as error:
-        return _say("the agent of host %s is not reached: %s" % (host, error))
+        return _fail("the agent of host %s is not reached: %s" % (host, error))
     with connection:
         try:
             return CommandRelay(connection).run(start)
         except (OSError, ExecFrameError) as error:
-            return _say("how the worker on host %s ends is not known: %s" % (host, error))
+            return _fail("how the worker on host %s ends is not known: %s" % (host, error))
 
 
-def _say(sentence: str) -> int:
+def _fail(sentence: str) -> int:
     try:
         sys.stderr.write("muster: %s\n" % sentence)
         sys.stderr.flush()

@@ -83,13 +83,13 @@ def read_command(text: str) -> WorkerCommand:
 
 def merge_environment(own: Mapping[str, str], sent: Mapping[str, str]) -> dict[str, str]:
     """The worker's environment: what Horovod tells, then the pod's own, then the launcher's."""
-    told = {name: value for name, value in sent.items() if _from_launcher(name)}
+    given = {name: value for name, value in sent.items() if _from_launcher(name)}
     others = {
         name: value
         for name, value in sent.items()
         if name not in _OF_A_POD_TOO and not name.startswith(_OF_A_POD)
     }
-    return {**others, **own, **told}
+    return {**others, **own, **given}
 
 
 def _from_launcher(name: str) -> bool:

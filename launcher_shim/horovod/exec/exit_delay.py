@@ -23,7 +23,7 @@ LIMIT_S = 600.0
 LOOK_S = 0.2
 
 
-def wait_for_the_word(
+def delay_exit(
     host: str,
     status: int,
     run_dir: Path,

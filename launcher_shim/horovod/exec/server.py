@@ -56,7 +56,7 @@ _CREDENTIALS = struct.Struct("3i")
 class Worker:
     """One running command. ``exited`` is set once its first process has ended.
 
-    ``forsaken``: its client is gone, and its exit status is not reported. ``told_to_end``: SIGTERM
+    ``abandoned``: its client is gone, and its exit status is not reported. ``terminating``: SIGTERM
     was sent while it ran; an exit status of 0 does not mean that its work is done.
     """
 
@@ -68,8 +68,8 @@ class Worker:
         self.moved = 0
         self.blocked = 0
         self.draining = asyncio.Lock()
-        self.forsaken = False
-        self.told_to_end = False
+        self.abandoned = False
+        self.terminating = False
 
     def look(self) -> None:
         """See whether the process has ended; its id stays taken until ``finish``."""
@@ -94,7 +94,7 @@ class Worker:
             self.signal(signal.SIGKILL)
             code = self.process.wait()
             self.status = 128 - code if code < 0 else code
-            if self.told_to_end and not self.status:
+            if self.terminating and not self.status:
                 self.status = EXIT_TERMINATED
         return self.status
 
@@ -102,7 +102,7 @@ class Worker:
         """Send SIGTERM, and SIGKILL after the grace."""
         self.look()  # one that has ended by itself was not terminated
         if not self.exited.is_set():
-            self.told_to_end = True
+            self.terminating = True
         self.signal(signal.SIGTERM)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.exited.wait(), TERM_GRACE_S)
@@ -217,30 +217,30 @@ async def follow(
     """Relay one worker to its end, or to that of the launcher's side of it."""
     loop = asyncio.get_running_loop()
     gone = loop.create_task(until_gone(reader, decoder))
-    told = loop.create_task(_tell(worker, writer))
+    sending = loop.create_task(_send_output(worker, writer))
     try:
-        await asyncio.wait((gone, told), return_when=asyncio.FIRST_COMPLETED)
-        if not told.done():
-            worker.forsaken = True
+        await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
+            worker.abandoned = True
             await worker.end()
     finally:
-        for task in (gone, told):
+        for task in (gone, sending):
             task.cancel()
-        await asyncio.wait((gone, told))
+        await asyncio.wait((gone, sending))
         worker.finish()
-    if not told.cancelled():
+    if not sending.cancelled():
         with suppress(OSError):  # the launcher's side ended a moment before the worker
-            told.result()
+            sending.result()
 
 
-async def _tell(worker: Worker, writer: asyncio.StreamWriter) -> None:
+async def _send_output(worker: Worker, writer: asyncio.StreamWriter) -> None:
     """Send the worker's output as it comes, and then its status."""
     loop = asyncio.get_running_loop()
     pumps = {
         loop.create_task(_pump(worker, pipe, kind, writer))
         for pipe, kind in ((worker.process.stdout, STDOUT), (worker.process.stderr, STDERR))
     }
-    alive = loop.create_task(_say_alive(writer))
+    alive = loop.create_task(_send_alive(writer))
     try:
         await worker.exited.wait()
         status = worker.finish()
@@ -251,7 +251,7 @@ async def _tell(worker: Worker, writer: asyncio.StreamWriter) -> None:
             if worker.moved == moved and not worker.blocked:
                 break
         # One that was frozen would read it when it wakes, or not: for it the end is not known.
-        if not worker.forsaken:
+        if not worker.abandoned:
             writer.write(encode(EXIT, b"%d" % status))
             await writer.drain()
     finally:
@@ -286,7 +286,7 @@ async def _pump(worker: Worker, pipe: object, kind: int, writer: asyncio.StreamW
         transport.close()
 
 
-async def _say_alive(writer: asyncio.StreamWriter) -> None:
+async def _send_alive(writer: asyncio.StreamWriter) -> None:
     while True:
         # Bytes that are still to be read say the same.
         if not writer.transport.get_write_buffer_size():
