@@ -37,10 +37,10 @@ class StoreVersion:
             except StoreError as error:
                 log.info("the version of the store is not known: %s", error)
             else:
-                self._say(status.endpoint, status.version)
+                self._log_change(status.endpoint, status.version)
             await asyncio.sleep(self._repeat_s)
 
-    def _say(self, endpoint: str, version: str) -> None:
+    def _log_change(self, endpoint: str, version: str) -> None:
         level, why = judge(version)
         fault = level == "fault"
         sentence = f"the store at {endpoint}: {why}" + (f": use {FLOOR}, or later" if fault else "")

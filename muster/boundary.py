@@ -77,10 +77,10 @@ def decide(rank: Rank, gate: Optional[RankGate]) -> Tuple[str, Rank]:
     if gate.phase == "hold":
         return (WAIT, rank) if rank.held else (PUBLISH, rank._replace(held=True))
     if gate.phase == "commit" and gate.step is not None and rank.step >= gate.step:
-        if _has_told(rank, gate.epoch):
+        if _has_answered(rank, gate.epoch):
             return WAIT, rank
         return SAVE, rank._replace(saving=gate.epoch)
-    if _is_of_former(rank, gate) and not _has_told(rank, gate.epoch):
+    if _is_of_former(rank, gate) and not _has_answered(rank, gate.epoch):
         return PUBLISH, rank._replace(failed=(gate.epoch, COUNTS_ANEW))
     if gate.phase == "done":
         return WAIT, rank
@@ -109,5 +109,5 @@ def _is_of_former(rank: Rank, gate: RankGate) -> bool:
     return agreed is not None and rank.step <= rank.former < agreed
 
 
-def _has_told(rank: Rank, epoch: int) -> bool:
-    return any(told is not None and told[0] == epoch for told in (rank.acked, rank.failed))
+def _has_answered(rank: Rank, epoch: int) -> bool:
+    return any(mark is not None and mark[0] == epoch for mark in (rank.acked, rank.failed))

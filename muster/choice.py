@@ -37,9 +37,9 @@ def of_rank_0(look: Callable[[], Optional[str]]) -> Optional[str]:
     # An agent's store outlives its workers: what was found before a restart is no answer.
     key = "muster/choice/%d/%d" % (own.restart, _calls)
     if own.rank == 0:
-        found = look()
-        _store(own).set(key, found or "")
-        return found
+        choice = look()
+        _store(own).set(key, choice or "")
+        return choice
     try:
         return _store(own).get(key).decode("utf-8") or None
     except RuntimeError as error:

@@ -42,7 +42,7 @@ class Drain:
         self._rank = boundary.Rank(file.rank.master if file else "")
         self._entered = False
         self._boundary = ENTERED_STEP
-        self._untold = False
+        self._unwritten = False
         self._warned = False
         of_torchrun = file is not None and file.rank.of_torchrun
         self._lineage = Lineage(os.environ) if of_torchrun else None
@@ -62,7 +62,7 @@ class Drain:
                 self._rank = self._rank._replace(matched=matched)
             self._file.of_drain = True
             self._boundary = ENTERED_STEP
-            self._tell(self._rank)
+            self._write_progress(self._rank)
             atexit.register(self._leave, "the process ended before it was saved")
         return self
 
@@ -103,7 +103,7 @@ class Drain:
             log.error("step %d does not count as saved: %s", self._rank.step, why)
             self._rank = boundary.fail(self._rank, why)
         self._rank = boundary.arrive(self._rank, step)
-        self._tell(self._rank)
+        self._write_progress(self._rank)
         return self._follow()
 
     def committed(self, step: int) -> None:
@@ -121,7 +121,7 @@ class Drain:
             due = True
             while due:  # again where a later attempt agrees on the very step that is saved already
                 self._rank = boundary.acknowledge(self._rank)
-                self._tell(self._rank)
+                self._write_progress(self._rank)
                 due = self._follow(parked=True)
 
     def failed(self, step: int, why: str) -> None:
@@ -133,7 +133,7 @@ class Drain:
         due = self._is_due(step, "failed")
         while due:  # again where a later attempt agrees on the very step that could not be saved
             self._rank = boundary.fail(self._rank, why)
-            self._tell(self._rank)
+            self._write_progress(self._rank)
             due = self._follow()
 
     @property
@@ -185,7 +185,7 @@ class Drain:
             verdict, rank = boundary.decide(self._rank, reading.gate if reading else None)
             self._rank = rank
             if verdict == boundary.PUBLISH:
-                self._tell(rank)
+                self._write_progress(rank)
             elif verdict == boundary.WAIT:
                 if reading is not None and reading.gate.master != rank.master:
                     if reading.ended:
@@ -193,24 +193,24 @@ class Drain:
                     if not parked:
                         with _sigterm_ends():  # its round is over
                             return self._follow(parked=True)
-                if self._untold:
-                    self._tell(rank)
+                if self._unwritten:
+                    self._write_progress(rank)
                 if self._lineage is not None and self._lineage.broken:
                     _end_without_torchrun()
                 time.sleep(POLL_S)
             else:
                 return verdict == boundary.SAVE
 
-    def _tell(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
+    def _write_progress(self, rank: boundary.Rank, inside: bool = True, away: bool = False) -> None:
         """Publish. Where that fails, nothing must stand that is no longer true."""
         assert self._file is not None
         try:
             self._file.write(
                 rank.step, inside, rank.held, rank.saving, rank.acked, rank.failed, away
             )
-            self._untold = False
+            self._unwritten = False
         except OSError as error:
-            self._untold = True
+            self._unwritten = True
             if not self._warned:
                 self._warned = True
                 log.warning(
@@ -238,7 +238,7 @@ class Drain:
             return
         if self._rank.saving:
             self._rank = boundary.fail(self._rank, why)
-        self._tell(self._rank, inside=False, away=away)
+        self._write_progress(self._rank, inside=False, away=away)
         self._file.of_drain = False
         self._file.left = self._pass_on
         if not away:

@@ -65,8 +65,8 @@ class GateFile:
         go on without knowing could mean to run past the step that all others save.
         """
         try:
-            found = os.stat(self._path)
-            seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+            status = os.stat(self._path)
+            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
             if seen != self._seen:
                 with open(self._path, "rb") as file:
                     self._reading = parse(file.read())

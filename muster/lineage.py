@@ -27,7 +27,7 @@ class Lineage:
         self._parent = pid = os.getppid()
         self._above: List[Tuple[int, int]] = []
         """A process and its parent, for each that is not torchrun yet."""
-        while own[OWN[0]] and len(self._above) < DEPTH_MAX and _tells(pid, own):
+        while own[OWN[0]] and len(self._above) < DEPTH_MAX and _has_environment(pid, own):
             try:
                 parent = _parent_of(pid)
             except OSError:
@@ -45,15 +45,15 @@ class Lineage:
         return any(_is_gone(pid, parent) for pid, parent in self._above)
 
 
-def _tells(pid: int, own: Mapping[str, Optional[str]]) -> bool:
+def _has_environment(pid: int, own: Mapping[str, Optional[str]]) -> bool:
     """Whether a process was started with the variables of the rank."""
     try:
         with open("/proc/%d/environ" % pid, "rb") as file:
             parts = file.read().decode(errors="surrogateescape").split("\0")
     except OSError:
         return False
-    told = dict(part.split("=", 1) for part in parts if "=" in part)
-    return all(told.get(name) == value for name, value in own.items())
+    environ = dict(part.split("=", 1) for part in parts if "=" in part)
+    return all(environ.get(name) == value for name, value in own.items())
 
 
 def _is_gone(pid: int, parent: int) -> bool:

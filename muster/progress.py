@@ -68,7 +68,7 @@ class ProgressFile:
         self.rank = rank = RankIdentity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
-        self._who = (
+        self._identity = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
             '"world_size":%d,"local_world_size":%d,"master":"%s",'
             % (
@@ -83,7 +83,7 @@ class ProgressFile:
                 _NOT_PLAIN.sub("?", rank.master),
             )
         )
-        fixed = len('{"crc":"00000000"') + len(self._who) + VARYING_BYTES + len("\n")
+        fixed = len('{"crc":"00000000"') + len(self._identity) + VARYING_BYTES + len("\n")
         self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
         self._descriptor = -1
         self.of_drain = False
@@ -113,10 +113,10 @@ class ProgressFile:
         """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
         if not self.of_this_process:
             return
-        told = (
+        record = (
             '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s%s}'
             % (
-                self._who,
+                self._identity,
                 step,
                 time.time(),
                 "true" if drain else "false",
@@ -127,7 +127,7 @@ class ProgressFile:
                 ',"away":true' if away else "",
             )
         )
-        summed = told.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
+        summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
         line = b'{"crc":"%08x"%b' % (zlib.crc32(summed), summed)
         if self._descriptor < 0:
             self._create(line)
@@ -206,9 +206,9 @@ def _be(rank: int, world_size: int) -> None:
     file = own_file()
     if file is not None and (file.rank.rank, file.rank.world_size) != (rank, world_size):
         local_rank = os.environ.get("HOROVOD_LOCAL_RANK", "0")
-        told = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
         file.close()
-        _file = ProgressFile(file.directory, {**os.environ, **told})
+        _file = ProgressFile(file.directory, {**os.environ, **place})
 
 
 def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int] = None) -> None:

@@ -45,19 +45,19 @@ def shortfall(step: int, where: object) -> "tuple[str, bool]":
 
 def sentence(step: int, committed: int, where: object, of_former_life: bool) -> str:
     """Say what is missing, why that may be, and what to do."""
-    found = "the newest checkpoint in %s is of step %d" % (where, step)
+    checkpoint = "the newest checkpoint in %s is of step %d" % (where, step)
     if not step:
-        found = "there is no checkpoint in %s" % (where,)
+        checkpoint = "there is no checkpoint in %s" % (where,)
     if of_former_life:
         begins = "goes on from that one" if step else "trains from scratch"
         return (
             "all ranks of a former life of this job have saved step %d, and %s: this life %s; to go"
             " on from step %d instead, give it the directory of that life"
-            % (committed, found, begins, committed)
+            % (committed, checkpoint, begins, committed)
         )
     return (
         "all ranks of this job have saved step %d, and %s: either it is not the directory that all"
         " pods share, or it was emptied to train from scratch; share it, or run `muster forget` for"
         " this job and start it again; see docs/operations.md#a-job-is-created-again"
-        % (committed, found)
+        % (committed, checkpoint)
     )

@@ -46,11 +46,11 @@ class Confirmation:
 
     async def _caught_up(self) -> bool:
         """Wait until the mirror shows all that has happened by now; False if that is not known."""
-        known = self._mirror.revision
+        shown_before = self._mirror.revision
         try:
             # Linearizable, and of no key: only the revision counts.
             result = await self._store.range(self._mirror.prefix)
-            if result.revision < known:
+            if result.revision < shown_before:
                 # The store was restored or emptied, and the mirror is still of the former one.
                 return False
             async with asyncio.timeout(HEALTHY_S):

@@ -267,20 +267,20 @@ CACHED_LENGTH = 256
 
 
 def _bytes_name(key: bytes) -> str:
-    return _known_bytes_name(key) if len(key) <= CACHED_LENGTH else quote_from_bytes(key, safe="")
+    return _cached_bytes_name(key) if len(key) <= CACHED_LENGTH else quote_from_bytes(key, safe="")
 
 
 @lru_cache(maxsize=1024)  # a launcher writes the same keys again and again
-def _known_bytes_name(key: bytes) -> str:
+def _cached_bytes_name(key: bytes) -> str:
     return quote_from_bytes(key, safe="")
 
 
 def _bytes_of(name: str) -> bytes:
-    return _known_bytes_of(name) if len(name) <= CACHED_LENGTH else unquote_to_bytes(name)
+    return _cached_bytes_of(name) if len(name) <= CACHED_LENGTH else unquote_to_bytes(name)
 
 
 @lru_cache(maxsize=1024)  # each write comes back as an event
-def _known_bytes_of(name: str) -> bytes:
+def _cached_bytes_of(name: str) -> bytes:
     return unquote_to_bytes(name)
 
 

@@ -74,16 +74,16 @@ class Membership:
             self._listing = decide(self.snapshot())
         return self._listing
 
-    async def changed_from(self, known: Snapshot) -> None:
-        """Wait until the snapshot is another than ``known``; launchers' keys wake nobody here.
+    async def changed_from(self, before: Snapshot) -> None:
+        """Wait until the snapshot is another than ``before``; launchers' keys wake nobody here.
 
         A change after a calm is told at once, those of a storm together.
         """
         loop = asyncio.get_running_loop()
-        usual_s = REST_PER_MEMBER_S * len(known.members)
+        usual_s = REST_PER_MEMBER_S * len(before.members)
         late_s = min(REST_PER_DELAY * self._delay_s, MOST_RESTS * usual_s)
         rested_s = loop.time() + max(usual_s, late_s)
-        while self._snapshot is known:
+        while self._snapshot is before:
             await self._changed.wait()
         if (left_s := rested_s - loop.time()) > 0:
             await asyncio.sleep(left_s)
@@ -98,13 +98,13 @@ class Membership:
             self._votes = self._records(self.keys.in_generation(generation).votes_of(epoch), Vote)
         return self._votes
 
-    async def votes_changed_from(self, known: Mapping[str, Vote]) -> None:
-        """Wait until the votes are others than ``known``, or those of another epoch.
+    async def votes_changed_from(self, before: Mapping[str, Vote]) -> None:
+        """Wait until the votes are others than ``before``, or those of another epoch.
 
         A vote wakes those who wait here and nobody else: hundreds vote within moments. Nor does
         a member that comes or goes wake anybody here, where nobody rests between two looks.
         """
-        while self.votes() is known:
+        while self.votes() is before:
             await self._votes_changed.wait()
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:

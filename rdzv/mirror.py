@@ -160,22 +160,22 @@ class Mirror:
         self.revision = revision
         self.sequence += 1 if moved or events else 0
         if events:
-            self._tell(events)
+            self._notify(events)
         if moved or events:
             changed, self._changed = self._changed, asyncio.Event()
             changed.set()
 
-    def _tell(self, events: Sequence[WatchEvent]) -> None:
+    def _notify(self, events: Sequence[WatchEvent]) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(events)
             except Exception:
                 # One event at a time: what came with the one that it cannot bear is not lost on it.
-                borne = [self._tell_alone(listener, event) for event in events]
+                borne = [self._notify_of_one(listener, event) for event in events]
                 if all(borne):
                     self._note_defect(listener, f"a batch of {len(events)} events")
 
-    def _tell_alone(self, listener: Listener, event: WatchEvent) -> bool:
+    def _notify_of_one(self, listener: Listener, event: WatchEvent) -> bool:
         try:
             listener((event,))
         except Exception:
@@ -257,7 +257,7 @@ class Watching:
                 if listed:
                     continue
             except StoreError as error:
-                self._say_trouble(error)
+                self._note_trouble(error)
             await self._rest(failures)
             failures += 1
 
@@ -275,14 +275,16 @@ class Watching:
                 continue
             self._answered.clear()
             if not self._diary.last:
-                self._say("does not answer", f"nothing has come from it for {HEALTHY_S:g} s")
+                self._log_trouble(
+                    "does not answer", f"nothing has come from it for {HEALTHY_S:g} s"
+                )
             await self._answered.wait()
 
-    def _say_trouble(self, error: StoreError) -> None:
+    def _note_trouble(self, error: StoreError) -> None:
         refused = isinstance(error, StoreRefused)
-        self._say("refuses" if refused else "does not answer", str(error))
+        self._log_trouble("refuses" if refused else "does not answer", str(error))
 
-    def _say(self, what: str, why: str) -> None:
+    def _log_trouble(self, what: str, why: str) -> None:
         """Log that the store is away, once; ``why`` may be spelled anew at each attempt."""
         self.trouble = why
         sentence = f"the store {what}, the last snapshot stays in force: {why}"
@@ -303,7 +305,7 @@ class Watching:
             try:
                 await read.step(self._store)
             except StoreUnavailable as error:
-                self._say_trouble(error)
+                self._note_trouble(error)
                 await self._rest(failures)
                 failures += 1
             self._paging = read.paging

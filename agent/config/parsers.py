@@ -133,10 +133,10 @@ def address(text: str) -> str:
 
 def endpoints(text: str) -> tuple[str, ...]:
     """One or more ``host:port``, with ``https://`` for TLS, separated by commas."""
-    found = tuple(_endpoint(part.strip()) for part in text.split(",") if part.strip())
-    if not found:
+    addresses = tuple(_endpoint(part.strip()) for part in text.split(",") if part.strip())
+    if not addresses:
         raise ValueError("expected host:port, or several with commas between")
-    return found
+    return addresses
 
 
 def file(text: str) -> str:

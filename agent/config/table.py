@@ -114,10 +114,10 @@ def load(kind: type[C], flags: Mapping[str, str | None], environ: Mapping[str, s
 
 
 def unknown_variables(
-    environ: Mapping[str, str], known: Mapping[str, Setting], also_known: frozenset[str]
+    environ: Mapping[str, str], table: Mapping[str, Setting], others: frozenset[str]
 ) -> list[str]:
     """One sentence for each ``MUSTER_*`` variable that nothing reads, with the nearest name."""
-    names = {setting.variable for setting in known.values()} | also_known
+    names = {setting.variable for setting in table.values()} | others
     sentences = []
     for name in sorted(environ):
         if not name.startswith(PREFIX) or name in names or _SERVICE_LINK.search(name):

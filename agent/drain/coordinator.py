@@ -81,7 +81,7 @@ class Coordinator:
         while True:
             snapshot = await self._sight.snapshot()
             now = self._clock()
-            self._observations = observe(now, self._observations, snapshot, self._known_due_s(now))
+            self._observations = observe(now, self._observations, snapshot, self._own_due_s(now))
             self._chronicle.see(now, snapshot.membership)
             decision = decide(now, snapshot, self._observations, self._policy)
             wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
@@ -94,7 +94,7 @@ class Coordinator:
                 self._due_since_s = None
             await self._sight.changed_from(snapshot, self._pause_s(snapshot, wait_s))
 
-    def _known_due_s(self, now: float) -> Mapping[str, float]:
+    def _own_due_s(self, now: float) -> Mapping[str, float]:
         due_boot_s = self._own.due_boot_s
         if due_boot_s is None:
             return {}

@@ -126,9 +126,9 @@ class NoticeSocket:
             writer.write(phase.line())
             await writer.drain()
 
-    async def _next(self, reader: asyncio.StreamReader, known: Phase | None) -> Phase | None:
+    async def _next(self, reader: asyncio.StreamReader, before: Phase | None) -> Phase | None:
         """The next phase, or None where the client has gone."""
-        waiting = asyncio.ensure_future(self._phase_after(known))
+        waiting = asyncio.ensure_future(self._phase_after(before))
         gone = asyncio.ensure_future(reader.read(1))
         try:
             await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)

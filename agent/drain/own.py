@@ -112,9 +112,9 @@ class OwnDrain:
             self.notes = self.notes.and_notice(notice, now_s, self._grace_s)
         self._stirred.set()
 
-    async def phase_after(self, known: Phase | None) -> Phase:
-        """Wait until the drain stands elsewhere than at ``known``; return where."""
-        while self._phase is None or self._phase == known:
+    async def phase_after(self, before: Phase | None) -> Phase:
+        """Wait until the drain stands elsewhere than at ``before``; return where."""
+        while self._phase is None or self._phase == before:
             await self._phase_changed.wait()
         return self._phase
 
@@ -128,7 +128,7 @@ class OwnDrain:
             drain = self._drain(snapshot)
             self._take_in(snapshot, drain)
             kept = await self._keep()
-            self._tell(snapshot, drain)
+            self._publish_phase(snapshot, drain)
             written = await self._write(snapshot, drain)
             await self._change_from(snapshot, None if kept and written else AGAIN_S)
 
@@ -188,7 +188,7 @@ class OwnDrain:
             else:
                 await asyncio.to_thread(self._run_dir.put, layout.DRAIN, notes.to_json())
         except OSError as error:
-            self._writing.say(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
+            self._writing.note(f"{layout.DRAIN} cannot be written, retrying: {error.strerror}")
             return False
         self._kept = notes
         return True
@@ -239,7 +239,7 @@ class OwnDrain:
 
     # -- telling
 
-    def _tell(self, snapshot: Snapshot, drain: Drain | None) -> None:
+    def _publish_phase(self, snapshot: Snapshot, drain: Drain | None) -> None:
         phase = self._phase_now(snapshot, drain)
         if phase is None or phase == self._phase:
             return

@@ -61,8 +61,8 @@ class OwnDrainRecord:
         other = OwnDrainRecord.of_notice(self.pod_uid, notice, now_boot_s, grace_s)
         both = replace(self, sources=tuple(dict.fromkeys((*self.sources, notice.source))))
         assert other.deadline_boot_s is not None
-        known_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
-        if other.deadline_boot_s > known_s - SAME_DEADLINE_S:
+        deadline_s = math.inf if self.deadline_boot_s is None else self.deadline_boot_s
+        if other.deadline_boot_s > deadline_s - SAME_DEADLINE_S:
             return both
         return replace(both, deadline_boot_s=other.deadline_boot_s, reserve_s=other.reserve_s)
 

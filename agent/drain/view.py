@@ -19,8 +19,8 @@ class RoundSource(Protocol):
     def live_rounds(self) -> LiveRounds:
         """The round that counts, and the one in which this pod's ranks are."""
 
-    async def live_rounds_changed(self, known: LiveRounds) -> LiveRounds:
-        """Wait until they are others than ``known``; return them."""
+    async def live_rounds_changed(self, before: LiveRounds) -> LiveRounds:
+        """Wait until they are others than ``before``; return them."""
 
     async def caught_up(self) -> None:
         """Wait until the rounds are those of the life that the member is registered in."""
@@ -69,17 +69,17 @@ class DrainView:
             own_round=rounds.own,
         )
 
-    async def changed_from(self, known: DrainingSnapshot, timeout_s: float | None) -> None:
+    async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:
         """Wait until the store says something else, for ``timeout_s`` at most."""
         tasks = [
             asyncio.create_task(
-                self._client.membership.votes_changed_from(known.votes), name="votes"
+                self._client.membership.votes_changed_from(before.votes), name="votes"
             ),
             asyncio.create_task(
-                self._client.membership.changed_from(known.membership), name="members"
+                self._client.membership.changed_from(before.membership), name="members"
             ),
             asyncio.create_task(
-                self._rounds.live_rounds_changed(LiveRounds(known.round, known.own_round)),
+                self._rounds.live_rounds_changed(LiveRounds(before.round, before.own_round)),
                 name="rounds",
             ),
         ]

@@ -35,7 +35,7 @@ class DrainWriter:
         self._lost_before = False
         self._diary = Diary(log)
 
-    def say(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
         """Log why something about drains cannot be written, unless it was said last."""
         self._diary.say(sentence)
 
@@ -53,7 +53,7 @@ class DrainWriter:
         try:
             result = await self._client.store.txn(guarded, list(operations))
         except StoreError as error:
-            self.say(f"retrying a write about a drain: {error}")
+            self.note(f"retrying a write about a drain: {error}")
             await self._pause()
             return False
         try:

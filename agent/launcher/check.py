@@ -176,19 +176,19 @@ def _elsewhere(launch: LaunchReport, policy: LauncherPolicy) -> str:
             f" the others at {here}: start it with what the file env in the run directory says"
         )
     if not _is_here(launch.rdzv_endpoint, policy.port):
-        told = launch.rdzv_endpoint or "none"
+        given = launch.rdzv_endpoint or "none"
         return (
-            f"its torchrun was given the rendezvous endpoint {told}, not {here}: leave"
+            f"its torchrun was given the rendezvous endpoint {given}, not {here}: leave"
             " --rdzv-endpoint out, or give that"
         )
     return ""
 
 
 def _is_here(endpoint: str, port: int) -> bool:
-    host, _, told_port = endpoint.rpartition(":")
+    host, _, given_port = endpoint.rpartition(":")
     if not host and endpoint:
-        host, told_port = endpoint, "29400"  # torch's default
-    return host in ("localhost", "127.0.0.1", "[::1]", "::1") and told_port == str(port)
+        host, given_port = endpoint, "29400"  # torch's default
+    return host in ("localhost", "127.0.0.1", "[::1]", "::1") and given_port == str(port)
 
 
 def _bounds(nnodes: str) -> tuple[int, int] | None:

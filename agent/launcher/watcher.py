@@ -50,7 +50,7 @@ class LauncherWatcher:
         clock: Callable[[], float],
         look_s: float = LOOK_S,
     ) -> None:
-        self.found = FINE
+        self.finding = FINE
         self._run_dir = run_dir
         self._client = client
         self._registrar = registrar
@@ -63,7 +63,7 @@ class LauncherWatcher:
 
     def by_kind(self) -> dict[str, float]:
         """1 for what is found now, 0 for the rest."""
-        return {kind: float(kind == self.found.kind) for kind in KINDS[1:]}
+        return {kind: float(kind == self.finding.kind) for kind in KINDS[1:]}
 
     async def run(self) -> None:
         """Look for ever."""
@@ -72,7 +72,7 @@ class LauncherWatcher:
             sight = self._sight(launch, ranks=ranks, commands=commands)
             now = self._clock()
             self._seen = observe(now, self._seen, sight, self._policy)
-            self._say(decide(now, self._seen, sight, self._policy))
+            self._log_change(decide(now, self._seen, sight, self._policy))
             await self._write()
             await asyncio.sleep(self._look_s)
 
@@ -103,16 +103,16 @@ class LauncherWatcher:
             ranks=ranks,
         )
 
-    def _say(self, found: Bypass) -> None:
-        if found == self.found:
+    def _log_change(self, finding: Bypass) -> None:
+        if finding == self.finding:
             return
-        self.found = found
-        if not found.kind:
+        self.finding = finding
+        if not finding.kind:
             log.info("the launcher uses its sidecar correctly again", extra={"event": "launcher"})
             return
-        level = logging.INFO if found.kind == "unseen" else logging.WARNING
-        sentence = f"{self._registrar.identity.member}: {found.sentence}"
-        log.log(level, "%s", sentence, extra={"event": "launcher", "kind": found.kind})
+        level = logging.INFO if finding.kind == "unseen" else logging.WARNING
+        sentence = f"{self._registrar.identity.member}: {finding.sentence}"
+        log.log(level, "%s", sentence, extra={"event": "launcher", "kind": finding.kind})
 
     async def _write(self) -> None:
         """Let the store say what is found, where it says something else."""
@@ -124,14 +124,14 @@ class LauncherWatcher:
         key = here.bypass(registrar.identity.member)
         kv = self._client.mirror.kvs.get(key)
         try:
-            told = Bypass.from_kv(kv) if kv is not None and kv.lease == lease_id else FINE
+            stored = Bypass.from_kv(kv) if kv is not None and kv.lease == lease_id else FINE
         except RecordError:
-            told = FINE
-        if told == self.found and (kv is None) == (not self.found.kind):
+            stored = FINE
+        if stored == self.finding and (kv is None) == (not self.finding.kind):
             return
         change: Operation = Delete(key)
-        if self.found.kind:
-            change = Put(key, self.found.to_json(), lease_id)
+        if self.finding.kind:
+            change = Put(key, self.finding.to_json(), lease_id)
         try:
             await self._client.store.txn([registrar.guard(generation).holds()], [change])
         except StoreError as error:

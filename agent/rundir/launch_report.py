@@ -55,8 +55,8 @@ def read_launch(run_dir: Path) -> LaunchReport | None:
         return None
 
 
-def _text(told: object) -> str:
+def _text(value: object) -> str:
     """What was told, fit for a log: one line of printable characters."""
-    if not isinstance(told, str):
+    if not isinstance(value, str):
         return ""
-    return "".join(c if c.isprintable() else "?" for c in told[:TEXT_MAX])
+    return "".join(c if c.isprintable() else "?" for c in value[:TEXT_MAX])

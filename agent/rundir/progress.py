@@ -96,10 +96,10 @@ def read_line(path: Path) -> ProgressLine | None:
 def is_whole(content: bytes) -> bool:
     """Whether the line is as one write made it."""
     try:
-        told = int(content[len('{"crc":"') : _SUM_END - 1], 16)
+        checksum = int(content[len('{"crc":"') : _SUM_END - 1], 16)
     except ValueError:
         return False
-    return content.endswith(b"\n") and told == zlib.crc32(content[_SUM_END:])
+    return content.endswith(b"\n") and checksum == zlib.crc32(content[_SUM_END:])
 
 
 def is_gone(line: ProgressLine) -> bool:
@@ -148,5 +148,5 @@ _NUMBERS = (
 def _pair(fields: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     if fields[name] is None:
         return None
-    epoch, what = fields[name]
-    return int(epoch), kind(what)
+    epoch, value = fields[name]
+    return int(epoch), kind(value)

@@ -14,7 +14,7 @@ PROBE_INTERVAL_S = 1.0
 REMEMBERED = 10
 """Probes that ``worst_s`` looks back on."""
 
-SAID_S = 1.0
+LOGGED_S = 1.0
 """A third of the usual renewal interval: from here on a lag is worth a line."""
 
 
@@ -37,7 +37,7 @@ class LoopLag:
             await asyncio.sleep(PROBE_INTERVAL_S)
             lag_s = max(0.0, self._clock() - due_s)
             self._lags.append(lag_s)
-            if lag_s > SAID_S:
+            if lag_s > LOGGED_S:
                 log.warning(
                     "the event loop was blocked for %.1f s: the lease may expire, and others may"
                     " count this member as lost",

@@ -67,12 +67,12 @@ def _status(report: Report, findings: Sequence[Finding]) -> int:
 
 
 def _sum(findings: Sequence[Finding]) -> str:
-    told = [
-        f"{count} {word}{'s' if count > 1 else ''}"
-        for word in ("fault", "warning")
-        if (count := sum(finding.level == word for finding in findings))
+    counts = [
+        f"{count} {level}{'s' if count > 1 else ''}"
+        for level in ("fault", "warning")
+        if (count := sum(finding.level == level for finding in findings))
     ]
-    return ", ".join(told) or "nothing is wrong"
+    return ", ".join(counts) or "nothing is wrong"
 
 
 def _json(report: Report, findings: Sequence[Finding], status: int) -> object:

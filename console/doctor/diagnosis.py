@@ -158,7 +158,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
         )
         return
     if one.status is None:
-        what = "refuses this client" if one.refused else "does not answer"
+        trouble = "refuses this client" if one.refused else "does not answer"
         why = one.error if one.refused else cause(one.error)
         remedy = (
             "give --etcd-user with --etcd-password-file, or a client certificate, that the store"
@@ -167,7 +167,7 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
             else "see that this member of the store runs and can be reached from here, or take it"
             f" out of {named('--etcd-endpoints')}"
         )
-        yield Finding("endpoint", "fault", f"{one.endpoint} {what}: {why}", remedy)
+        yield Finding("endpoint", "fault", f"{one.endpoint} {trouble}: {why}", remedy)
         return
     level, why = judge(one.status.version)
     yield Finding(
@@ -254,9 +254,11 @@ def _cluster(
         )
     if members is None or not statuses:
         return
-    told = {status.member_id for status in statuses}
+    reporting = {status.member_id for status in statuses}
     unnamed = sorted(
-        member.name or f"{member.member_id:x}" for member in members if member.member_id not in told
+        member.name or f"{member.member_id:x}"
+        for member in members
+        if member.member_id not in reporting
     )
     if unnamed:
         yield Finding(
@@ -276,12 +278,12 @@ def _size(status: StoreStatus) -> Iterator[Finding]:
     level: Level = "ok"
     if share >= SIZE_WARNING:
         level = "fault" if share >= SIZE_FAULT else "warning"
-    told = "" if status.db_quota_bytes else " (etcd's default: this version does not tell its own)"
+    note = "" if status.db_quota_bytes else " (etcd's default: this version does not tell its own)"
     yield Finding(
         "size",
         level,
         f"{status.endpoint}: {_mb(status.db_size_bytes)} on disk,"
-        f" {_mb(status.db_size_in_use_bytes)} in use, of a quota of {_mb(quota)}{told}",
+        f" {_mb(status.db_size_in_use_bytes)} in use, of a quota of {_mb(quota)}{note}",
         ""
         if level == "ok"
         else "etcdctl compact, then etcdctl defrag on every member; raise"
@@ -387,11 +389,11 @@ def _clocks(history: Sequence[HistoryEntry], now_unix_s: float) -> Iterator[Find
         newest_s = min(newest_s, entry.at_unix_s)
     if ahead:
         worst = sorted(ahead.items(), key=lambda item: -item[1])[:3]
-        told = ", ".join(f"{member} by {skew_s:.0f} s or more" for member, skew_s in worst)
+        named = ", ".join(f"{member} by {skew_s:.0f} s or more" for member, skew_s in worst)
         yield Finding(
             "clocks",
             "note",
-            f"some clocks are ahead of others: {told}; Muster compares no clocks, but certificates"
+            f"some clocks are ahead of others: {named}; Muster compares no clocks, but certificates"
             " and the times in muster history rest on them",
             "see that the nodes keep time (chrony, ntpd)",
         )

@@ -148,8 +148,8 @@ async def _see(store: Store, key: str, since: int, revision: int) -> None:
 
 
 async def _members(access: Access) -> tuple[EtcdMember, ...]:
-    found = await cluster_members(access, timeout_s=CALL_TIMEOUT_S)
-    return tuple(EtcdMember(member_id, name) for member_id, name in found)
+    members = await cluster_members(access, timeout_s=CALL_TIMEOUT_S)
+    return tuple(EtcdMember(member_id, name) for member_id, name in members)
 
 
 async def _view(store: Store, keys: JobKeys) -> JobView:

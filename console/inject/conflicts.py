@@ -25,9 +25,9 @@ def _obstacles(
     pod: Mapping[str, Any], path: str, container: Mapping[str, Any], want: Demand
 ) -> Iterator[str]:
     everyone = facts.containers(pod)
-    if (said := _windows(pod)) is not None:
+    if (found := _windows(pod)) is not None:
         yield (
-            f"{path}.{said}: the sidecar and what it delivers are for Linux: inject into pods for"
+            f"{path}.{found}: the sidecar and what it delivers are for Linux: inject into pods for"
             " Linux nodes alone"
         )
     if any(other.get("name") == sidecar.NAME for other in everyone):

@@ -93,15 +93,15 @@ def accelerators(container: Mapping[str, Any]) -> int:
     return sum(_count(v) for name, v in limits.items() if _ACCELERATOR.fullmatch(str(name)))
 
 
-def slots(container: Mapping[str, Any], told: Sequence[str]) -> int:
+def slots(container: Mapping[str, Any], others: Sequence[str]) -> int:
     """Worker processes in a pod: as torchrun or the object is told, else one an accelerator."""
     line = _PER_NODE.search(command_line(container))
     variables = {e.get("name"): e.get("value") for e in listed(container, "env")}
-    for text in (line and line[1], variables.get(VARIABLES["nproc-per-node"]), *told):
-        word = str(text or "").strip("'\"")
-        if word.isdecimal() and int(word):
-            return int(word)
-        if word in _COUNTED:
+    for text in (line and line[1], variables.get(VARIABLES["nproc-per-node"]), *others):
+        value = str(text or "").strip("'\"")
+        if value.isdecimal() and int(value):
+            return int(value)
+        if value in _COUNTED:
             break
     return accelerators(container) or 1
 
@@ -114,16 +114,16 @@ def command_line(container: Mapping[str, Any]) -> str:
 
 def overruling_options(container: Mapping[str, Any]) -> list[str]:
     """The options of a launch line that win over what the sidecar delivers."""
-    found = _OVERRULING.findall(command_line(container))
-    return list(dict.fromkeys(option.replace("_", "-") for option in found))
+    options = _OVERRULING.findall(command_line(container))
+    return list(dict.fromkeys(option.replace("_", "-") for option in options))
 
 
 def foreign_nnodes(container: Mapping[str, Any], least: int, most: int) -> bool:
     """Whether a launch line has an ``--nnodes`` that is not, or may not be, the job's."""
-    found = _NNODES.findall(command_line(container))
-    if not found:
+    options = _NNODES.findall(command_line(container))
+    if not options:
         return False
-    bounds = _BOUNDS.fullmatch(found[-1].strip("'\""))
+    bounds = _BOUNDS.fullmatch(options[-1].strip("'\""))
     return bounds is None or (int(bounds[1]), int(bounds[2] or bounds[1])) != (least, most)
 
 

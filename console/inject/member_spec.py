@@ -76,9 +76,9 @@ def demand(
         for key, why in _REQUIRED.items()
         if not held[key]
     ]
-    told = {name: getattr(settings, name) for name in TABLE}
+    given = {name: getattr(settings, name) for name in TABLE}
     faults += TemplateSettings.faults(
-        {**told, "min_nodes": least or 1, "max_nodes": most or least or 1}
+        {**given, "min_nodes": least or 1, "max_nodes": most or least or 1}
     )
     if faults:
         raise ConfigError("\n".join(faults))

@@ -134,9 +134,9 @@ def _container_index(
         return 0
     if wanted is None and kind.main_container in names:
         return names.index(kind.main_container)
-    said = "" if wanted is None else f"{wanted} is not in {path}; "
+    missing = "" if wanted is None else f"{wanted} is not in {path}; "
     raise ConfigError(
-        f"{named('--container')}: {said}name the one that trains among {', '.join(names)}"
+        f"{named('--container')}: {missing}name the one that trains among {', '.join(names)}"
     )
 
 
@@ -205,11 +205,11 @@ def _plan_annotations(
                 f" {text!r}: change or remove one"
             )
     result.users += [f"annotations/{name}" for name in users_annotations]
-    known = {annotation(name) for name in TABLE}
+    names = {annotation(name) for name in TABLE}
     result.notes += [
         warning(f"the annotation {name} is kept, but nothing reads it")
         for name in users_annotations
-        if name not in known
+        if name not in names
     ]
 
 

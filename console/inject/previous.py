@@ -53,14 +53,14 @@ class Former:
     @classmethod
     def of(cls, template: Node) -> Former:
         """Read a template."""
-        said = own_annotations(template)
+        annotations = own_annotations(template)
         record = Record.of(template)
         if record is None:
-            return cls(said, {})
+            return cls(annotations, {})
         for container in items(child(template, "spec", "initContainers")):
             if text_of(child(container, "name")) == sidecar.NAME:
-                return cls(said, value_of(container), LETS_GO in record.added)
-        return cls(said, {})
+                return cls(annotations, value_of(container), LETS_GO in record.added)
+        return cls(annotations, {})
 
     @property
     def says_below_min(self) -> bool:

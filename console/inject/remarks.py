@@ -39,13 +39,13 @@ def warning(sentence: str) -> Remark:
 def totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
     """Sum up in one line what was done and said."""
     levels = [remark.level for remark in remarks]
-    said = [
+    counts = [
         _counted(levels.count(level), noun)
         for level, noun in (("warning", "warning"), ("note", "note"))
         if level in levels
     ]
     done = f"{_counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
-    return "; ".join([done, ", ".join(said)] if said else [done])
+    return "; ".join([done, ", ".join(counts)] if counts else [done])
 
 
 def _counted(count: int, noun: str) -> str:

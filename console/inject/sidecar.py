@@ -160,14 +160,14 @@ class SidecarContainer:
             return own
         environ = {v["name"]: v.get("value", "") for v in self.environment()}
         stand_ins = {"MUSTER_ADDRESS": "127.0.0.1", "MUSTER_MEMBER": "pod", "MUSTER_JOB": "job"}
-        told = (
+        environment = (
             "MUSTER_MIN",
             "MUSTER_MAX",
             "MUSTER_GRACE_S",
             "MUSTER_C10D_PORT",
             "MUSTER_HTTP_PORT",
         )
-        config = load(Config, {}, {**stand_ins, **{name: environ[name] for name in told}})
+        config = load(Config, {}, {**stand_ins, **{name: environ[name] for name in environment}})
         fields = {"PET_LOCAL_ADDR": "status.podIP", "MUSTER_MEMBER": "metadata.name"}
         if self.want.job_name_label is not None:
             fields["PET_RDZV_ID"] = f"metadata.labels['{self.want.job_name_label}']"

@@ -82,12 +82,12 @@ def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:
         if name in _OURS:
             others = [i for i in items(below) if text_of(child(i, "name")) not in _OURS[name]]
             for number, item in enumerate(others):
-                word = text_of(child(item, "name")) or str(number)
-                yield from _parts(item, {}, (*where, word))
+                name = text_of(child(item, "name")) or str(number)
+                yield from _parts(item, {}, (*where, name))
         elif name == "containers":
-            for number, (word, item) in enumerate(steps(below)):
+            for number, (name, item) in enumerate(steps(below)):
                 if number != index:
-                    yield from _parts(item, {}, (*where, word))
+                    yield from _parts(item, {}, (*where, name))
         elif name != GRACE:
             yield from _parts(below, {}, where)
 

@@ -210,12 +210,12 @@ def workloads(roots: list[Node]) -> Iterator[Workload]:
 
 def at(node: Node, path: str, walked: str = "") -> Iterator[tuple[Node, str]]:
     """Every node that a path leads to, and the path to it alone."""
-    word, _, rest = path.partition(".")
-    if not word:
+    part, _, rest = path.partition(".")
+    if not part:
         yield node, walked
         return
     for name, below in steps(node):
-        if word in ("*", name):
+        if part in ("*", name):
             yield from at(below, rest, f"{walked}.{name}" if walked else name)
 
 

@@ -169,10 +169,10 @@ def _refuse_doubled_keys(node: Node, seen: set[int]) -> None:
         _refuse_doubled_keys(item, seen)
 
 
-def _size(node: Node, known: dict[int, int]) -> int:
+def _size(node: Node, sizes: dict[int, int]) -> int:
     """How many nodes there are below, each alias counted as what it stands for."""
-    if id(node) not in known:
-        known[id(node)] = LARGEST  # for what contains itself
+    if id(node) not in sizes:
+        sizes[id(node)] = LARGEST  # for what contains itself
         below = [*(value for _, value in entries(node)), *items(node)]
-        known[id(node)] = 1 + sum(_size(inner, known) for inner in below)
-    return known[id(node)]
+        sizes[id(node)] = 1 + sum(_size(inner, sizes) for inner in below)
+    return sizes[id(node)]

@@ -52,7 +52,7 @@ STATUS = {"committed": 0, "expired": 3, "cancelled": 4, "lost": 5, "uncommitted"
 """Exit status by how the drain ended."""
 
 T = TypeVar("T")
-Tell = Callable[[str, str, str, str], None]
+Report = Callable[[str, str, str, str], None]
 
 
 @click.command(
@@ -92,7 +92,10 @@ def drain(
     drained is not listed again.
     """
     by_hand = _ByHand(
-        config, member, _read("--reason", free_text, reason), _tell_json if as_json else _tell
+        config,
+        member,
+        _read("--reason", free_text, reason),
+        _print_json if as_json else _print_line,
     )
     if cancels:
         return asyncio.run(by_hand.cancel())
@@ -102,11 +105,11 @@ def drain(
 class _ByHand:
     """One member's drain, as somebody at a terminal asks for it."""
 
-    def __init__(self, config: JobConfig, member: str, reason: str, tell: Tell) -> None:
+    def __init__(self, config: JobConfig, member: str, reason: str, report: Report) -> None:
         self._config = config
         self._member = member
         self._reason = reason
-        self._tell = tell
+        self._report = report
         self._keys = JobKeys(config.namespace, config.job)
 
     async def drain(self, deadline_s: float, wait: bool) -> int:
@@ -137,7 +140,7 @@ class _ByHand:
                 return planned
 
             await write(client, plan)
-        self._tell(self._member, "cancelled", f"the drain of {self._member} is cancelled", "")
+        self._report(self._member, "cancelled", f"the drain of {self._member} is cancelled", "")
         return 0
 
     def _find(self, snapshot: Snapshot) -> Member:
@@ -170,7 +173,7 @@ class _ByHand:
     async def _follow(self, membership: Membership, pod_uid: str, *, to_the_end: bool) -> int:
         """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
         generation = job.generation if (job := membership.snapshot().job) else 0
-        told = ("", "")
+        reported = ("", "")
         lost_at_s: float | None = None
         known = membership.snapshot()
         while True:
@@ -185,9 +188,9 @@ class _ByHand:
                 lost_at_s = lost_at_s or monotonic() + patience_s
                 await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
                 continue
-            if (name, sentence) != told:
-                told = (name, sentence)
-                self._tell(self._member, name, sentence, ending)
+            if (name, sentence) != reported:
+                reported = (name, sentence)
+                self._report(self._member, name, sentence, ending)
             if ending:
                 return STATUS[ending]
             if not to_the_end:
@@ -288,9 +291,9 @@ async def _applied(store: Store, operations: Sequence[Operation]) -> int | None:
     """The revision at which the store shows ``operations`` (puts and deletes); None if not."""
     touched = [one for one in operations if isinstance(one, (Put, Delete))]
     read = await store.txn([], [Range(one.key) for one in touched])
-    for one, found in zip(touched, read.responses, strict=True):
+    for one, response in zip(touched, read.responses, strict=True):
         wanted = [one.value] if isinstance(one, Put) else []
-        if not isinstance(found, tuple) or [kv.value for kv in found] != wanted:
+        if not isinstance(response, tuple) or [kv.value for kv in response] != wanted:
             return None
     return read.revision
 
@@ -302,10 +305,10 @@ def _read(flag: str, parse: Callable[[str], T], text: str) -> T:
         raise ConfigError(f"{flag}: {text!r} is wrong: {error}") from error
 
 
-def _tell(member: str, phase: str, sentence: str, ending: str) -> None:
+def _print_line(member: str, phase: str, sentence: str, ending: str) -> None:
     click.echo(printable(f"{phase:<10} {sentence}"))
 
 
-def _tell_json(member: str, phase: str, sentence: str, ending: str) -> None:
+def _print_json(member: str, phase: str, sentence: str, ending: str) -> None:
     fields = {"member": member, "phase": phase, "sentence": sentence, "outcome": ending}
     click.echo(json.dumps(fields))

@@ -60,15 +60,15 @@ async def _forget(config: JobConfig) -> str:
 
         await write(client, plan)
     last = before.last_commit
-    what = "a last commit that could not be read" if last is None else f"step {last.step}"
+    subject = "a last commit that could not be read" if last is None else f"step {last.step}"
     return (
-        f"forgotten: {what}; the next start of job {config.job} goes on from whatever its"
+        f"forgotten: {subject}; the next start of job {config.job} goes on from whatever its"
         " checkpoint directory has, or trains from scratch"
     )
 
 
 def forgetting(
-    keys: JobKeys, snapshot: Snapshot, who: str, at_unix_s: float, present: list[str]
+    keys: JobKeys, snapshot: Snapshot, author: str, at_unix_s: float, present: list[str]
 ) -> tuple[list[Compare], list[Operation]] | None:
     """Plan to forget the last commit; None where nothing is left to forget.
 
@@ -86,5 +86,5 @@ def forgetting(
         why = "the last commit, which could not be read, is forgotten"
     else:
         return None
-    entry = HistoryEntry("forget", who, why, at_unix_s)
+    entry = HistoryEntry("forget", author, why, at_unix_s)
     return compares, [operation, *entry_operations(keys, entry, snapshot.revision, present)]

@@ -19,7 +19,7 @@ from console.options import configured_by, job_named, shown_with
 from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
 
-UNTOLD = frozenset({"pod_uid"})
+OMITTED = frozenset({"pod_uid"})
 """For machines: in JSON alone."""
 
 INDENT = len("2026-01-02T03:04:05Z  quarantine ")
@@ -76,8 +76,8 @@ def _sentence(entry: HistoryEntry) -> str:
 
 
 def _details(entry: HistoryEntry) -> list[str]:
-    told = {key: value for key, value in entry.details.items() if key not in UNTOLD}
-    return [f"{key}={value}" for key, value in told.items() if value not in ("", None)]
+    shown = {key: value for key, value in entry.details.items() if key not in OMITTED}
+    return [f"{key}={value}" for key, value in shown.items() if value not in ("", None)]
 
 
 def _json(entry: HistoryEntry) -> str:

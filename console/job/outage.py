@@ -20,8 +20,8 @@ _CAUSES = (
 def cause(trouble: str) -> str:
     """Say what an error of a connection comes down to; an unknown one as it is."""
     lower = trouble.lower()
-    found = (sentence for sign, sentence in _CAUSES if sign in lower)
-    return next(found, trouble or "it does not answer")
+    causes = (sentence for sign, sentence in _CAUSES if sign in lower)
+    return next(causes, trouble or "it does not answer")
 
 
 def endpoint_is_local(endpoint: str) -> bool:

@@ -97,14 +97,14 @@ async def _follow_in_lines(
     config: JobConfig, face: Face, interval_s: float, *, as_json: bool
 ) -> None:
     """Print a line whenever it changes."""
-    said = ""
+    printed = ""
     async with following(config) as views:
         async for view in views:
             line = json.dumps(face.json(view)) if as_json else printable(face.line(view))
-            if line != said:
+            if line != printed:
                 click.echo(line)
                 sys.stdout.flush()
-                said = line
+                printed = line
                 await asyncio.sleep(interval_s)
 
 

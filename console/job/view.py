@@ -77,13 +77,13 @@ class JobView:
             return ""
         asking = run.places.asking
         silent = [m for m in self.listing.listed if m.slots and m.name not in asking]
-        said = []
+        reasons = []
         if len(asking) < self.job.min_workers:
-            said.append(f"{len(asking)} of at least {self.job.min_workers} torchruns ask")
+            reasons.append(f"{len(asking)} of at least {self.job.min_workers} torchruns ask")
         if silent:
             names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
-            said.append(f"waits for the torchrun of {names}")
-        return "; ".join(said) or "all ask: it begins in moments"
+            reasons.append(f"waits for the torchrun of {names}")
+        return "; ".join(reasons) or "all ask: it begins in moments"
 
     def _joined(self, member: Member, now_unix_s: float) -> str:
         joins = [
@@ -96,7 +96,7 @@ class JobView:
     def members(self) -> list[tuple[Member, str, str]]:
         """Every member with its state, why it is not listed, what is wrong with its launcher."""
         first, foreseen = first_to_go(self.listing), {True: FORESEEN, False: ""}
-        told = [
+        states = [
             *(
                 (m, "listed", "; ".join(filter(None, (self._needed(m), foreseen[m is first]))))
                 for m in self.listing.listed
@@ -110,7 +110,7 @@ class JobView:
                 for name, why in sorted(self.listing.excluded.items())
             ),
         ]
-        return [(member, state, self._with_bypass(member, why)) for member, state, why in told]
+        return [(member, state, self._with_bypass(member, why)) for member, state, why in states]
 
     def _needed(self, member: Member) -> str:
         quarantine = self.snapshot.quarantine_of(member)
@@ -207,11 +207,11 @@ def _history(keys: JobKeys, kvs: Iterable[KeyValue]) -> tuple[HistoryEntry, ...]
 
 
 def _bypasses(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, Bypass]:
-    found = {}
+    bypasses = {}
     for kv in kvs:
         if kv.key.startswith(keys.bypasses):
             try:
-                found[member_of(kv)] = Bypass.from_kv(kv)
+                bypasses[member_of(kv)] = Bypass.from_kv(kv)
             except RecordError:
                 continue
-    return found
+    return bypasses

@@ -264,9 +264,9 @@ def _make_directory(place: tuple[str, Path]) -> None:
         raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
 
 
-def _read_time(said: tuple[str, str, str]) -> float:
-    """Read a time as the sidecars will; ``said``: flag, name of the setting there, text."""
-    flag, name, text = said
+def _read_time(given: tuple[str, str, str]) -> float:
+    """Read a time as the sidecars will; ``given``: flag, name of the setting there, text."""
+    flag, name, text = given
     setting = settings_of(Config)[name]
     try:
         return float(setting.parse(text))

@@ -65,16 +65,16 @@ async def run_session(
     """
     repeats = Repeats()
 
-    def tell(moment: Moment) -> None:
+    def show(moment: Moment) -> None:
         lines = [json.dumps(moment.to_json())] if as_json else repeats.lines(moment)
         for line in lines:
-            _say(screen, line, INDENT)
+            _print_line(screen, line, INDENT)
 
-    timeline = Timeline(time.monotonic, tell)
+    timeline = Timeline(time.monotonic, show)
     keys = JobKeys(settings.namespace, settings.job)
     rounds = RoundFollower(keys, settings.job, settings.line.slots, timeline)
     if not as_json:
-        _say(screen, f"logs of every node: {places.logs}")
+        _print_line(screen, f"logs of every node: {places.logs}")
     async with AsyncExitStack() as stack:
         run_root = await stack.enter_async_context(_swept(settings.run))
         endpoints = ""
@@ -107,13 +107,13 @@ async def run_session(
     else:
         await asyncio.to_thread(_show_last_words, screen, run, status)
     for line in closing_lines(timeline):
-        _say(screen, line, 0)
+        _print_line(screen, line, 0)
     if places.report is not None:
-        _say(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
+        _print_line(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
     return status
 
 
-def _say(screen: Console, text: str, indent: int | None = None) -> None:
+def _print_line(screen: Console, text: str, indent: int | None = None) -> None:
     """Print as it is: no colours guessed, and no path broken in two.
 
     ``indent``: on a terminal it is broken at words, and what follows stands so far in.
@@ -196,17 +196,17 @@ def _show_last_words(screen: Console, run: LocalRun, status: int) -> None:
     lines = read_last_words(node.launcher_log, 1 if status == 0 else TAIL_LINES) if node else []
     if node is None or not lines:
         return
-    _say(screen, f"\n{node.name} said last ({node.launcher_log}):")
+    _print_line(screen, f"\n{node.name} said last ({node.launcher_log}):")
     for line in lines:
-        _say(screen, f"  {line}")
+        _print_line(screen, f"  {line}")
 
 
 def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
     """What the worker said whose error ended the job."""
     if failure.traceback:
-        _say(screen, "\nTraceback (most recent call last):")
+        _print_line(screen, "\nTraceback (most recent call last):")
         for line in failure.traceback[-TAIL_LINES:]:
-            _say(screen, line)
+            _print_line(screen, line)
 
 
 def _write_report(

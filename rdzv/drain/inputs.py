@@ -132,7 +132,7 @@ class DrainObservations:
 
     ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
     ``due_s``: by pod UID, when SIGTERM reaches it at the latest: its deadline less its reserve.
-    ``told_s``: by pod UID, the seconds left that this was reckoned from. ``own_since_s``: since
+    ``reported_s``: by pod UID, the seconds left that this was reckoned from. ``own_since_s``: since
     when it sees its own pod drain; ``own_ran``: whether commands have run in it since then.
     """
 
@@ -141,7 +141,7 @@ class DrainObservations:
     since_s: float = 0.0
     epoch_since_s: float = 0.0
     due_s: Mapping[str, float] = field(default_factory=dict)
-    told_s: Mapping[str, float] = field(default_factory=dict)
+    reported_s: Mapping[str, float] = field(default_factory=dict)
     own_since_s: float = math.inf
     own_ran: bool = False
 
@@ -160,14 +160,14 @@ def observe(
     commit = snapshot.commit
     same_epoch = commit.epoch == previous.epoch
     same_phase = same_epoch and commit.phase == previous.phase
-    told_s = {
+    reported_s = {
         uid: drain.seconds_left
         for uid, drain in snapshot.membership.drains.items()
         if drain.seconds_left is not None
     }
     due_s: dict[str, float] = {}
-    for uid, left_s in told_s.items():
-        if previous.told_s.get(uid) == left_s:
+    for uid, left_s in reported_s.items():
+        if previous.reported_s.get(uid) == left_s:
             due_s[uid] = previous.due_s[uid]
         else:
             due_s[uid] = now + left_s - snapshot.membership.drains[uid].reserve_s
@@ -179,7 +179,7 @@ def observe(
         since_s=previous.since_s if same_phase else now,
         epoch_since_s=previous.epoch_since_s if same_epoch else now,
         due_s=due_s,
-        told_s=told_s,
+        reported_s=reported_s,
         own_since_s=min(previous.own_since_s, now) if drains else math.inf,
         own_ran=drains and (previous.own_ran or bool(snapshot.commands)),
     )

@@ -37,7 +37,7 @@ class Registered:
         """Read the member record; ``check`` takes the answer."""
         return Range(self.member_key)
 
-    def check(self, found: Iterable[KeyValue]) -> None:
+    def check(self, kvs: Iterable[KeyValue]) -> None:
         """Raise ``LeaseLost`` where it was the registration that did not hold."""
-        if self.lease() not in [kv.lease for kv in found]:
+        if self.lease() not in [kv.lease for kv in kvs]:
             raise LeaseLost("the member record is gone, or on another lease")

@@ -52,8 +52,8 @@ class MemberLease:
         await self._store.lease_grant(self.id, round(self._ttl_s))
         self.valid_until_s = asked_at_s + self._ttl_s
 
-    async def renew(self, say: Callable[[str], None]) -> None:
-        """Renew it until it is lost; ``say`` is told why it could not be.
+    async def renew(self, complain: Callable[[str], None]) -> None:
+        """Renew it until it is lost; ``complain`` is told why it could not be.
 
         After a failure it is tried again soon: another whole interval may be all that is left.
         """
@@ -68,7 +68,7 @@ class MemberLease:
                 return
             except StoreError as error:
                 # Refused ones too: rights and passwords come back, and the lease says the rest.
-                say(f"the lease could not be renewed, retrying: {error}")
+                complain(f"the lease could not be renewed, retrying: {error}")
                 pause_s = RETRY_PAUSE_S
             else:
                 self.renewed_s = sent_at_s

@@ -13,9 +13,7 @@ from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue, WatchEvent
 
 
-def lost_members(
-    before: Snapshot, after: Snapshot, said_goodbye: frozenset[str]
-) -> tuple[Member, ...]:
+def lost_members(before: Snapshot, after: Snapshot, departed: frozenset[str]) -> tuple[Member, ...]:
     """Members of ``before`` that are gone in ``after`` and are not among those who took leave.
 
     A new generation begins with nobody; that is no loss.
@@ -25,7 +23,7 @@ def lost_members(
     return tuple(
         member
         for name, member in sorted(before.members.items())
-        if name not in after.members and name not in said_goodbye
+        if name not in after.members and name not in departed
     )
 
 

@@ -90,7 +90,7 @@ class Registrar:
         self._refused: Refuse | None = None
         self._pacing = Pacing(lease_ttl_s)
         self._lease: MemberLease | None = None
-        self._said = ""
+        self._logged = ""
 
     @property
     def lease_id(self) -> int | None:
@@ -131,7 +131,7 @@ class Registrar:
             self._pacing = self._pacing.after_loss(written.lease.renewed_s - registered_s)
             pause_s = self._pacing.pause_s(self._random)
             if (complaint := self._pacing.complaint(self._clock())) is not None:
-                self._say(complaint, logging.WARNING)
+                self._log_change(complaint, logging.WARNING)
 
     async def let_in_again(self) -> None:
         """Wait until one that was fenced may register: the job is that of its own UID again.
@@ -178,7 +178,7 @@ class Registrar:
                 self._refused, self.fenced = decision, decision.fenced
                 raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
             if isinstance(decision, RetryLater):
-                self._say(decision.reason)
+                self._log_change(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
                 continue
             if (early_s := not_before_s - self._clock()) > 0:
@@ -189,7 +189,7 @@ class Registrar:
             try:
                 written, revision = await self._apply(decision, lease)
             except StoreError as error:
-                self._say(f"cannot register yet, retrying: {error}")
+                self._log_change(f"cannot register yet, retrying: {error}")
                 not_before_s = self._clock() + self._next_pause_s()
                 continue
             if written is not None:
@@ -296,10 +296,10 @@ class Registrar:
             for task in pending:
                 task.cancel()
         loss = next(iter(done)).result()
-        self._say(loss.sentence, logging.INFO if loss.usual else logging.WARNING)
+        self._log_change(loss.sentence, logging.INFO if loss.usual else logging.WARNING)
 
     async def _renew(self, lease: MemberLease) -> _Loss:
-        await lease.renew(self._say)
+        await lease.renew(self._log_change)
         return _Loss("the lease was lost: registering again")
 
     async def _until_superseded(self, written: _Registration) -> _Loss:
@@ -307,7 +307,7 @@ class Registrar:
         await self._keep(written.held)
         await self._shown(written.revision)
         self.registered.set()
-        self._say(written.sentence)
+        self._log_change(written.sentence)
         while True:
             snapshot = self._client.membership.snapshot()
             loss = self._superseded(snapshot)
@@ -382,8 +382,8 @@ class Registrar:
         except TimeoutError:
             return
 
-    def _say(self, sentence: str, level: int = logging.INFO) -> None:
+    def _log_change(self, sentence: str, level: int = logging.INFO) -> None:
         """Log a sentence when it changes."""
-        if sentence != self._said:
-            self._said = sentence
+        if sentence != self._logged:
+            self._logged = sentence
             log.log(level, "%s", sentence, extra={"event": "registration"})

@@ -120,8 +120,8 @@ def plan(
     if isinstance(chosen, RetryLater | Refuse):
         return chosen
     job, reason = chosen
-    known = max(holder.number if holder else 0, held.incarnation if held else 0)
-    number = max(known + 1, snapshot.revision)
+    newest = max(holder.number if holder else 0, held.incarnation if held else 0)
+    number = max(newest + 1, snapshot.revision)
     since = number
     if holder is not None and holder.pod_uid == identity.pod_uid:
         since = holder.since or holder.number
@@ -276,5 +276,5 @@ def _next_life(stored: Job, identity: Identity) -> Job:
 
 def _former_uids(stored: Job, uid: str) -> tuple[str, ...]:
     """Those of all lives before that of ``uid``, which itself may have been one of them."""
-    known = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
-    return tuple(dict.fromkeys(known))[-FORMER_UIDS_MAX:]
+    uids = [former for former in (*stored.former_uids, stored.uid) if former not in ("", uid)]
+    return tuple(dict.fromkeys(uids))[-FORMER_UIDS_MAX:]

@@ -104,17 +104,17 @@ class QuarantineDecision:
 
 
 def after_death(
-    known: Quarantine | None, member: str, pod_uid: str, died: str, terms: Terms
+    record: Quarantine | None, member: str, pod_uid: str, died: str, terms: Terms
 ) -> QuarantineDecision:
     """Decide what the record becomes once the torchrun ``died`` of this pod has ended by itself."""
-    revision = known.mod_revision if known else 0
-    if known is None or known.pod_uid != pod_uid:
-        known = Quarantine(member, pod_uid, 0, "")
-    elif known.died == died:
+    revision = record.mod_revision if record else 0
+    if record is None or record.pod_uid != pod_uid:
+        record = Quarantine(member, pod_uid, 0, "")
+    elif record.died == died:
         return QuarantineDecision(reason="that death is counted already")
-    deaths = known.deaths + 1
+    deaths = record.deaths + 1
     record = replace(
-        known, deaths=deaths, died=died, out=deaths >= terms.deaths, mod_revision=revision
+        record, deaths=deaths, died=died, out=deaths >= terms.deaths, mod_revision=revision
     )
     why = f"its torchrun has died {deaths} times"
     if record.out:
@@ -123,23 +123,23 @@ def after_death(
 
 
 def after_time(
-    now: float, known: Quarantine, seen_s: float, alive_s: float | None, terms: Terms
+    now: float, record: Quarantine, seen_s: float, alive_s: float | None, terms: Terms
 ) -> QuarantineDecision:
     """Decide what time makes of the record.
 
     ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is,
     and earlier by the time that those before it lived which only gave up waiting for a place.
     """
-    if not known.out:
+    if not record.out:
         forgotten_s = seen_s + terms.forget_s
         if now >= forgotten_s:
             return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
         return QuarantineDecision(wake_at_s=forgotten_s)
     if alive_s is None:
         return QuarantineDecision(reason="it is quarantined, and has no torchrun")
-    hold_s = terms.hold_s(known.deaths)
+    hold_s = terms.hold_s(record.deaths)
     admitted_s = max(seen_s, alive_s) + hold_s
     if now >= admitted_s:
         why = f"its torchrun has lived for {hold_s:g} s: let in again"
-        return QuarantineDecision(replace(known, out=False), reason=why)
+        return QuarantineDecision(replace(record, out=False), reason=why)
     return QuarantineDecision(reason="it is quarantined", wake_at_s=admitted_s)

@@ -240,12 +240,12 @@ def _check_certificates(access: Access) -> None:
         # An empty pass phrase, or OpenSSL would ask for one at the terminal.
         context.load_cert_chain(access.cert, access.key, password="")
     except (OSError, ssl.SSLError) as error:
-        what = (
+        flaw = (
             "do not belong together"
             if "MISMATCH" in str(error).upper()
             else "are no certificate and unencrypted key in PEM form"
         )
         raise ConfigError(
-            f"{access.cert} of {_CERT} and {access.key} of {_KEY} {what}: give the two files of"
+            f"{access.cert} of {_CERT} and {access.key} of {_KEY} {flaw}: give the two files of"
             " one client certificate"
         ) from None

@@ -160,7 +160,7 @@ async def test_the_workers_of_a_horovod_job_are_left_alone(run_dir: Path) -> Non
             await asyncio.sleep(0.1)
             clock.now += 600
             await asyncio.sleep(0.1)
-            assert lookout.found.kind == ""
+            assert lookout.finding.kind == ""
 
 
 async def _has(one: Pod, name: str) -> bool:

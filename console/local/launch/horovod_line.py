@@ -80,7 +80,7 @@ class HorovodLine:
     ) -> tuple[str, ...]:
         """The command with all that horovodrun must be told; ``discovery`` is the script."""
         start = max(min_nodes, min(nodes, max_nodes))
-        told = {
+        options = {
             "-np": (f"{start * self.slots}",),
             "--min-np": (f"{min_nodes * self.slots}",),
             "--max-np": (f"{max_nodes * self.slots}",),
@@ -88,7 +88,7 @@ class HorovodLine:
             "--host-discovery-script": (str(discovery),),
             **{name: value for name, value in _DEFAULTS.items() if name not in self.given},
         }
-        words = [word for name, values in told.items() for word in (name, *values)]
+        words = [word for name, values in options.items() for word in (name, *values)]
         return (*self.program, *words, *self.command[len(self.program) :])
 
 
@@ -119,10 +119,10 @@ def read_horovod_line(command: Sequence[str], program: int) -> HorovodLine:
 
 def _options(words: Iterator[str]) -> Iterator[tuple[str, str | None]]:
     """Every option before the worker's command, under its full name."""
-    for word in words:
-        if word == "--" or not word.startswith("-") or word == "-":
+    for argument in words:
+        if argument == "--" or not argument.startswith("-") or argument == "-":
             return
-        given, equals, value = word.partition("=")
+        given, equals, value = argument.partition("=")
         name = _full_name(given)
         if equals or name in _FLAGS:
             yield name, value if equals else None

@@ -85,11 +85,11 @@ def _find_launcher(command: Sequence[str]) -> tuple[str, int]:
     if program in _MODULES.values():
         return program, 1
     if re.fullmatch(r"python[\d.]*", program):
-        for index, word in enumerate(command[1:], start=1):
+        for index, argument in enumerate(command[1:], start=1):
             module = next(iter(command[index + 1 : index + 2]), "")
-            if word == "-m" and module in _MODULES:
+            if argument == "-m" and module in _MODULES:
                 return _MODULES[module], index + 2
-            if word == "-m" or not word.startswith("-"):
+            if argument == "-m" or not argument.startswith("-"):
                 break
     raise ConfigError(
         f"{command[0]}: no launcher that muster local knows; start the training script with "
@@ -101,16 +101,16 @@ def _read(arguments: Sequence[str]) -> tuple[list[tuple[str, str | None]], str |
     """Read every option before the training script, under its full name, and the script."""
     options: list[tuple[str, str | None]] = []
     words = iter(arguments)
-    for word in words:
-        if word == "--":
+    for argument in words:
+        if argument == "--":
             return options, next(words, None)
-        if not word.startswith("-"):
-            return options, word
-        if not word.startswith("--"):
-            name = _SHORT.get(word, word)
-            options.append((name, next(words, None) if word in _SHORT_WITH_VALUE else None))
+        if not argument.startswith("-"):
+            return options, argument
+        if not argument.startswith("--"):
+            name = _SHORT.get(argument, argument)
+            options.append((name, next(words, None) if argument in _SHORT_WITH_VALUE else None))
             continue
-        given, equals, value = word.partition("=")
+        given, equals, value = argument.partition("=")
         name = _full_name(given.replace("_", "-"))
         if equals:
             options.append((name, value))

@@ -102,8 +102,8 @@ class LocalNode:
                 next_, reason = after_exit(self.name, status, 0, self._closing())
                 if next_ == "spare":
                     return self._end("spare", status, reason)
-                said = await asyncio.to_thread(_last_message, self.sidecar_log)
-                return self._end("failed", status, f"its sidecar ended with {status}: {said}")
+                error = await asyncio.to_thread(_last_message, self.sidecar_log)
+                return self._end("failed", status, f"its sidecar ended with {status}: {error}")
             self.state = "ready"
             self._timeline.record("node", "ready", self.name, "its sidecar is ready")
             await ticket.pass_through()
@@ -182,8 +182,8 @@ class LocalNode:
                 if next_ != "restart":
                     return self._end(next_, status, reason)
                 self.restarts += 1
-                said = await asyncio.to_thread(read_last_words, self.launcher_log, 1)
-                reason = ": ".join([reason, *said])
+                last_lines = await asyncio.to_thread(read_last_words, self.launcher_log, 1)
+                reason = ": ".join([reason, *last_lines])
             self.state = "restarting"
             self._timeline.record("node", "restart", self.name, reason)
             await asyncio.sleep(RESTART_PAUSE_S)
@@ -232,8 +232,8 @@ class LocalNode:
             try:
                 await asyncio.wait_for(self._give_notice(), NOTICE_TIMEOUT_S)
                 left = f"it has {self._settings.grace_s:g} s"
-                said = f"its sidecar has the notice, SIGTERM follows; {left}"
-                self._timeline.record("node", "draining", self.name, said)
+                detail = f"its sidecar has the notice, SIGTERM follows; {left}"
+                self._timeline.record("node", "draining", self.name, detail)
             except TimeoutError:
                 self._without_notice(f"its sidecar did not answer within {NOTICE_TIMEOUT_S:g} s")
             except OSError as error:
@@ -327,8 +327,8 @@ class LocalNode:
 def _last_message(sidecar_log: Path) -> str:
     """The last thing that a sidecar said of itself; below a traceback, the error."""
     lines = sidecar_log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if not line.startswith("muster: this is a defect")] or [""]
+    kept = [line for line in lines if not line.startswith("muster: this is a defect")] or [""]
     try:
-        return str(json.loads(said[-1])["message"])
+        return str(json.loads(kept[-1])["message"])
     except (ValueError, KeyError, TypeError):
-        return said[-1]  # it failed before it could write its log
+        return kept[-1]  # it failed before it could write its log

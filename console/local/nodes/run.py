@@ -324,7 +324,7 @@ class LocalRun:
                 self._see_leader(self.leader)
             nodes = tuple(self.nodes.values())
             for node, failure in await asyncio.to_thread(self._worker_watch.look, nodes):
-                reason = self._worker_watch.tell(node, failure)
+                reason = self._worker_watch.record(node, failure)
                 if reason is not None and not self._settings.keep_going:
                     self._given_up, self.given_up_for = reason, failure
                     self._changed.set()

@@ -62,27 +62,27 @@ class WorkerWatch:
         log.offset += len(piece)
         return log.errors.take_in(piece.decode(errors="replace"))
 
-    def tell(self, node: LocalNode, failure: WorkerFailure) -> str | None:
+    def record(self, node: LocalNode, failure: WorkerFailure) -> str | None:
         """Put a failure on the timeline; returns why the job is to be given up, if it is."""
         log = self._logs[node.launcher_log]
         pid = node.launcher.pid if node.launcher is not None else 0
         log.failures = log.failures + 1 if pid == log.pid else 1
         log.pid = pid
         number = self._rounds.round.number
-        known = node.name in self._rounds.nodes
-        who = f"local rank {failure.local_rank}"
-        if known:
-            who = f"rank {self._rounds.ranks_of(node.name)[failure.local_rank]}"
-        where = [f"round {number}"] if known else []
+        has_place = node.name in self._rounds.nodes
+        rank = f"local rank {failure.local_rank}"
+        if has_place:
+            rank = f"rank {self._rounds.ranks_of(node.name)[failure.local_rank]}"
+        where = [f"round {number}"] if has_place else []
         allowed = self._allowed(node)
         if log.failures <= allowed:
             where.append(f"restart {log.failures} of {allowed}")
         elif allowed:
             where.append("no restart of torchrun is left")
         note = f" ({', '.join(where)})" if where else ""
-        self._timeline.record("node", "error", node.name, f"{who}: {failure.sentence}{note}")
+        self._timeline.record("node", "error", node.name, f"{rank}: {failure.sentence}{note}")
         began_s = self._rounds.began_s
-        if not known or self._timeline.worlds.all or began_s is None:
+        if not has_place or self._timeline.worlds.all or began_s is None:
             return None
         lived_s = self._timeline.now_s() - began_s
         disturbed = self._timeline.disturbed_since(began_s)

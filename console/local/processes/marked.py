@@ -40,7 +40,7 @@ def holding(*settings: str) -> set[int]:
     Zombies have no environment left.
     """
     wanted = {setting.encode() for setting in settings}
-    found = set()
+    pids = set()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
@@ -49,8 +49,8 @@ def holding(*settings: str) -> set[int]:
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # it ended meanwhile, or belongs to somebody else
         if wanted <= set(environment.split(b"\0")):
-            found.add(int(entry.name))
-    return found
+            pids.add(int(entry.name))
+    return pids
 
 
 def children(parent: int) -> set[int]:
@@ -73,9 +73,9 @@ def send(pids: Set[int], number: signal.Signals) -> None:
 def send_to_all(find: Callable[[], set[int]], number: signal.Signals) -> None:
     """Signal every process that ``find`` finds, and those that were forked meanwhile."""
     reached: set[int] = set()
-    while found := find() - reached:
-        send(found, number)
-        reached |= found
+    while pids := find() - reached:
+        send(pids, number)
+        reached |= pids
 
 
 def end_all(find: Callable[[], set[int]], own: Set[int], deadline_s: float) -> set[int]:

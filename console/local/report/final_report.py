@@ -9,10 +9,10 @@ from pathlib import Path
 
 MAX_BYTES = 64 * 1024
 
-_TORCHRUN_SAYS = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
+_TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d|\[[IWE]\d{3} \d\d:\d\d:\d\d|\*{20,}")
 _SCRIPT_FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: ")
 _BLAMES_SCRIPT = "ChildFailedError"
-_HOROVOD_WORKER_SAYS = re.compile(r".*\[\d+\]<std(out|err)>:")
+_HOROVOD_WORKER_LINE = re.compile(r".*\[\d+\]<std(out|err)>:")
 
 
 def last_words(lines: Sequence[str], count: int) -> list[str]:
@@ -22,14 +22,14 @@ def last_words(lines: Sequence[str], count: int) -> list[str]:
     by itself, its own words. horovodrun marks what its workers say; before the first of them
     speaks, only it has something to say.
     """
-    if workers := [line for line in lines if _HOROVOD_WORKER_SAYS.match(line)]:
+    if workers := [line for line in lines if _HOROVOD_WORKER_LINE.match(line)]:
         return workers[-count:]
     end = len(lines)
     if any(line.rstrip(": ").endswith(_BLAMES_SCRIPT) for line in lines):
         failures = [i for i, line in enumerate(lines) if _SCRIPT_FAILED.match(line)]
         end = failures[-1] if failures else end
-    said = [line for line in lines[:end] if line.strip() and not _TORCHRUN_SAYS.match(line)]
-    return said[-count:]
+    spoken = [line for line in lines[:end] if line.strip() and not _TORCHRUN_LINE.match(line)]
+    return spoken[-count:]
 
 
 def read_last_words(log: Path, count: int) -> list[str]:

@@ -164,11 +164,11 @@ def _draw_rounds(
             continue
         left, right, upper = time.at(begin_s), time.at(after_s), size.at(ranks)
         if filled:
-            known = time.at(timeline.trusted_until(begin_s, after_s))
-            yield _rect("world", left, upper, known - left, size.at(0) - upper)
-            if known < right:
-                yield _rect("unknown", known, upper, right - known, size.at(0) - upper)
-            yield _text((left + known) / 2, upper - 6, f"{ranks}", "size", anchor="middle")
+            trusted = time.at(timeline.trusted_until(begin_s, after_s))
+            yield _rect("world", left, upper, trusted - left, size.at(0) - upper)
+            if trusted < right:
+                yield _rect("unknown", trusted, upper, right - trusted, size.at(0) - upper)
+            yield _text((left + trusted) / 2, upper - 6, f"{ranks}", "size", anchor="middle")
         yield _line("agreed", left, upper, right, upper)
 
 

@@ -67,7 +67,7 @@ class RoundFollower:
                     entry = HistoryEntry.from_kv(event.kv)
                     if entry.what in ("round", "closed"):
                         continue  # the round record itself tells more
-                    self._timeline.record("membership", *_told(entry))
+                    self._timeline.record("membership", *_moment_of(entry))
                 elif self._is_round(event.kv.key):
                     self._see_round(event.kv)
             except RecordError as error:
@@ -105,7 +105,7 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _told(entry: HistoryEntry) -> tuple[str, str, str]:
+def _moment_of(entry: HistoryEntry) -> tuple[str, str, str]:
     """What happened, to whom, and why; of a drain its entry tells the end."""
     outcome, step = entry.details.get("outcome"), entry.details.get("step")
     if entry.what != "drain":

@@ -49,15 +49,15 @@ class Moment:
 
 
 class Timeline:
-    """Collects moments; ``clock`` is monotonic and ``tell`` is called with each one.
+    """Collects moments; ``clock`` is monotonic and ``on_record`` is called with each one.
 
     ``rounds`` are (seconds since the start, ranks that the rendezvous agreed on; 0: none agreed).
     """
 
-    def __init__(self, clock: Callable[[], float], tell: Callable[[Moment], None]) -> None:
+    def __init__(self, clock: Callable[[], float], on_record: Callable[[Moment], None]) -> None:
         self._clock = clock
         self._started_s = clock()
-        self._tell = tell
+        self._on_record = on_record
         self.moments: list[Moment] = []
         self.worlds = Worlds()
         self.rounds: list[tuple[float, int]] = []
@@ -72,7 +72,7 @@ class Timeline:
         """Add a moment that happens now; an event may have had no effect."""
         moment = Moment(self.now_s(), kind, what, who, detail, had_effect)
         self.moments.append(moment)
-        self._tell(moment)
+        self._on_record(moment)
 
     def record_round(self, ranks: int) -> None:
         """Note that the rendezvous agrees on so many ranks from now on."""

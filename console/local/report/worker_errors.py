@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _FAILED = re.compile(r"E\d{4} .*\] failed \(exitcode: (-?\d+)\) local_rank: (\d+) ")
-_TORCHRUN_SAYS = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d")
+_TORCHRUN_LINE = re.compile(r"[IWE]\d{4} \d\d:\d\d:\d\d")
 _RANK = re.compile(r"\[rank(\d+)\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
@@ -70,7 +70,7 @@ class WorkerErrors:
                 self._ended.clear()
                 self._last_line = ""
                 continue
-            if line.strip() and not _TORCHRUN_SAYS.match(line):
+            if line.strip() and not _TORCHRUN_LINE.match(line):
                 self._last_line = line.strip()
             marked = _RANK.match(line)
             speaker = marked[1] if marked else ""
@@ -84,9 +84,9 @@ class WorkerErrors:
 
     def _failure(self, exit_code: int, local_rank: int) -> WorkerFailure:
         # Of several speakers, the first: the others failed because it did.
-        said = next(iter(self._ended.values()), ())
-        if said:
-            return WorkerFailure(local_rank, said[-1][:MAX_SENTENCE], said)
+        lines = next(iter(self._ended.values()), ())
+        if lines:
+            return WorkerFailure(local_rank, lines[-1][:MAX_SENTENCE], lines)
         sentence = _ended(exit_code)
         if self._last_line:
             sentence += f"; the last line: {self._last_line[:MAX_SENTENCE]}"

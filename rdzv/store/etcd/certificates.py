@@ -58,7 +58,7 @@ class CertificateFiles:
         if done:
             reading.result()
         elif self.version:
-            self._say(
+            self._log_change(
                 f"the certificate files cannot be read within {left_s:.1f} s; until then the former"
                 " certificates stay in force"
             )
@@ -78,7 +78,7 @@ class CertificateFiles:
         except ConfigError as error:
             if not self.version:
                 raise
-            self._say(f"{error}; until then the former certificates stay in force")
+            self._log_change(f"{error}; until then the former certificates stay in force")
             return
         self._diary.forget()
         self._stamp = stamp
@@ -98,7 +98,7 @@ class CertificateFiles:
             return stamp, None
         return stamp, read_certificates(self._access)
 
-    def _say(self, sentence: str) -> None:
+    def _log_change(self, sentence: str) -> None:
         extra = {"event": "certificates_unusable"}
         self._diary.say(sentence, level=logging.WARNING, extra=extra)
 
@@ -108,9 +108,9 @@ def _stamp_of(access: Access) -> Stamp:
     stamps = []
     for path in filter(None, (access.cacert, access.cert, access.key)):
         try:
-            found = os.stat(path)
+            status = os.stat(path)
         except OSError:
             stamps.append((0, 0, 0))
         else:
-            stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
     return tuple(stamps)

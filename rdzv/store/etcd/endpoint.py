@@ -163,8 +163,8 @@ class EtcdEndpoint:
             # Closing a channel cancels its calls, which looks like a cancelled task.
             if task is None or task.cancelling() > cancelling:
                 raise
-            what = "client" if self._closed else "connection"
-            raise (AnswerLostError if sent else NotSentError)(f"this {what} was closed") from None
+            closed = "client" if self._closed else "connection"
+            raise (AnswerLostError if sent else NotSentError)(f"this {closed} was closed") from None
 
     def open_watch(
         self, on_kick: Callable[[str], None], metadata: Metadata = HAS_LEADER

@@ -89,12 +89,12 @@ def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
             "warning",
             "the embedded store keeps nothing across a restart: use etcd in production",
         )
-    known = [defect for defect in DEFECTS if defect.has(version)]
-    fatal = [defect.what for defect in known if defect.fatal]
+    defects = [defect for defect in DEFECTS if defect.has(version)]
+    fatal = [defect.what for defect in defects if defect.fatal]
     if fatal:
         return "fault", f"etcd {text}: {'; '.join(fatal)}"
     if version[:2] < END_OF_LIFE:
         return "fault", f"etcd {text} is of a release line that gets no more fixes"
-    if known:
-        return "warning", f"etcd {text}: {'; '.join(defect.what for defect in known)}"
+    if defects:
+        return "warning", f"etcd {text}: {'; '.join(defect.what for defect in defects)}"
     return "ok", f"etcd {text}"

@@ -75,11 +75,11 @@ def check(actions: Sequence[Action]) -> None:
             written.add(key)
 
 
-def holds(condition: Condition, found: Reply) -> bool:
+def holds(condition: Condition, kvs: Reply) -> bool:
     """Judge a condition by the keys found in its interval; no key counts as one of all zeros."""
-    if not found and condition.target == "value":
+    if not kvs and condition.target == "value":
         return False
-    return all(_holds_for(condition, kv) for kv in found or (_MISSING,))
+    return all(_holds_for(condition, kv) for kv in kvs or (_MISSING,))
 
 
 def _holds_for(condition: Condition, kv: KeyValue) -> bool:

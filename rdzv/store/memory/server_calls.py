@@ -102,8 +102,8 @@ class ServedCalls:
     @_answering
     async def range(self, request: pb.RangeRequest, context: ServicerContext) -> pb.RangeResponse:
         """KV.Range."""
-        found = self._engine.read(_interval(request), request.revision)
-        return self._range_response(request, found)
+        reply = self._engine.read(_interval(request), request.revision)
+        return self._range_response(request, reply)
 
     @_answering
     async def put(self, request: pb.PutRequest, context: ServicerContext) -> pb.PutResponse:
