@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from time import time
 
+from rdzv.diary import Diary
 from rdzv.errors import (
     Fenced,
     JobMismatch,
@@ -90,7 +91,7 @@ class Registrar:
         self._refused: Refuse | None = None
         self._pacing = Pacing(lease_ttl_s)
         self._lease: MemberLease | None = None
-        self._logged = ""
+        self._diary = Diary(log)
 
     @property
     def lease_id(self) -> int | None:
@@ -384,6 +385,4 @@ class Registrar:
 
     def _log_change(self, sentence: str, level: int = logging.INFO) -> None:
         """Log a sentence when it changes."""
-        if sentence != self._logged:
-            self._logged = sentence
-            log.log(level, "%s", sentence, extra={"event": "registration"})
+        self._diary.say(sentence, level=level, extra={"event": "registration"})
