@@ -28,17 +28,18 @@ _FLUSH_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOwner:
-    """What a connection needs of its server. ``left`` is called when all is over and settled.
-
-    ``swollen`` is called when a request that is not complete yet has grown large.
-    """
+    """What a connection needs of its server."""
 
     open_session: OpenSession
     joined: Callable[[Connection], None]
+    """Called when a client has connected."""
     left: Callable[[Connection], None]
+    """Called when the client is gone and none of its requests is under way."""
     swollen: Callable[[], None]
+    """Called when an incomplete request has grown large."""
     handshake_timeout_s: float
     last_writes_timeout_s: float
+    """How long to retry writes of a client that is gone."""
 
 
 class Connection(asyncio.Protocol):
@@ -67,7 +68,7 @@ class Connection(asyncio.Protocol):
         return self._requests.relayed
 
     def fail(self, reason: str) -> None:
-        """Close the connection and say why; answers on their way are still sent."""
+        """Close the connection and log why; answers made so far are still sent."""
         if not self._requests.closing:
             _logger.warning("Closed the c10d connection of %s: %s", self._peer, reason)
             self._refuse(reason)
@@ -78,7 +79,7 @@ class Connection(asyncio.Protocol):
         self.shut()
 
     def shut(self) -> None:
-        """Close the connection: what is on its way is sent, what waits is dropped."""
+        """Close the connection: answers made so far are sent, waiting requests are dropped."""
         self._parser = RequestParser()  # what it held is free now
         self._requests.shut()
         self._transport.close()
@@ -86,14 +87,14 @@ class Connection(asyncio.Protocol):
             self._loop.call_later(_FLUSH_TIMEOUT_S, self._transport.abort)
 
     def give_up(self) -> None:
-        """Close the connection, and cancel what the session has under way."""
+        """Close the connection, and cancel the request that the session is handling."""
         self.shut()
         self._requests.cancel_under_way()
 
     # --- called by the event loop ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Give the client some time to say what it is."""
+        """Register the connection, and start the timeout of the handshake."""
         self._transport = cast(asyncio.Transport, transport)
         self._requests = RequestOrder(
             self._transport, failed=self._fail_request, settled=self._finish
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes and handle the requests that they complete."""
+        """Parse bytes and handle the requests that they complete."""
         parser, session, order = self._parser, self._session, self._requests
         idle = parser.need == 1 and order.all_answered and not order.closing
         if idle and session is not None and (answer := session.whole.get(data)):
@@ -134,19 +135,19 @@ class Connection(asyncio.Protocol):
             and parser.need == 1
             and order.all_answered
         ):
-            # Let what was asked now be answered by its bytes alone from now on.
+            # From now on the same bytes may be answered without being parsed.
             session.keep(data, requests)
 
     def pause_writing(self) -> None:
-        """The client does not read its answers: make no more of them."""
+        """Make no more answers: the client does not read them."""
         self._requests.pause_answers()
 
     def resume_writing(self) -> None:
-        """The client reads its answers again."""
+        """Make answers again: the client reads them."""
         self._requests.resume_answers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel what nobody is left to read; what the client had set before is still tried."""
+        """Cancel requests that have an answer; keep trying the writes, for a while."""
         if self._handshake is not None:
             self._handshake.cancel()
         self._requests.lose()

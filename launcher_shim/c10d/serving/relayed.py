@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relay that a connection comes through, as its session sees it."""
+"""The relay of ``muster-run`` that a connection comes through, as its session sees it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from launcher_shim.tcpstore import wire
 
 
 class RelayNumbers:
-    """Numbers the requests of a client behind a relay, and keeps its session's note there.
+    """Numbers the requests of a client behind a relay, and stores its session's note there.
 
-    ``number`` is that of the request that is being handled; ``again`` says that it may have been
-    carried out before, by this sidecar or an earlier one.
+    ``number`` is that of the request being handled; ``again``: whether this sidecar or an earlier
+    one may have carried it out already.
     """
 
     def __init__(self, preface: wire.Preface, keep: Callable[[bytes], None]) -> None:
@@ -36,9 +36,9 @@ class RelayNumbers:
         return self.number
 
     def keep(self, note: bytes) -> None:
-        """Let the relay show ``note`` to whichever sidecar it connects to next.
+        """Have the relay keep ``note`` for the next sidecar that it connects to.
 
-        One that is too long is not kept: what the next sidecar then lacks, the store mostly has.
+        A note that is too long is not kept: the store has most of it.
         """
         if note != self.note and len(note) <= wire.NOTE_MAX:
             self.note = note

@@ -34,8 +34,8 @@ _NOT_FOR_SESSIONS = frozenset({wire.Validate, wire.Ping, wire.CancelWait})
 class RequestOrder:
     """Handles the requests of one connection.
 
-    ``failed`` is called with a request that could not be answered and its error, ``settled`` once
-    the client is lost and nothing of it is under way any more.
+    ``failed`` is called with a request that could not be answered and its error; ``settled`` once
+    the client is lost and none of its requests is under way.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RequestOrder:
 
     @property
     def waiting(self) -> bool:
-        """Whether a request has to wait for its turn now."""
+        """Whether a new request would have to wait for its turn."""
         return bool(self._pending or self._under_way or self._answers_unread or self.closing)
 
     @property
@@ -87,54 +87,54 @@ class RequestOrder:
         self._handle = handle
 
     def answer_now(self, request: wire.Request) -> None:
-        """Handle a request that nothing is before."""
+        """Handle a request that no other is before."""
         if answer := self._answer(request):
             self.answers.send(answer)
 
     def take(self, requests: Sequence[wire.Request], size: int) -> None:
-        """Take requests of ``size`` bytes; each is handled when it is its turn."""
+        """Queue requests of ``size`` bytes; each is handled in its turn."""
         self._pending.extend(requests)
         self._backlog += size
         self._advance()
 
     def end_with(self, error: wire.FrameError) -> None:
-        """Handle the requests before a faulty one, and then fail."""
+        """Handle the requests before a malformed one, and then fail."""
         self._pending.extend(error.before)
         self._pending.append(error)
         self._advance()
 
     def read_no_further(self) -> None:
-        """Read no more of the client until all that it has sent is handled."""
+        """Pause reading until all requests are handled."""
         self._transport.pause_reading()
         self._reading_paused = True
 
     def pause_answers(self) -> None:
-        """The client does not read its answers: make no more of them."""
+        """Make no more answers: the client does not read them."""
         self._answers_unread = True
 
     def resume_answers(self) -> None:
-        """The client reads its answers again."""
+        """Make answers again: the client reads them."""
         self._answers_unread = False
         self._advance()
 
     def refuse(self, reason: str) -> None:
-        """Tell a relay to give the client up: it would come back otherwise."""
+        """Have a relay close its client, with ``reason``: it would reconnect otherwise."""
         if self._relay is not None and not self.closing:
             self.answers.add(wire.numbered(wire.REFUSAL, reason.encode()))
 
     def shut(self) -> None:
-        """Send what is on its way, and drop what waits."""
+        """Send the answers made so far, and drop the requests that wait."""
         self.closing = True
         self._pending.clear()
         self.answers.flush()
 
     def cancel_under_way(self) -> None:
-        """Cancel what the session has under way."""
+        """Cancel the request that the session is handling."""
         if self._under_way is not None:
             self._under_way[0].cancel()
 
     def lose(self) -> None:
-        """Cancel what nobody is left to read; what the client had set before is still tried."""
+        """Cancel requests that have an answer, as nobody reads it; keep trying the writes."""
         self.closing = self._lost = True
         self.answers.lose()
         self._answers_unread = False
@@ -162,7 +162,7 @@ class RequestOrder:
         self._regulate()
 
     def _regulate(self) -> None:
-        """Read on, pause or finish, as what is left to do demands."""
+        """Pause, resume or finish, depending on the backlog."""
         if self._pending:
             if self._backlog > BACKLOG_MAX and not self._reading_paused and not self.closing:
                 self.read_no_further()
@@ -192,7 +192,7 @@ class RequestOrder:
         return b""
 
     def _answer_relay(self, relay: RelayNumbers, request: wire.Request | wire.FrameError) -> bytes:
-        """Do the same for a request that has a number."""
+        """Do the same for a request with a number."""
         if isinstance(request, wire.Validate):
             return b""
         number = relay.next()
@@ -231,7 +231,7 @@ class RequestOrder:
             raise WireError(f"it waits for more than {PARKED_MAX} things at once")
 
     def _settled(self, future: asyncio.Future[bytes]) -> None:
-        """What held the later requests back is done."""
+        """Send the answer of the request under way, and go on to the next."""
         assert self._under_way is not None
         _, request, number = self._under_way
         self._under_way = None
@@ -239,14 +239,14 @@ class RequestOrder:
         self._advance()
 
     def _release_parked(self) -> None:
-        """Answer the waits that the request just handled has ended, before its own answer."""
+        """Answer the waits that the request just handled has ended, ahead of its own answer."""
         for future in [future for future in self._parked if future.done()]:
             number = self._parked.pop(future)
             if answer := self._outcome(future, "a wait", number):
                 self.answers.add(answer)
 
     def _released(self, future: asyncio.Future[bytes]) -> None:
-        """A Wait or Barrier is over; if the client gave it up, nobody wants its answer."""
+        """Answer a Wait or Barrier that has ended, unless the client gave it up."""
         if future in self._parked:
             number = self._parked.pop(future)
             self.answers.send(self._outcome(future, "a wait", number))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a client's connection is served by: one session, opened when the client has said hello."""
+"""The session that serves one client's connection, from the handshake on."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from launcher_shim.tcpstore import wire
 
 
 class Session(Protocol):
-    """What one client connection is served by."""
+    """Serves one client connection."""
 
     @property
     def whole(self) -> Mapping[bytes, bytes]:
-        """Answers that may be given at once, without ``handle``, to exactly these bytes.
+        """Answers by the bytes of one request, or of several that came together.
 
-        They are one request, or several that came together.
+        They are sent at once, without a call of ``handle``.
         """
         ...
 
     def keep(self, data: bytes, requests: Sequence[wire.Request]) -> None:
-        """Take note that ``requests``, whose bytes are ``data``, were all answered at once.
+        """Note that ``requests``, whose bytes are ``data``, were all answered at once.
 
-        Called within the turn of the loop in which they were.
+        Called within the same turn of the loop.
         """
         ...
 
@@ -32,17 +32,16 @@ class Session(Protocol):
         """Return the answer, at once or later; ``b""`` for requests that have none.
 
         Never called for Validate, Ping and CancelWait, nor while an earlier request of the same
-        connection is under way, save a Wait or Barrier. What is under way is cancelled when the
-        client gives its Wait or Barrier up, or when nobody is left to read the answer. To raise
-        is to close the connection: a MusterError or FrameError with that sentence in the log,
-        anything else with a traceback.
+        connection is under way, except a Wait or Barrier. A request under way is cancelled if the
+        client gives its Wait or Barrier up, or is gone. An exception closes the connection: a
+        MusterError or FrameError is logged as its sentence, anything else with a traceback.
         """
         ...
 
     def closed(self) -> None:
-        """The client is gone, and what it set last is stored, or given up. Called once."""
+        """End the session: the client is gone, its last writes stored or given up. Called once."""
         ...
 
 
 OpenSession = Callable[[str, RelayNumbers | None], Session]
-"""Makes the session of a client: of a description of the peer, and the relay if it is one."""
+"""Makes the session of a client from a description of the peer, and its relay or None."""

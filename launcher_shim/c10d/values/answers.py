@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole answers to whole reads, for as long as nothing that they rest on has moved.
+"""A cache of encoded answers by encoded requests, emptied by each change of a cell.
 
-Most reads are of a few keys that seldom change. What was answered once from what is known is then
-answered again without being parsed: the same bytes get the same bytes.
+Most reads are of a few keys that seldom change. The same request bytes get the same answer bytes,
+without being parsed again.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ READS_MAX = 4
 """Requests that are answered together: torch's client sends a Wait and a Get."""
 ANSWERS_MAX = 512
 ANSWER_MAX = 4096
-"""Bytes of what was asked and its answer: all that is kept takes two MiB at most."""
+"""Bytes of a request and its answer together; the whole cache is at most 2 MiB."""
 
 Values = Mapping[bytes, tuple[bytes, int]]
 
 
 class Answers:
-    """Those of one run. ``by_request`` is to be read only; it stays the same object."""
+    """The cache of one run. ``by_request`` is read-only, and stays the same object."""
 
     def __init__(self) -> None:
         self.by_request: dict[bytes, bytes] = {}
         self._over = False
 
     def keep(self, data: bytes, requests: Sequence[wire.Request], values: Values) -> None:
-        """Keep what ``values`` answer to ``requests``, if they do; ``data`` are their bytes."""
+        """Keep the answers of ``values`` to ``requests``, whose bytes are ``data``, if complete."""
         if self._over or len(requests) > READS_MAX or len(data) > ANSWER_MAX:
             return
         answers = [_answer(request, values) for request in requests]
@@ -40,17 +40,17 @@ class Answers:
         self.by_request[data] = whole
 
     def forget(self) -> None:
-        """Something has changed, or not all of it may be told any more."""
+        """Empty the cache: a cell has changed, or the read floor forbids an answer."""
         self.by_request.clear()
 
     def end(self) -> None:
-        """The life of the job that these are of is over: no answers any more."""
+        """Keep nothing any more: the generation is over."""
         self._over = True
         self.forget()
 
 
 def _answer(request: wire.Request, values: Values) -> bytes | None:
-    """What known values answer; None where they do not."""
+    """Return the answer of ``values``; None if they do not have it."""
     if isinstance(request, wire.Get):
         entry = values.get(request.key)
         return None if entry is None else wire.vec(entry[0])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launcher key, as far as its parts in the store are known.
+"""A cell: one key of a launcher, which may have several parts in the store.
 
-A plain value is one store key; what was added to it is one store key for each adder, so that
-hundreds that add at once do not contend; a queue is one store key for each element.
+A plain value is one store key. Each client that adds to a counter has a store key of its own, so
+that hundreds that add at once do not contend. Each element of a queue is a store key.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ ABSENT = Part(None, 0, 0)
 
 @dataclass(slots=True)
 class Cell:
-    """One launcher key.
-
-    Up to ``value_settled`` every change of the value is known, and up to ``queue_settled`` every
-    change of the queue: a part that the watch brings later, from before, has gone since.
-    ``addends`` are changed by ``put_addend`` alone, which keeps their sum: hundreds come at once,
-    and each is news of the value.
-    """
+    """The known parts of one launcher key."""
 
     value_settled: int = 0
+    """Every change of the value up to this revision is known: an older one is skipped."""
     queue_settled: int = 0
+    """The same of the queue."""
     base: Part = ABSENT
+    """The plain value."""
     addends: dict[str, Part] = field(default_factory=dict)
+    """What each client has added. Changed by ``put_addend`` alone, which keeps the sum: hundreds
+    come at once, and each changes the value."""
     elements: dict[str, Part] = field(default_factory=dict)
+    """The queue, by name of the element."""
     _sum: int = 0
     _present: int = 0
     _unreadable: int = 0
     _newest_present: int = 0
 
     def put_addend(self, adder: str, part: Part) -> None:
-        """Take in what one adder has added, or that it is gone."""
+        """Set what one client has added, or that its addend is gone."""
         former = self.addends.get(adder, ABSENT)
         self.addends[adder] = part
         self._count(former, -1)
@@ -101,15 +101,15 @@ class Cell:
             self._unreadable += times
 
     def value(self) -> bytes | None:
-        """The plain value with everything added to it, or None if there is none."""
+        """Return the plain value plus all addends; None if there is neither."""
         if not self._present:
             return self.base.value
-        # Only somebody who writes past us can have added no number; the plain value stays.
+        # Only a writer other than Muster can have added no number; the plain value stays.
         total = self.total()
         return self.base.value if total is None else b"%d" % total
 
     def total(self) -> int | None:
-        """The counter, or None if that is no number."""
+        """Return the counter; None if it is not a number."""
         if self._unreadable:
             return None
         try:
@@ -123,7 +123,7 @@ class Cell:
         return self._present > 0
 
     def queue(self) -> list[tuple[str, Part]]:
-        """The elements that are there, oldest first."""
+        """Return the present elements, oldest first."""
         there = [(name, part) for name, part in self.elements.items() if part.value is not None]
         return sorted(there, key=lambda item: (item[1].create_revision, item[0]))
 
@@ -132,18 +132,18 @@ class Cell:
         return self.value() is not None or bool(self.queue())
 
     def newest_revision(self) -> int:
-        """The newest modification known of the value, its absence included."""
+        """Return the newest known revision of the value, deletions included."""
         return max(part.mod_revision for part in (self.base, *self.addends.values()))
 
     def newest_of_queue(self) -> int:
-        """The newest modification known of the queue, an element's absence included."""
+        """Return the newest known revision of the queue, deletions included."""
         return max((part.mod_revision for part in self.elements.values()), default=0)
 
     def value_revision(self) -> int:
-        """Since when the value has been what it is."""
+        """Return the revision since which the value has been what it is."""
         base = self.base.mod_revision if self.base.value is not None else 0
         return max(base, self._newest_present)
 
     def queue_revision(self) -> int:
-        """When the oldest element came, or 0 if there is none."""
+        """Return the revision of the oldest element; 0 if there is none."""
         return min((part.mod_revision for _, part in self.queue()), default=0)

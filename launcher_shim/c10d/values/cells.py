@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's launchers have stored, as the mirror and this sidecar's own writes show it.
+"""The cache of a run's cells, filled by the watch, by reads and by this sidecar's own writes.
 
-Own writes show at once, although the watch has not brought them yet.
+Own writes are in it at once, before the watch has brought them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ class Cells:
     """All cells of one run.
 
     ``on_present`` is called with each key whose value was created or updated, ``on_pushed`` with
-    the key of a queue for each element that has come. ``on_changed`` is called before anything of
-    what is known here is changed.
+    the key of a queue for each new element, ``on_changed`` before any change of the cache.
     """
 
     def __init__(
@@ -36,38 +35,38 @@ class Cells:
         self._on_changed = on_changed
         self._cells: dict[bytes, Cell] = {}
         self.values: dict[bytes, tuple[bytes, int]] = {}
-        """Every value that is known, and since which revision it has been so. Not to be written."""
+        """Every cached value, and the revision since which it has been valid. Read-only."""
         self.sums = Sums()
         self._absent: deque[tuple[int, bytes]] = deque()
         self._applied = 0
 
     def value(self, key: bytes) -> bytes | None:
-        """The value of ``key``, or None where none is known."""
+        """Return the cached value of ``key``; None if there is none."""
         entry = self.values.get(key)
         return entry[0] if entry is not None else None
 
     def value_revision(self, key: bytes) -> int:
-        """Since when ``key`` has had its value; 0 where none is known."""
+        """Return the revision since which ``key`` has had its value; 0 if none is cached."""
         entry = self.values.get(key)
         return entry[1] if entry is not None else 0
 
     def exists(self, key: bytes) -> bool:
-        """Whether ``key`` is known to exist."""
+        """Whether the cache has a value or an element of ``key``."""
         if key in self.values:
             return True
         cell = self._cells.get(key)
         return cell is not None and bool(cell.queue())
 
     def cell(self, key: bytes) -> Cell:
-        """The cell of ``key``; an empty one where nothing is known."""
+        """Return the cell of ``key``; an empty one if nothing of it is cached."""
         return self._cells.get(key) or Cell()
 
     def existing(self) -> Iterator[bytes]:
-        """Every key with a value (queues are not counted)."""
+        """Return every key with a value (queues do not count)."""
         return iter(tuple(self.values))
 
     def reads(self, key: bytes) -> list[Range]:
-        """What reads ``key`` in full: its value, what was added, its queue."""
+        """Return the reads of all of ``key``: its value, its addends, its queue."""
         return [
             Range(self.keys.value(key)),
             Range(self.keys.addends(key), prefix=True),
@@ -75,10 +74,10 @@ class Cells:
         ]
 
     def unchanged(self, key: bytes) -> tuple[Compare, ...]:
-        """Compares that hold while the value of ``key`` is as it is known here.
+        """Return compares that hold while the value of ``key`` is the cached one.
 
-        The range compare is blind to deletions; addends are deleted only together with a write
-        of the value itself.
+        The range compare does not see deletions, but addends are deleted only together with a
+        write of the value itself.
         """
         cell = self.cell(key)
         return (
@@ -87,7 +86,7 @@ class Cells:
         )
 
     def begin_anew(self) -> None:
-        """The store was restored or emptied: revisions start anew, and so does what is known."""
+        """Empty the cache: the store was restored or emptied, and its revisions start anew."""
         self._on_changed()
         self._cells.clear()
         self.values.clear()
@@ -95,9 +94,9 @@ class Cells:
         self._applied = 0
 
     def apply(self, events: Sequence[WatchEvent], revision: int, *, in_order: bool = True) -> None:
-        """Take one batch of the mirror in; everything up to ``revision`` has come with it.
+        """Apply one batch of the mirror, which is complete up to ``revision``.
 
-        ``in_order``: it is all that happened, in the order in which it did.
+        ``in_order``: the batch has every change, in order; after a relist it has only the outcome.
         """
         prefix = self.keys.prefix
         for event in events:
@@ -105,7 +104,7 @@ class Cells:
             if kv.key.startswith(prefix):
                 taken = self._take(kv, present=present)
                 if present and (awaited := self.sums.of(kv.key)) is not None:
-                    # Where more is known than had happened by then, it came to something else.
+                    # After a relist, or if a later change is cached, the sum of then is not known.
                     exact = taken if in_order else None
                     awaited.note(kv.mod_revision, exact.total() if exact is not None else None)
         self._applied = revision
@@ -116,17 +115,17 @@ class Cells:
             self._forget(key, revision)
 
     def learn(self, kvs: Sequence[KeyValue]) -> None:
-        """Take in what a read or an own write showed.
+        """Cache keys that a read or an own write has shown.
 
-        An answer may be older than what the watch has brought meanwhile: what it shows of before,
-        and is not known, has gone since.
+        The answer may be older than the watch position: keys up to there are skipped, as they are
+        cached already or have been deleted since.
         """
         for kv in kvs:
             if kv.mod_revision > self._applied:
                 self._take(kv, present=True)
 
     def learn_cell(self, key: bytes, revision: int, kvs: Sequence[KeyValue]) -> Cell:
-        """Take in what ``reads`` showed at ``revision``."""
+        """Cache the answer of ``reads`` at ``revision``; return the cell."""
         there = {kv.key for kv in kvs}
         self.learn(kvs)
         for name in self._names(key):
@@ -136,31 +135,31 @@ class Cells:
         return self.cell(key)
 
     def learn_value(self, key: bytes, value: bytes, revision: int) -> None:
-        """Take in that ``key`` was set at ``revision``, and what was added to it is gone."""
+        """Cache that ``key`` was set at ``revision``, which deleted its addends."""
         for adder in tuple(self.cell(key).addends):
             self.learn_absent(self.keys.addend(key, adder), revision)
         self.learn([KeyValue(self.keys.value(key), value, revision, revision, 1, 0)])
         self._settle(key, value=revision)
 
     def learn_gone(self, key: bytes, revision: int) -> None:
-        """Take in that ``key`` was deleted at ``revision`` with all that belongs to it."""
+        """Cache that ``key`` was deleted at ``revision``, with its addends and its queue."""
         self.learn_absent(self.keys.value(key), revision)
         self.learn_cell(key, revision, ())
 
     def learn_absent(self, key: str, revision: int) -> None:
-        """Take in that a key of the store was absent at ``revision``."""
+        """Cache that a key of the store was absent at ``revision``."""
         if revision > self._applied:
             self._take(KeyValue(key, b"", 0, revision, 0, 0), present=False)
 
     def _settle(self, key: bytes, *, value: int, queue: int = 0) -> None:
-        """Take note that the value, or the queue, of ``key`` is known as of a revision."""
+        """Note up to which revisions the value and the queue of ``key`` are complete."""
         cell = self._cells.get(key)
         if cell is not None:
             cell.value_settled = max(cell.value_settled, value)
             cell.queue_settled = max(cell.queue_settled, queue)
 
     def _names(self, key: bytes) -> list[str]:
-        """The store's keys that ``key`` is known to consist of."""
+        """Return the store's keys of ``key`` that are cached."""
         cell = self.cell(key)
         names = [self.keys.value(key)] if cell.base is not ABSENT else []
         names += [self.keys.addend(key, adder) for adder in cell.addends]
@@ -168,7 +167,7 @@ class Cells:
         return names
 
     def _take(self, kv: KeyValue, *, present: bool) -> Cell | None:
-        """Take one key of the store in; return its cell, or None if that is no news."""
+        """Cache one key of the store; return its cell, or None if that changes nothing."""
         section, key, item = self.keys.split(kv.key)
         if section not in ("kv", "sum", "queue"):
             return None
@@ -207,7 +206,7 @@ class Cells:
             self.values[key] = value, cell.value_revision()
 
     def _forget(self, key: bytes, revision: int) -> None:
-        """Drop parts that are absent for good: the watch has passed their deletion."""
+        """Drop parts whose deletion the watch has passed: nothing older can come back."""
         cell = self._cells.get(key)
         if cell is None:
             return

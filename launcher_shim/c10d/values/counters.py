@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counters of the launchers: each adder has an addend of its own, and all of them are the sum."""
+"""Counters of the launchers: each adder has a store key of its own, and their sum counts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from rdzv.errors import Compacted
 from rdzv.store import Compare, Put, Store
 
 SEE_SUM_S = 1.0
-"""Longest wait for the watch to show what an addition came to; then it is read in the store."""
+"""How long to wait for the watch to show the sum after an addition, before it is read, in seconds.
+"""
 
 
 class Counters:
-    """Those of one run."""
+    """The counters of one run."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Counters:
             )
 
         async def recall(note: bytes, revision: int) -> Recalled[tuple[int, int | None]]:
-            # At once: the history may be compacted.
+            # Read now: the history may be compacted later.
             total_then = awaited.number_at(revision)
             return Recalled(
                 (revision, await self._sum_at(key, revision) if total_then is None else total_then)
@@ -75,7 +76,7 @@ class Counters:
         return total
 
     async def _sum_at(self, key: bytes, revision: int) -> int:
-        """What a counter was at ``revision``; if that is compacted, what it is now."""
+        """Read a counter as of ``revision``; as of now if that is compacted."""
         parts = self._cells.reads(key)[:2]
         try:
             then = [replace(part, revision=revision) for part in parts]
@@ -96,7 +97,7 @@ class Counters:
             return read_number(self._cells.value(key) or b"0") >= count
 
         if not reached():
-            # Judged as each arrival is shown: all may be deleted before this task has its turn.
+            # Checked at each arrival: all may be deleted before this task has its turn.
             with self._waiters.waiting({key}, suits=reached) as waiter:
                 await waiter.done
         self._floor.raise_to(self._cells.value_revision(key))

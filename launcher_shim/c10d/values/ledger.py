@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of what client connections did last, which make every write happen once.
+"""The ledger of client connections: it makes every write idempotent, so that a retry is safe.
 
-A connection has one, of its last operation, and one more for each that is done aside, while later
-ones go on (``Stamp.aside``): that one stays until the connection closes. A record is written in
-the same transaction as what it records, and that transaction compares the record's own revision.
-So an operation whose outcome is unknown may simply be sent again: if it was
-applied, or is still on its way and arrives first, the compare fails and the record tells so; if it
-arrives later, its own compare fails.
+A connection has one entry, for its last operation, and one more for each operation that runs aside
+of later ones (``Stamp.aside``), kept until the connection closes. An entry is written in the same
+transaction as its operation, and that transaction compares the entry's own revision. So an
+operation whose outcome is unknown is simply sent again: if the first attempt was applied or arrives
+before, the compare fails and the entry shows it; if it arrives later, its own compare fails.
 
-The records hang on no lease: one that is gone when a cut ends could no longer tell.
+The entries have no lease: they must still be there when a cut ends.
 """
 
 from __future__ import annotations
@@ -22,52 +21,52 @@ from rdzv.store import Compare, Delete, KeyValue, Put, Range
 
 
 class Stamp(NamedTuple):
-    """Whose request it is, and which one: ``author`` is the client's connection.
-
-    ``again``: it may have been carried out before, by a sidecar before this one. ``lasting``: its
-    author may have made requests of that one.
-    """
+    """Identity of one request."""
 
     author: str
+    """Name of the client's connection."""
     number: int
+    """Number of the request on it."""
     again: bool = False
+    """Whether an earlier sidecar may have carried it out already."""
     lasting: bool = False
+    """Whether its author may have made requests of an earlier sidecar."""
 
     def aside(self) -> Stamp:
-        """The stamp of what is done while later requests of the same client go on."""
+        """Return the stamp of an operation that runs aside of the same client's later requests."""
         return self._replace(author=f"{self.author}:{self.number}")
 
 
 class Ledger:
-    """The records of this sidecar's clients, in one run."""
+    """The ledger of this sidecar's clients, in one run."""
 
     def __init__(self, keys: RunKeys) -> None:
         self._keys = keys
         self._revisions: dict[str, int] = {}
 
     def knows(self, stamp: Stamp) -> bool:
-        """Whether the author's record is known; else it must be read before it is written."""
+        """Whether the author's entry is known; if not, it must be read before it is written."""
         return not stamp.lasting or stamp.author in self._revisions
 
     def guard(self, stamp: Stamp) -> Compare:
-        """Hold while nothing has been recorded since."""
+        """Return the compare that holds while the author's entry is the known one."""
         revision = self._revisions.get(stamp.author, 0)
         return Compare(self._keys.operation(stamp.author), "mod", "=", revision)
 
     def entry(self, stamp: Stamp, note: bytes) -> Put:
-        """Record an operation, with what only its transaction knows."""
+        """Return the write of an entry; ``note`` is what an answer needs of the transaction."""
         return Put(self._keys.operation(stamp.author), b"%d %s" % (stamp.number, note))
 
     def look(self, stamp: Stamp) -> Range:
-        """Read the author's record; ``take_entry`` takes the answer."""
+        """Return the read of the author's entry; ``take_entry`` takes the answer."""
         return Range(self._keys.operation(stamp.author))
 
     def recorded(self, stamp: Stamp, revision: int) -> None:
-        """Take note that ``entry`` was written."""
+        """Note that ``entry`` was written at ``revision``."""
         self._revisions[stamp.author] = revision
 
     def take_entry(self, stamp: Stamp, kvs: Iterable[KeyValue]) -> tuple[bytes, int] | None:
-        """Take a record in: the note and the revision of this very operation, or None."""
+        """Take in a read entry; return its note and revision if it is of this very operation."""
         self._revisions[stamp.author] = 0
         for kv in kvs:
             self._revisions[stamp.author] = kv.mod_revision
@@ -77,7 +76,7 @@ class Ledger:
         return None
 
     def forget(self, author: str) -> list[Delete]:
-        """What drops all records of a connection that is closed for good."""
+        """Return the deletion of all entries of a connection that is closed for good."""
         for name in [name for name in self._revisions if name.partition(":")[0] == author]:
             del self._revisions[name]
         return [
@@ -87,9 +86,9 @@ class Ledger:
 
 
 def left_behind(member: str, operations: Iterable[str]) -> list[str]:
-    """Which records are of connections that have ended with a former sidecar of ``member``.
+    """Return entries of connections that ended with a former sidecar of ``member``.
 
-    Those of clients behind a relay are not: they go on.
+    Connections behind a relay are left out: they go on.
     """
     direct = re.compile(rf"{re.escape(member)}\.[0-9a-f]{{12}}\.\d+(:\d+)?")
     return [key for key in operations if direct.fullmatch(last_name(key))]

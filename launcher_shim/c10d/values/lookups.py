@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of what is not known, raced against the watch: no client waits for an answer of the store
-to what the watch has told meanwhile."""
+"""Linearizable reads, raced against the watch: no client waits for the store's answer once the
+watch has brought it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdzv.mirror import Mirror
 
 
 class Lookups:
-    """Those of one run."""
+    """The lookups of one run."""
 
     def __init__(self, mirror: Mirror, transactions: Transactions) -> None:
         self._mirror = mirror
@@ -23,9 +23,9 @@ class Lookups:
     async def unless_cached(
         self, keys: Collection[bytes], cached: Callable[[bytes], bool]
     ) -> Mapping[bytes, Cell]:
-        """Read ``keys``; nothing, if the watch brings what may be ``cached`` of all of them before.
+        """Read ``keys``; return nothing if all of them are ``cached`` before the answer comes.
 
-        That there is no value is only ever told of a read.
+        Only a read can show that a key has no value.
         """
 
         async def come() -> None:
@@ -43,9 +43,10 @@ class Lookups:
     async def until(
         self, come: asyncio.Future[None], keys: Collection[bytes]
     ) -> Mapping[bytes, Cell]:
-        """Read ``keys``, as many as are still in there when it is their turn; nothing if ``come``.
+        """Read ``keys``; return nothing if ``come`` is done first.
 
-        They are one moment where one transaction takes them (``limits.READS_MAX``).
+        Keys that are taken out of ``keys`` meanwhile are not read. Up to ``limits.READS_MAX`` keys
+        are read at one revision.
         """
 
         async def read() -> dict[bytes, Cell]:

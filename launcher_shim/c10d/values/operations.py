@@ -58,10 +58,7 @@ class Kv:
         self._unsubscribe = mirror.subscribe(self._apply)
 
     def close(self) -> None:
-        """The life of the job that these keys are of is over.
-
-        Writes and waits raise ``LeaseLost``, those under way, too.
-        """
+        """End all operations with ``LeaseLost``, also those under way: the generation is over."""
         self._transactions.end()
         self._waiters.end()
         self.answers.end()
@@ -80,7 +77,7 @@ class Kv:
         self.cells.apply(events, revision, in_order=in_order)
 
     async def forget(self, key_prefix: bytes) -> None:
-        """Drop everything under ``key_prefix``: an old round's keys, which torch never deletes."""
+        """Delete everything under ``key_prefix``: torch never deletes the keys of an old round."""
         await self._transactions.drop(
             [
                 Delete(self.keys.value(key_prefix), prefix=True),
@@ -90,16 +87,16 @@ class Kv:
         )
 
     async def forget_author(self, author: str) -> None:
-        """Drop the records of a closed connection's operations."""
+        """Delete the ledger entries of a closed connection."""
         await self._transactions.forget(author)
 
     def left_behind(self, member: str) -> list[str]:
-        """Records of connections that ended with a former sidecar of ``member``.
+        """Return ledger entries of connections that ended with a former sidecar of ``member``.
 
-        To be asked before a client of this one is served.
+        Call it before a client of this sidecar is served.
         """
         return left_behind(member, [kv.key for kv in self._mirror.under(self.keys.operations)])
 
     async def forget_records(self, left: Sequence[str]) -> None:
-        """Drop keys of the store that nobody needs any more, as what ``left_behind`` found."""
+        """Delete keys of the store that nobody needs any more, as ``left_behind`` returns them."""
         await self._transactions.drop([Delete(key) for key in left])

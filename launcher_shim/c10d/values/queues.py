@@ -12,7 +12,7 @@ from rdzv.store import Compare, Delete, KeyValue, Put, TxnResult
 
 
 class Queues:
-    """Those of one run."""
+    """The queues of one run."""
 
     def __init__(self, cells: Cells, transactions: Transactions) -> None:
         self._keys = cells.keys
@@ -35,7 +35,7 @@ class Queues:
         await self._transactions.once(stamp, None, lambda: plan, recall)
 
     async def pop(self, key: bytes, stamp: Stamp) -> tuple[int, bytes]:
-        """Take the oldest element: the length before, and the element if there was one."""
+        """Take the oldest element; return the length before, and the element (empty if none)."""
 
         def plan() -> CellPlan[tuple[int, bytes]]:
             elements = self._cells.cell(key).queue()
@@ -69,5 +69,5 @@ class Queues:
 
 
 def queue_empty(keys: RunKeys, key: bytes) -> Compare:
-    """Hold while nothing has been pushed that is not known here: pushes compare nothing."""
+    """Return the compare that holds while a queue is empty: pushes themselves compare nothing."""
     return Compare(keys.queue(key), "create", "=", 0, prefix=True)

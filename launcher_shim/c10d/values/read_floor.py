@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The newest that any of this sidecar's clients was told: none is told anything older after it."""
+"""Monotonic reads: no client of this sidecar is answered with less than the newest answer had."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rdzv.mirror import Mirror
 
 
 class Floor:
-    """A revision of the store that only rises (docs/decisions/0018-consistency.md).
+    """The newest revision that an answer has shown (docs/decisions/0018-consistency.md).
 
-    ``on_ahead`` is called when it rises above what the mirror shows: not all that is known may be
-    told then.
+    ``on_ahead`` is called when it rises above the mirror's: older cached values must not be
+    answered then.
     """
 
     def __init__(self, mirror: Mirror, on_ahead: Callable[[], None]) -> None:
@@ -23,34 +23,34 @@ class Floor:
 
     @property
     def reached(self) -> bool:
-        """Whether the mirror shows all that anybody was told, so that all of it may be told."""
+        """Whether the mirror has reached the floor, so that every cached value may be answered."""
         return self._mirror.revision >= self._revision
 
     def begin_anew(self) -> None:
-        """The store was restored or emptied: its revisions start anew."""
+        """Begin at 0: the store was restored or emptied, and its revisions start anew."""
         self._revision = 0
 
     def allows(self, revision: int) -> bool:
-        """Whether what has been so since ``revision`` may be told; then it has been told."""
+        """Whether a value valid since ``revision`` may be answered; raise the floor if so."""
         if revision > self._revision:
             self.raise_to(revision)
             return True
         return revision == self._revision or self._mirror.revision >= self._revision
 
     def raise_to(self, revision: int) -> None:
-        """Take note that a client is told something of ``revision``: nothing older from now on."""
+        """Raise the floor to the revision of an answer."""
         if revision > self._revision:
             self._revision = revision
             if self._mirror.revision < revision:
                 self._on_ahead()
 
     def raise_to_read(self, cell: Cell, revision: int) -> None:
-        """Take note that a client is told what ``cell`` was in the store at ``revision``."""
+        """Raise the floor for the answer that ``cell`` was read at ``revision``."""
         self.raise_to(cell.newest_of_queue())
         if cell.value() is not None:
             self.raise_to(cell.value_revision())
             return
-        # Since when it has been absent is known where it was seen to go, or never was there.
+        # Since when it has been absent is known if its deletion was seen, or it never existed.
         self.raise_to(cell.newest_revision())
         if self._mirror.revision < self._revision:
             self.raise_to(revision)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the launchers' keys: at once where the cache may answer, else linearizable.
+"""Reads of the launchers' keys: from the cache if it may answer, else linearizable.
 
-A hit may be older than what another sidecar's client has written meanwhile, but it is never older
-than anything that a client of this sidecar was told before: all of them see one history, which
-does not go back (docs/decisions/0018-consistency.md).
+A cached answer may be older than a write of another sidecar's client, but never older than an
+earlier answer to a client of this sidecar (docs/decisions/0018-consistency.md).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from launcher_shim.tcpstore import wire
 
 
 class Reads:
-    """Those of one run."""
+    """The reads of one run."""
 
     def __init__(
         self,
@@ -39,12 +38,12 @@ class Reads:
         self._answers = answers
 
     def cached(self, key: bytes) -> bytes | None:
-        """The value as far as it may be told without asking the store."""
+        """Return the cached value; None if there is none, or it must not be answered."""
         entry = self._cells.values.get(key)
         return entry[0] if entry is not None and self._floor.allows(entry[1]) else None
 
     def cached_exists(self, key: bytes) -> bool:
-        """Whether ``key`` exists, as far as that may be told without asking the store."""
+        """Whether the cache shows that ``key`` exists, and may answer that."""
         if self.cached(key) is not None:
             return True
         return self._cells.exists(key) and self._floor.allows(
@@ -52,17 +51,17 @@ class Reads:
         )
 
     def keep_answer(self, data: bytes, requests: Sequence[wire.Request]) -> None:
-        """Answer ``requests``, if they are reads, by their bytes alone while nothing changes."""
+        """Keep the answers to ``requests``, if they are reads, for the same bytes ``data``."""
         if self._floor.reached:
             self._answers.keep(data, requests, self._cells.values)
 
     async def get(self, key: bytes) -> bytes | None:
-        """Read linearizably; None where the key has no value."""
+        """Read linearizably; None if the key has no value."""
         return (await self._transactions.read([key]))[key].value()
 
     async def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Tell the values of ``keys``; those not known are read linearizably."""
-        # What may be told now may be told no longer once another client was told something newer.
+        """Return the values of ``keys``, from the cache or by a linearizable read."""
+        # Taken now: a newer answer to another client may forbid the cached value later.
         values: dict[bytes, bytes] = {}
 
         def take_cached(key: bytes) -> bool:
@@ -76,13 +75,13 @@ class Reads:
         return [read[key].value() if key in read else values.get(key) for key in keys]
 
     async def check(self, keys: Sequence[bytes]) -> bool:
-        """Whether every key exists; those not known to are read linearizably."""
+        """Whether every key exists, by the cache or by a linearizable read."""
         missing = {key for key in keys if not self.cached_exists(key)}
         read = await self._lookups.unless_cached(missing, self.cached_exists)
         return all(cell.exists() for cell in read.values())
 
     async def wait(self, keys: Sequence[bytes]) -> None:
-        """Wait until every key has existed since the request came; raises ``LeaseLost``."""
+        """Wait until every key has existed at some time since now; raises ``LeaseLost``."""
         missing = {key for key in keys if not self.cached_exists(key)}
         if not missing:
             return

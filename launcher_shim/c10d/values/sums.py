@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a counter came to at one's own addition, as the watch tells it.
+"""The sum of a counter right after an own addition, taken from the watch.
 
-Each adder has its addend in a store key of its own. To read all of them with each addition costs
-N² keys where N agents add at once, as at torch's exit barrier. The watch brings every change in
-the order of the store's revisions, so that the counter is known when one's own change has come.
+Each adder has its addend in a store key of its own. Reading all of them with each addition would
+cost N² reads if N agents add at once, as at torch's exit barrier. The watch brings every change in
+the order of revisions, so the sum is known once the own addition has come.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 
 class Sum:
-    """What one counter came to at the newest change of one adder."""
+    """The sum of one counter at the newest change of one addend."""
 
     def __init__(self) -> None:
         self._revision = 0
@@ -22,13 +22,13 @@ class Sum:
         self._noted = asyncio.Event()
 
     def note(self, revision: int, number: int | None) -> None:
-        """Take note of what it came to at ``revision``; None: that is not known."""
+        """Note the sum at ``revision``; None if it is not known."""
         if revision > self._revision:
             self._revision, self._number = revision, number
             self._noted.set()
 
     def number_at(self, revision: int) -> int | None:
-        """What it came to at ``revision``; None where that is not known, or not yet."""
+        """Return the sum at ``revision``; None if it is not known, or not yet."""
         return self._number if self._revision == revision else None
 
     async def shown_at(self, revision: int) -> int | None:
@@ -40,14 +40,14 @@ class Sum:
 
 
 class Sums:
-    """Who waits for the change of which addend, by its key in the store."""
+    """The sums that are waited for, by the store key of the addend."""
 
     def __init__(self) -> None:
         self._awaited: dict[str, Sum] = {}
 
     @contextmanager
     def awaited(self, addend: str) -> Iterator[Sum]:
-        """Have told, until the end of the block, what the counter comes to at each change."""
+        """Record the sum at each change of ``addend`` until the end of the block."""
         awaited = self._awaited[addend] = Sum()
         try:
             yield awaited
@@ -56,5 +56,5 @@ class Sums:
                 del self._awaited[addend]
 
     def of(self, addend: str) -> Sum | None:
-        """Who waits for this one, if anybody does."""
+        """Return the sum that is waited for at ``addend``, if any."""
         return self._awaited.get(addend)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transactions of one run's launchers: each waits for the store, and is applied once.
+"""The transactions of one run's launchers: each is retried until it is applied exactly once.
 
-torch's client has no time-out for its writes and takes a closed connection for the end of the
-job, so that a request waits for at least as long as its connection lives. Whatever becomes of an
-answer, the record of the operation tells whether it was applied
-(``launcher_shim.c10d.values.ledger``).
+torch's client has no timeout for its writes and takes a closed connection for the end of the job,
+so a request is retried for as long as its connection lives. If an answer is lost, the ledger
+shows whether the operation was applied (``launcher_shim.c10d.values.ledger``).
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ NOTHING = b"nothing"
 
 @dataclass(frozen=True, slots=True)
 class CellPlan(Generic[T]):
-    """One operation on a cell: its compares, its writes, and its answer if the compares hold.
-
-    ``answer`` is called with the result of the transaction. ``note`` is kept in the ledger.
-    """
+    """One operation on a cell."""
 
     compares: tuple[Compare, ...]
     operations: tuple[Operation, ...]
+    """The writes if the compares hold."""
     answer: Callable[[TxnResult], T]
+    """Makes the answer of the transaction's result."""
     note: bytes = b""
+    """Kept in the ledger, for the answer of a retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ Recall = Callable[[bytes, int], Awaitable[Recalled[T] | None]]
 
 
 class Transactions:
-    """Reads, and writes under this sidecar's registration, what ``cells`` shows."""
+    """Reads into ``cells``, and writes under this sidecar's registration guard."""
 
     def __init__(self, store: Store, registered: Registered, cells: Cells, floor: Floor) -> None:
         self._store = store
@@ -80,8 +79,9 @@ class Transactions:
     ) -> T:
         """Apply a plan exactly once: retry until its outcome is known.
 
-        ``plan`` looks at the cell of ``key``, which is read again if a compare fails. Raises
-        ``LeaseLost`` once the generation is over and nothing was applied.
+        ``plan`` rests on the cell of ``key``, which is read again if a compare fails. ``recall``
+        makes the answer if an earlier attempt was applied. Raises ``LeaseLost`` once the
+        generation is over and nothing was applied.
         """
         unsettled = stamp.again
         looked = self._ledger.knows(stamp) and not stamp.again
@@ -95,7 +95,7 @@ class Transactions:
                 looked = True
             while True:
                 if applied is not None and applied[0] != NOTHING:
-                    # Kept until the answer is known: the record is not looked at again.
+                    # Kept until the answer is known: the entry is not read again.
                     recalled = await recall(*applied)
                     if recalled is not None:
                         self._floor.raise_to(applied[1])
@@ -107,13 +107,13 @@ class Transactions:
                         current, stamp, key, signed=signed, contended=contended
                     )
                 except (StoreAmbiguous, StoreFull):
-                    # To look needs no space, and tells what a counter was before that is compacted.
+                    # A read needs no space, and gets a counter's history before it is compacted.
                     unsettled, looked = True, False
                     raise
                 if result.succeeded:
                     return self._answered(current, key, result)
                 if not contended:
-                    # Mostly nothing is in the way, and what is there then need not be asked for.
+                    # Without contention, the usual case, no reads are sent along.
                     contended = True
                     result = await self._store.txn([], self._looks(stamp, key))
                 before = applied
@@ -121,13 +121,13 @@ class Transactions:
                 if key is not None:
                     self._cells.learn_cell(key, result.revision, kvs_of(result.responses[2:]))
                 if signed and applied == before:
-                    # The record is as it was, so that the guard held, and something else did not.
+                    # The entry is unchanged, so its guard held: another compare failed.
                     self._registered.check(kvs_of(result.responses[1:2]))
 
         return await self.settled(attempt)
 
     async def noted(self, stamp: Stamp) -> bytes | None:
-        """Return the note of this operation, if it was applied before, in part or whole."""
+        """Return the note of this operation if it was applied before, in part or in whole."""
         entry = await self.settled(lambda: self._look(stamp))
         return None if entry is None else entry[0]
 
@@ -158,7 +158,7 @@ class Transactions:
                 raise LeaseLost("the member record is gone, or on another lease")
 
     async def forget(self, author: str) -> None:
-        """Drop the records of a closed connection's operations."""
+        """Delete the ledger entries of a closed connection."""
         await self.drop(self._ledger.forget(author))
 
     # -- how

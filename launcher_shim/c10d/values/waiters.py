@@ -17,17 +17,17 @@ def _always() -> bool:
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """``done`` when every key in ``missing`` has been created or updated, to what ``suits``.
-
-    Where ``suits`` cannot tell, ``done`` ends with what it raises.
-    """
+    """One client's wait for several keys."""
 
     missing: set[bytes]
+    """Keys that have not come yet."""
     done: asyncio.Future[None]
+    """Set once every key has come; gets the error that ``suits`` raises."""
     suits: Callable[[], bool] = _always
+    """Whether the present values are what the client waits for."""
 
     def suited(self) -> bool:
-        """Whether what has just come counts."""
+        """Whether the value that has just come counts."""
         try:
             return self.suits()
         except WireError as error:
@@ -45,7 +45,7 @@ class Waiter:
 
 
 class Waiters:
-    """Who waits for which key."""
+    """The waits of one run, by key."""
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, list[Waiter]] = {}
@@ -55,7 +55,7 @@ class Waiters:
         return len(self._by_key)
 
     def end(self) -> None:
-        """Nothing is created or updated here any more: who waits is let go, with ``LeaseLost``."""
+        """Wake every waiter with ``LeaseLost``, and refuse new ones: the generation is over."""
         self._over = True
         for waiters in self._by_key.values():
             for waiter in waiters:
@@ -64,11 +64,11 @@ class Waiters:
 
     @contextmanager
     def waiting(self, keys: set[bytes], *, suits: Callable[[], bool] = _always) -> Iterator[Waiter]:
-        """Wait for all of ``keys``; leaving the block gives up.
+        """Wait for all of ``keys`` within the block; leaving it gives up.
 
-        ``suits`` is asked as each value comes, and one that does not suit does not count.
-        ``keys`` shrinks to those that are still missing. Raises ``LeaseLost`` at the end of the
-        block if ``end`` was called before they were there.
+        ``suits`` is called as each value comes; if it returns False, the value does not count.
+        ``keys`` shrinks to those still missing. Raises ``LeaseLost`` at the end of the block if
+        ``end`` was called before all had come.
         """
         waiter = Waiter(keys, asyncio.get_running_loop().create_future(), suits)
         if self._over:
@@ -91,10 +91,10 @@ class Waiters:
                 waiter.see(key)
 
     def pushed(self, key: bytes) -> None:
-        """Note that the queue at ``key`` has one element more: that is for one waiter.
+        """Note that the queue at ``key`` has one more element, which ends one wait.
 
-        It is for the one that came first, of those that wait for nothing else any more. Those
-        before it have seen the key, too, as at torch's own server.
+        It ends the first wait that lacks nothing else. The waits before that have seen the key
+        too, as at torch's own server.
         """
         waiters = self._by_key.get(key, [])
         while waiters:
@@ -104,7 +104,7 @@ class Waiters:
                 break
 
     def shown(self, waiter: Waiter, key: bytes) -> None:
-        """Note that ``waiter`` has itself found ``key``."""
+        """Note that a read for ``waiter`` has shown ``key``."""
         if key in waiter.missing:
             self._remove(waiter, key)
             waiter.see(key)

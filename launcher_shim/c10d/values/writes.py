@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Writes:
-    """Those of one run."""
+    """The writes of one run."""
 
     def __init__(self, cells: Cells, transactions: Transactions) -> None:
         self._keys = cells.keys
@@ -55,11 +55,11 @@ class Writes:
         async def recall(note: bytes, revision: int) -> Recalled[None] | None:
             return Recalled(None) if int(note) == batch else None
 
-        # What a sidecar before this one has recorded was looked at above.
+        # The entry of an earlier sidecar was read above.
         await self._transactions.once(stamp._replace(again=False), None, lambda: plan, recall)
 
     async def compare_set(self, key: bytes, expected: bytes, desired: bytes, stamp: Stamp) -> bytes:
-        """COMPARE_SET with the native server's answers, the odd one for a missing key too."""
+        """Compare and set, with the answers of torch's own server, also for a missing key."""
         check_size(key, desired)
 
         def modify(value: bytes | None) -> tuple[bytes | None, bytes]:
@@ -70,7 +70,7 @@ class Writes:
         return await self._modify(key, modify, stamp, desired)
 
     async def append(self, key: bytes, value: bytes, stamp: Stamp) -> None:
-        """Append to a value, or create it."""
+        """Append to a value; create it if there is none."""
 
         def modify(old: bytes | None) -> tuple[bytes | None, None]:
             new = (old or b"") + value
@@ -80,7 +80,7 @@ class Writes:
         await self._modify(key, modify, stamp, None)
 
     async def delete(self, key: bytes, stamp: Stamp) -> bool:
-        """Delete a key with all that was added to it; whether there was one."""
+        """Delete a key with its addends and its queue; return whether it existed."""
 
         def plan() -> CellPlan[bool]:
             cell = self._cells.cell(key)
@@ -116,9 +116,9 @@ class Writes:
         stamp: Stamp,
         done: T,
     ) -> T:
-        """Change a value: ``modify`` gives the new value (None: leave it) and the answer.
+        """Change a value. ``modify`` returns the new value (None: leave it) and the answer.
 
-        ``done`` is the answer if it has been changed.
+        ``done`` is the answer if an earlier attempt was applied.
         """
 
         def plan() -> CellPlan[T]:
