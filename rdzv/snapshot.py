@@ -14,25 +14,30 @@ from rdzv.records.quarantine import Quarantine
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The whole membership at one store revision; immutable.
+    """The whole membership at one store revision, except votes; immutable.
 
-    ``job`` is None until the first member made it, ``commit`` until the first hold. ``corrupt``
-    names keys that could not be read, with the reason. ``unreadable_job``,
-    ``unreadable_commit`` and ``unreadable_incarnations`` (by member) are the mod revisions of such
-    records, for the compare of whoever writes them anew; 0 for none. Votes are not in it: they
-    matter to nobody but who counts them (``Membership.votes``).
+    Votes are apart (``Membership.votes``), as only those who count them need them.
     """
 
     revision: int
     job: Job | None = None
+    """None until the first member has made it."""
     members: Mapping[str, Member] = field(default_factory=dict)
+    """By name, as ``incarnations`` and ``quarantines``."""
     incarnations: Mapping[str, Incarnation] = field(default_factory=dict)
     drains: Mapping[str, Drain] = field(default_factory=dict)
+    """By pod UID."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
+    """Keys that could not be read, with the reason."""
     unreadable_job: int = 0
+    """The mod revision of an unreadable job record, for the compare of the write that replaces it;
+    0 if there is none. The same holds for the other unreadable records."""
     unreadable_incarnations: Mapping[str, int] = field(default_factory=dict)
+    """By member."""
     commit: Commit | None = None
+    """None until the first hold."""
     last_commit: LastCommit | None = None
+    """The newest step that all ranks have saved."""
     unreadable_commit: int = 0
     quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
 
@@ -44,15 +49,18 @@ class Snapshot:
 
     @property
     def commit_is_of_former_life(self) -> bool:
-        """Whether the last commit was made by a job of this name that was deleted since.
+        """Whether the last commit is of an earlier job of this name that was deleted.
 
-        Only UIDs tell: a generation may begin where nobody has deleted anything.
+        Only UIDs show that: a generation may also begin without a deletion.
         """
         last, job = self.last_commit, self.job
         return bool(last and job and last.job_uid and job.uid and last.job_uid != job.uid)
 
     def quarantine_of(self, member: Member) -> Quarantine | None:
-        """Why ``member`` is kept out of worlds; None where it is not. A new pod begins anew."""
+        """Return the quarantine that keeps ``member`` out of worlds; None if there is none.
+
+        A quarantine of an earlier pod does not count.
+        """
         record = self.quarantines.get(member.name)
         if record is None or not record.out or record.pod_uid != member.pod_uid:
             return None

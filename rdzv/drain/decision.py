@@ -34,18 +34,18 @@ be too short."""
 
 @dataclass(frozen=True, slots=True)
 class DrainDecision:
-    """What is to be written, in one transaction; nothing where the first three are empty.
-
-    ``commit``: what the commit record should become. ``last_commit``: to be written with it.
-    ``drains``: drains that end, with their outcome, by pod UID. ``reason``: one sentence.
-    ``wake_at_s``: when time alone would change the answer.
-    """
+    """The writes of one transaction; there are none if the first three fields are empty."""
 
     commit: Commit | None = None
+    """The commit record to write."""
     last_commit: LastCommit | None = None
+    """The last commit to write with it."""
     drains: Mapping[str, Drain] = field(default_factory=dict)
+    """Drains that end, with their outcome, by pod UID."""
     reason: str = ""
+    """One sentence."""
     wake_at_s: float = math.inf
+    """When the decision may change by time alone."""
 
 
 def decide(

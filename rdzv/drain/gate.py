@@ -21,27 +21,33 @@ from rdzv.records.drain import Drain
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What the ranks of one pod read at each step boundary.
-
-    ``leaving`` and ``granted`` are this pod's. ``of_former_life``: ``last_commit`` was made by a
-    job of this name that was deleted since. ``deadline_boot_s`` is the CLOCK_BOOTTIME at which
-    SIGTERM passes at the latest, None without a drain or a deadline. ``ended``: this pod was let
-    go, and the others have ended well since.
-    """
+    """What the ranks of one pod read at each step boundary."""
 
     epoch: int = 0
+    """The epoch of the commit."""
     run: str = ""
     round: int = -1
+    """The round that the gate is for; -1 before the first."""
     master: str = ""
+    """Names the round to its ranks (``LiveRound.master``)."""
     phase: Phase = "idle"
+    """The phase of the commit."""
     step: int | None = None
+    """The commit step, once it is known."""
     leaving: bool = False
+    """Whether this pod drains."""
     granted: bool = False
+    """Whether its leave is granted."""
     deadline_boot_s: float | None = None
+    """The CLOCK_BOOTTIME at which SIGTERM is passed at the latest; None without a drain or a
+    deadline."""
     reason: str = ""
+    """One sentence."""
     last_commit: LastCommit | None = None
     of_former_life: bool = False
+    """Whether ``last_commit`` is of an earlier job of this name that was deleted."""
     ended: bool = False
+    """Whether the run ended by success after this pod's leave was granted."""
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
@@ -99,54 +105,61 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class RankProgress:
-    """What one rank of this pod has published. ``drain``: from within ``muster.drain()``.
+    """What one rank of this pod has published.
 
-    ``away``: between two such blocks, as while it evaluates; its next boundary is of the second.
-    ``acked`` is (epoch, step), ``failed`` (epoch, why). A rank that has ended since is still to be
-    told of: it passes no further step, and whether its round is over is not for progress to say.
+    The record of a rank that has ended still counts: it passes no further step, and progress does
+    not decide whether its round is over.
     """
 
     local_rank: int
     local_world_size: int
     master: str
+    """Names the rank's round (``LiveRound.master``)."""
     step: int
+    """The newest step boundary that it has reached."""
     drain: bool
+    """Whether it is within ``muster.drain()``."""
     held: bool
+    """Whether it waits at a boundary."""
     acked: tuple[int, int] | None = None
+    """(epoch, step) of its newest save."""
     failed: tuple[int, str] | None = None
+    """(epoch, reason) of its newest failed save."""
     away: bool = False
+    """Whether it is between two blocks of ``muster.drain()``, as while it evaluates; its next
+    boundary is in the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What a sidecar knows on its own. ``ranks`` must be read after ``shown`` was written.
-
-    ``shown``: the gate as it lies in the run directory, None where there is none. ``sent``: the
-    epoch that the note of the last vote names, 0 without one. ``cut_for_s``: for how long the
-    store has been out of reach, 0 while it is not. ``deadline_boot_s``: as in ``Gate``.
-    """
+    """The local inputs of a sidecar's decision about its gate."""
 
     member: str
     pod_uid: str
     shown: Gate | None
+    """The gate file; None if there is none."""
     ranks: tuple[RankProgress, ...]
+    """Must be read after ``shown`` was written."""
     sent: int
+    """The epoch in the note of the last vote; 0 without one."""
     cut_for_s: float = 0.0
+    """For how many seconds the store has been out of reach; 0 while it is not."""
     deadline_boot_s: float | None = None
+    """As in ``Gate``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The next thing to do; at most one of ``gate``, ``note`` and ``vote`` is not None.
-
-    ``gate``: to be written. ``note``: the epoch to be noted as sent. ``vote``: to be created where
-    none is on record, or to be put with the acknowledgement. ``reason``: one sentence.
-    """
+    """The next thing to do; at most one of ``gate``, ``note`` and ``vote`` is not None."""
 
     gate: Gate | None = None
+    """The gate to write."""
     note: int | None = None
+    """The epoch to note as voted in."""
     vote: Vote | None = None
+    """The vote to create if there is none, or to overwrite with the acknowledgement."""
     reason: str = ""
+    """One sentence."""
 
 
 def local(

@@ -51,18 +51,16 @@ class LiveRound:
 
 
 class LiveRounds(NamedTuple):
-    """The rounds that drains look at, where a job may have several runs.
-
-    ``counts``: the one that the commit is about, the same for every sidecar; None before the first.
-    ``own``: the one in which this pod's ranks are; None where they are in none.
-    """
+    """The rounds that drains depend on; a job may have several runs."""
 
     counts: LiveRound | None = None
+    """The one that the commit is about, the same for every sidecar; None before the first."""
     own: LiveRound | None = None
+    """The one that this pod's ranks are in; None if they are in none."""
 
 
 def places_of(round: LiveRound | None) -> Places:
-    """Who has a place in ``round``, and who asks for one."""
+    """Return the members that have a place in ``round``, and those that ask for one."""
     if round is None or round.closed:
         return NO_ROUND
     return Places(frozenset(round.members) - round.left, round.asking)
@@ -70,35 +68,34 @@ def places_of(round: LiveRound | None) -> Places:
 
 @dataclass(frozen=True, slots=True)
 class DrainingSnapshot:
-    """Everything a decision about drains and joins rests on, and a gate; immutable.
-
-    ``revision``: of the store, up to which this holds all that has happened; it may be later than
-    the last change to a record in ``membership``. ``round`` is the one that counts, None where no
-    launcher has a rendezvous; ``own_round`` the one in which this pod's ranks are, if they are in
-    any. ``votes`` are those of the present epoch, by member. ``pod_uid`` is the pod of the sidecar
-    that decides, ``commands`` how many commands of a Horovod launcher run in it; None where no such
-    launcher uses it. ``used_epoch`` is the newest epoch that this sidecar has seen or voted in: a
-    store that was emptied or restored would count from an earlier one again, and what ranks said
-    before would count for the wrong attempt.
-    """
+    """All inputs of a decision about drains and joins, and of a gate; immutable."""
 
     membership: Snapshot
     listing: Listing
     round: LiveRound | None
+    """The one that counts; None if no launcher has a rendezvous."""
     votes: Mapping[str, Vote]
+    """The votes of the present epoch, by member."""
     pod_uid: str
+    """The pod of the sidecar that decides."""
     revision: int = field(kw_only=True)
+    """The store's revision up to which this is complete; may be later than the last change in
+    ``membership``."""
     commands: int | None = None
+    """How many commands of a Horovod launcher run in this pod; None if no such launcher uses it."""
     used_epoch: int = 0
+    """The newest epoch that this sidecar has seen or voted in. A store that was emptied or restored
+    would count from an earlier one again, and old progress would count for the wrong attempt."""
     own_round: LiveRound | None = None
+    """The one that this pod's ranks are in; None if they are in none."""
 
     @property
     def commit(self) -> Commit:
-        """The commit record, or what it is taken for before there is one."""
+        """Return the commit record; an idle one if there is none."""
         return self.membership.commit or Commit(mod_revision=self.membership.unreadable_commit)
 
     def member_of(self, drain: Drain) -> str | None:
-        """Who of the live round the drained pod is, or None."""
+        """Return the member of the live round that ``drain`` is for; None if it is in no round."""
         if self.round is None or not self.round.live or drain.member not in self.round.members:
             return None
         return drain.member if self.membership.has_name(drain) else None
@@ -128,22 +125,22 @@ class DrainPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DrainObservations:
-    """Times are of this sidecar's monotonic clock.
-
-    ``since_s``: since when it sees the present epoch and phase; ``epoch_since_s``: the epoch.
-    ``due_s``: by pod UID, when SIGTERM reaches it at the latest: its deadline less its reserve.
-    ``reported_s``: by pod UID, the seconds left that this was reckoned from. ``own_since_s``: since
-    when it sees its own pod drain; ``own_ran``: whether commands have run in it since then.
-    """
+    """What one sidecar has seen of drains. Times are of its monotonic clock, in seconds."""
 
     epoch: int = -1
     phase: Phase = "idle"
     since_s: float = 0.0
+    """Since when it sees the present epoch and phase."""
     epoch_since_s: float = 0.0
+    """Since when it sees the present epoch."""
     due_s: Mapping[str, float] = field(default_factory=dict)
+    """By pod UID: when SIGTERM reaches the pod at the latest, its deadline less its reserve."""
     reported_s: Mapping[str, float] = field(default_factory=dict)
+    """By pod UID: the seconds left in the drain record, from which ``due_s`` was computed."""
     own_since_s: float = math.inf
+    """Since when it sees its own pod drain."""
     own_ran: bool = False
+    """Whether commands have run in its pod since then."""
 
 
 def observe(
@@ -152,10 +149,10 @@ def observe(
     snapshot: DrainingSnapshot,
     known_due_s: Mapping[str, float],
 ) -> DrainObservations:
-    """Fold one snapshot in.
+    """Add one snapshot to the observations.
 
-    ``known_due_s``: deadlines, less reserve, that this sidecar knows better than from the store:
-    its own pod's, also across a restart.
+    ``known_due_s``: deadlines, less reserve, that this sidecar knows from its run directory: its
+    own pod's, also across a restart.
     """
     commit = snapshot.commit
     same_epoch = commit.epoch == previous.epoch

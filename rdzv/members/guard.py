@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The registration that every write of a sidecar rests on."""
+"""The registration guard: the compare that every write of a registered sidecar carries."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from rdzv.store import Compare, KeyValue, Range
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """This sidecar's member record, and the lease that it is to hang on.
-
-    ``lease`` is asked anew for each write: a sidecar whose lease was lost registers again, and
-    what its launcher waits for is then written under the new one. None: it is not registered now.
-    ``again`` waits until it is.
-    """
+    """The registration of this sidecar's member."""
 
     member_key: str
+    """The store key of its record."""
     lease: Callable[[], int | None]
+    """Returns its present lease, None while it is not registered. Called for each write: after a
+    loss the sidecar registers again, and pending writes go under the new lease."""
     again: Callable[[], Awaitable[object]]
+    """Waits until it is registered."""
 
     def holds(self) -> Compare:
-        """Holds in the store while this sidecar is the one that is registered under its name.
+        """Return the compare that holds while this sidecar is registered under its name.
 
-        Raises ``LeaseLost`` while it knows itself that it is not.
+        Raises ``LeaseLost`` if it is known not to be.
         """
         lease = self.lease()
         if lease is None:
@@ -34,10 +33,10 @@ class Registered:
         return Compare(self.member_key, "lease", "=", lease)
 
     def look(self) -> Range:
-        """Read the member record; ``check`` takes the answer."""
+        """Return the read of the member record; ``check`` takes the answer."""
         return Range(self.member_key)
 
     def check(self, kvs: Iterable[KeyValue]) -> None:
-        """Raise ``LeaseLost`` where it was the registration that did not hold."""
+        """Raise ``LeaseLost`` if the guard does not hold by the read member record."""
         if self.lease() not in [kv.lease for kv in kvs]:
             raise LeaseLost("the member record is gone, or on another lease")
