@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from console.main import TASKS
+from tests.support.headings import anchors
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,18 @@ def name_of(path: Path) -> str:
 @pytest.mark.parametrize("page", pages(), ids=name_of)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [path for path in sorted(linked_from(page)) if not path.exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=name_of)
+def test_every_anchor_that_a_page_links_to_is_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    missing = [
+        f"{name}#{anchor}"
+        for name, anchor in links
+        if "://" not in name
+        and anchor not in anchors((page.parent / name).resolve() if name else page)
+    ]
+    assert missing == []
 
 
 def test_the_index_has_every_page() -> None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.sources import ROOT, sources, tree
+
 OURS = (
     "Muster's commands",
     "The sidecar's log",
@@ -30,17 +30,16 @@ def template(node: ast.AST) -> str | None:
     return None
 
 
-def literals(tree: ast.Module) -> Iterator[str]:
+def literals(module: ast.Module) -> Iterator[str]:
     """Every text that a program may say: docstrings are not among them."""
-    silent = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    nodes = (node for node in ast.walk(tree) if id(node) not in silent)
+    silent = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+    nodes = (node for node in ast.walk(module) if id(node) not in silent)
     yield from filter(None, map(template, nodes))
 
 
 def templates() -> Iterator[str]:
-    for folder in ("agent", "console", "launcher_shim", "muster", "rdzv"):
-        for path in (ROOT / folder).rglob("*.py"):
-            yield from literals(ast.parse(path.read_text(encoding="utf-8")))
+    for path in sources():
+        yield from literals(tree(path))
 
 
 def quoted() -> list[str]:

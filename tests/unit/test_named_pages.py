@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 
+from tests.support.headings import anchors
 from tests.support.sources import ROOT, relative, sources, tree
 
 NAMED = re.compile(r"docs/([\w-]+\.md)(?:#([\w-]+))?")
@@ -25,10 +26,7 @@ def named_in_messages() -> set[tuple[str, str, str]]:
 def headings(page: str) -> set[str]:
     """The headings of a page, as links spell them; the page itself is the empty one."""
     path = ROOT / "docs" / page
-    if not path.exists():
-        return set()
-    titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {"", *(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)}
+    return {"", *anchors(path)} if path.exists() else set()
 
 
 def test_every_page_and_heading_that_a_message_names_is_there() -> None:
