@@ -95,7 +95,8 @@ async def run_session(
         status, reason = await run.until_over(endpoints)
         if stop.signal is not None:
             status, reason = 128 + stop.signal, f"ended by {stop.signal.name}"
-    if settings.strict and status == 0 and timeline.events_without_effect:
+    finished = status == 0
+    if settings.strict and finished and timeline.events_without_effect:
         status = EXIT_FAULT
     timeline.record("end", "end", "", f"{reason}; exit status {status}")
     if places.report is not None:
@@ -106,7 +107,7 @@ async def run_session(
         _show_traceback(screen, run.given_up_for)
     else:
         await asyncio.to_thread(_show_last_words, screen, run, status)
-    for line in closing_lines(timeline):
+    for line in closing_lines(timeline, finished=finished):
         _print_line(screen, line, 0)
     if places.report is not None:
         _print_line(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")

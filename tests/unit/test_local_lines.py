@@ -77,7 +77,7 @@ def test_of_a_script_that_tells_no_steps_the_world_is_unknown_after_a_kill(
     assert picture.count('class="unknown"') == 1 + 1, "the area and its legend"
     assert "kill node-1" in picture
     assert "rank7" not in picture
-    said = "\n".join(closing_lines(timeline))
+    said = "\n".join(closing_lines(timeline, finished=True))
     assert "2 rounds" in said
     assert "muster.report_step" in said
     assert "1 of 2 events did nothing:\n  kill rank7" in said
@@ -88,6 +88,18 @@ def test_of_one_that_tells_them_the_steps_are_counted(clock: Clock, timeline: Ti
     for at_s, pid, step in ((1.0, 7, 0), (2.0, 7, 9), (5.0, 8, 5), (6.0, 8, 30)):
         timeline.worlds.see(at_s, Progress(pid, 0, 2, 0, step, 0.0))
     timeline.record("end", "end", "", "the job finished")
-    assert closing_lines(timeline)[1:] == [
+    assert closing_lines(timeline, finished=True)[1:] == [
         "0.0 s; 1 round; 30 steps in 2 worlds; 5 steps trained again"
     ]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_that_no_step_is_lost_is_said_of_a_job_that_has_finished(
+    timeline: Timeline, *, finished: bool
+) -> None:
+    a_round(timeline, 2)
+    timeline.worlds.see(1.0, Progress(7, 0, 2, 0, 9, 0.0))
+    timeline.record("event", "add", "", "no world of 3 ranks came", had_effect=False)
+    _, facts, _, idle = closing_lines(timeline, finished=finished)
+    assert facts.endswith("; no step lost") is finished
+    assert idle == "  add: no world of 3 ranks came"

@@ -11,8 +11,12 @@ _HOW_TO_SEE_STEPS = (
 )
 
 
-def closing_lines(timeline: Timeline) -> list[str]:
-    """Say how many rounds and steps there were, and which events did nothing."""
+def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
+    """Say how many rounds and steps there were, and which events did nothing.
+
+    That no step is lost is known only of a job that has ``finished``: one that was ended may have
+    had steps that no checkpoint has.
+    """
     lines = [""]
     rounds = sum(moment.what == "round" for moment in timeline.moments)
     worlds = timeline.worlds.all
@@ -20,14 +24,19 @@ def closing_lines(timeline: Timeline) -> list[str]:
     if worlds:
         facts.append(f"{worlds[-1].last_step} steps in {_counted(len(worlds), 'world')}")
         again = timeline.worlds.steps_trained_again
-        facts.append(f"{_counted(again, 'step')} trained again" if again else "no step lost")
+        if again:
+            facts.append(f"{_counted(again, 'step')} trained again")
+        elif finished:
+            facts.append("no step lost")
     lines.append("; ".join(facts))
     if rounds and not worlds and all(moment.what != "error" for moment in timeline.moments):
         lines.append(_HOW_TO_SEE_STEPS)
     events = [moment for moment in timeline.moments if moment.kind == "event"]
     if idle := timeline.events_without_effect:
         lines.append(f"warning: {len(idle)} of {_counted(len(events), 'event')} did nothing:")
-        lines += [f"  {moment.what} {moment.who}: {moment.detail}" for moment in idle]
+        lines += [
+            f"  {f'{moment.what} {moment.who}'.rstrip()}: {moment.detail}" for moment in idle
+        ]
     return lines
 
 
