@@ -34,9 +34,7 @@ def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
     events = [moment for moment in timeline.moments if moment.kind == "event"]
     if idle := timeline.events_without_effect:
         lines.append(f"warning: {len(idle)} of {_counted(len(events), 'event')} did nothing:")
-        lines += [
-            f"  {f'{moment.what} {moment.who}'.rstrip()}: {moment.detail}" for moment in idle
-        ]
+        lines += [f"  {f'{moment.what} {moment.who}'.rstrip()}: {moment.detail}" for moment in idle]
     return lines
 
 
