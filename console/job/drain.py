@@ -184,7 +184,8 @@ class _ByHand:
             if ending != "lost":
                 lost_at_s = None
             elif lost_at_s is None or monotonic() < lost_at_s:
-                patience_s = LOST_S if pod_uid in snapshot.drains else RECORDED_S
+                recorded = pod_uid in snapshot.drains or _began_anew(snapshot, generation)
+                patience_s = LOST_S if recorded else RECORDED_S
                 lost_at_s = lost_at_s or monotonic() + patience_s
                 await _change_from(membership, snapshot, max(0.0, lost_at_s - monotonic()))
                 continue
@@ -203,7 +204,7 @@ class _ByHand:
         """Tell the phase, a sentence, and the ending; ``known`` has the drain as last seen."""
         record = snapshot.drains.get(pod_uid)
         if record is None:
-            if snapshot.job is None or snapshot.job.generation != generation:
+            if _began_anew(snapshot, generation):
                 return "lost", "the job is in a new generation", "lost"
             if self._is_cancelled(snapshot, known, pod_uid):
                 return "cancelled", f"the drain of {self._member} was cancelled", "cancelled"
@@ -228,12 +229,15 @@ class _ByHand:
         drain, before = known.drains.get(pod_uid), known.incarnations.get(self._member)
         now = snapshot.incarnations.get(self._member)
         if drain is None or before is None:
-            return now is None or drain is None
-        return (
-            now is not None
-            and now.mod_revision > drain.mod_revision
-            and now.number == before.number
-        )
+            return True
+        if now is None:
+            return False
+        return now.mod_revision > drain.mod_revision and now.number == before.number
+
+
+def _began_anew(snapshot: Snapshot, generation: int) -> bool:
+    """Whether the job is not in ``generation`` any more: drains of that are nobody's."""
+    return snapshot.job is None or snapshot.job.generation != generation
 
 
 async def _change_from(membership: Membership, snapshot: Snapshot, timeout_s: float) -> None:

@@ -28,6 +28,14 @@ PATIENT_RUNNER = (
 """Gives a member that is gone as long to come back as a busy machine takes."""
 
 
+HASTY_RUNNER = (
+    "-c",
+    "import console.job.drain; "
+    "console.job.drain.RECORDED_S = 0.5; from console.main import main; main()",
+)
+"""Waits for moments for a drain to be put back that the store has lost."""
+
+
 def phases(ended: Ended) -> list[str]:
     return [line.split()[0] for line in ended.out.splitlines()]
 
@@ -177,6 +185,20 @@ async def test_a_drain_that_the_store_has_lost_is_waited_for_and_not_taken_for_c
         ended = await waiting
         assert (ended.status, phases(ended)[-1]) == (5, "lost")
         assert "cancelled" not in phases(ended)
+
+
+async def test_a_drain_that_the_store_has_lost_and_nobody_puts_back_ends_with_5() -> None:
+    async with terminal(least=2) as at:
+        await at.one.form("ab")
+        await at.one.training()
+        async with at.begun_drain("b", "--wait", runner=HASTY_RUNNER) as process:
+            await at.one.until(at.one.phase_is("done"))
+            begun = await read_until(process, "saved")
+            await at.one.pods["b"].kill()
+            await at.one.put(Delete(HERE.drain("uid-b")))
+            ended = await read_to_the_end(process, begun)
+        assert (ended.status, phases(ended)[-1]) == (5, "lost")
+        assert "its sidecar has not put it back: drain it again" in ended.out
 
 
 async def test_a_member_that_comes_back_is_not_lost() -> None:
