@@ -103,15 +103,16 @@ class DrainInvariants:
             self._break(f"I7: {drain.member} may go after step {drain.step}, which is not done")
 
     def _check_nothing_is_lost(self, before: Snapshot, drain: Drain) -> None:
-        """I7: who trains is asked to save, unless the ranks of its round said that one cannot."""
-        pod = self._job.pod(drain.member)
+        """I7: who trains is asked to save, unless its world is no more or cannot."""
+        pod, commit = self._job.pod(drain.member), before.commit
         rank = pod.torchrun.rank if pod.torchrun is not None else None
-        commit = before.commit
         refused = commit is not None and commit.refused and drain.pod_uid in commit.leaving
         if pod.pod_uid != drain.pod_uid or rank is None or rank.ended or refused:
             return
+        if rank.round not in self._rounds.frozen:
+            return
         unsaved = rank.world.trained.get(pod.name, 0) - rank.world.start
-        if unsaved > 0:
+        if unsaved > 0 and self._rounds.trains_whole(before, rank.round):
             self._break(f"I7: {pod.name} may go without a save, {unsaved} steps after the last one")
 
     def _has_trained(self, snapshot: Snapshot, drain: Drain) -> bool:

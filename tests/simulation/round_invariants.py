@@ -120,7 +120,7 @@ class RoundInvariants:
             if node is not None and (node.seat != seat or node.state != "asking"):
                 self._break(f"{seat} is frozen into round {new.number} and asked for none: {node}")
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
-            if self._trains_whole(before, (other, number)):
+            if self.trains_whole(before, (other, number)):
                 self._break(f"I1: round {new.number} is formed while all of {number} train on")
 
     def _check_life(self, before: Snapshot, new: Job) -> None:
@@ -142,7 +142,7 @@ class RoundInvariants:
         torchrun = self._job.pod(member).torchrun
         return torchrun is not None and (torchrun.run, torchrun.round) == round
 
-    def _trains_whole(self, before: Snapshot, round: RoundId) -> bool:
+    def trains_whole(self, before: Snapshot, round: RoundId) -> bool:
         """Whether everybody who was in that round is, and somebody of them may train on.
 
         A world of a Job that is deleted may end after the first one of the next Job has formed.
