@@ -28,6 +28,7 @@ BENCHMARKS = {
     "hosts": "a membership change reaches 32 host lists; the script that prints one, 1 min",
     "store": "the etcd client beside the packages etcd3 and aetcd, and after a leader kill, 5 min",
     "scale": "1,000 registrars and watchers on one etcd: join, rest, leave, return, 15 min",
+    "first_hour": "pip install to the first picture; a crash to its error on the screen, 3 min",
     "footprint": "memory, CPU at rest and start of one sidecar, 2 min",
     "pod": "a pod is deleted in a real cluster, beside no Muster; needs root, 15 min",
 }

@@ -119,8 +119,8 @@ def stable_lines(step: Step, text: str) -> list[str]:
 
 
 def _unordered(line: str) -> str:
-    """Leave out who it is, and how often it was: the order of nodes and restarts is chance."""
-    line = re.sub(r"(local )?rank \d|node-\d", "SOMEBODY", line)
+    """Leave out who it is, how often it was, and how wide: what comes first is chance."""
+    line = re.sub(r" +", " ", re.sub(r"(local )?rank \d|node-\d", "SOMEBODY", line))
     return re.sub(r" \(.*restart.*\)|(?<=: )SOMEBODY, SOMEBODY|\d+(?= of \d)", "", line)
 
 
