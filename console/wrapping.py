@@ -16,6 +16,9 @@ NARROW = 60
 
 NARROW_INDENT = 2
 
+UNKNOWN_COLUMNS = 80
+"""Of a terminal that does not tell its size."""
+
 _QUANTITY = re.compile(r"(\d) (s|ms|MB)\b")
 
 
@@ -39,4 +42,5 @@ def broken(text: str, columns: int, indent: int) -> str:
 
 def _columns(stream: IO[str]) -> int:
     told = os.environ.get("COLUMNS", "")
-    return int(told) if told.isdecimal() and int(told) else os.get_terminal_size(stream.fileno())[0]
+    given = int(told) if told.isdecimal() else 0
+    return given or os.get_terminal_size(stream.fileno()).columns or UNKNOWN_COLUMNS

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from console.counting import counted
 from console.job.outage import cause
 from rdzv.flags import named
 from rdzv.records.history import HistoryEntry
@@ -328,8 +329,11 @@ def _job(job: JobReport | None) -> Iterator[Finding]:
             " started yet",
         )
     else:
-        members = "1 member" if job.members == 1 else f"{job.members} members"
-        yield Finding("job", "ok", f"{job.name}: generation {job.generation}, {members}")
+        yield Finding(
+            "job",
+            "ok",
+            f"{job.name}: generation {job.generation}, {counted(job.members, 'member')}",
+        )
 
 
 def _rights(rights: RightsReport) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from console.counting import counted
+
 Level = Literal["note", "warning", "error"]
 
 
@@ -40,13 +42,9 @@ def totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
     """Sum up in one line what was done and said."""
     levels = [remark.level for remark in remarks]
     counts = [
-        _counted(levels.count(level), noun)
+        counted(levels.count(level), noun)
         for level, noun in (("warning", "warning"), ("note", "note"))
         if level in levels
     ]
-    done = f"{_counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
+    done = f"{counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
     return "; ".join([done, ", ".join(counts)] if counts else [done])
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

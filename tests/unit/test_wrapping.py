@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 
 import pytest
 
@@ -25,6 +27,15 @@ def test_a_number_stays_with_its_unit_and_a_path_whole() -> None:
     assert broken("it has 30 s", 10, 2) == "it has\n  30 s"
     path = "/tmp/a-directory/with-a-long-name/torchrun.log"
     assert path in broken(f"see {path} for more", 20, 2)
+
+
+def test_a_terminal_that_tells_no_size_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        lines = wrapped(TEXT, terminal, 17).splitlines()
+    os.close(ours)
+    assert lines == broken(TEXT, 80, 17).splitlines()
 
 
 def test_what_goes_to_no_terminal_stays_one_line() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from console.counting import counted
 from console.local.report.outcome import Closing
 from console.local.report.timeline import Timeline
 from launcher_shim.c10d.rounds.records import Round
@@ -96,13 +97,9 @@ class RoundFollower:
                 "round",
                 "round",
                 f"{self.round.number}",
-                f"{_counted(count, 'node')}, {_counted(count * self._slots, 'rank')}:"
+                f"{counted(count, 'node')}, {counted(count * self._slots, 'rank')}:"
                 f" {', '.join(self.nodes)}",
             )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _moment_of(entry: HistoryEntry) -> tuple[str, str, str]:

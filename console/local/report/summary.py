@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from console.counting import counted
 from console.local.report.timeline import Timeline
 
 _HOW_TO_SEE_STEPS = (
@@ -20,12 +21,12 @@ def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
     lines = [""]
     rounds = sum(moment.what == "round" for moment in timeline.moments)
     worlds = timeline.worlds.all
-    facts = [f"{timeline.moments[-1].at_s:.1f} s", _counted(rounds, "round")]
+    facts = [f"{timeline.moments[-1].at_s:.1f} s", counted(rounds, "round")]
     if worlds:
-        facts.append(f"{worlds[-1].last_step} steps in {_counted(len(worlds), 'world')}")
+        facts.append(f"{worlds[-1].last_step} steps in {counted(len(worlds), 'world')}")
         again = timeline.worlds.steps_trained_again
         if again:
-            facts.append(f"{_counted(again, 'step')} trained again")
+            facts.append(f"{counted(again, 'step')} trained again")
         elif finished:
             facts.append("no step lost")
     lines.append("; ".join(facts))
@@ -33,10 +34,6 @@ def closing_lines(timeline: Timeline, *, finished: bool) -> list[str]:
         lines.append(_HOW_TO_SEE_STEPS)
     events = [moment for moment in timeline.moments if moment.kind == "event"]
     if idle := timeline.events_without_effect:
-        lines.append(f"warning: {len(idle)} of {_counted(len(events), 'event')} did nothing:")
+        lines.append(f"warning: {len(idle)} of {counted(len(events), 'event')} did nothing:")
         lines += [f"  {f'{moment.what} {moment.who}'.rstrip()}: {moment.detail}" for moment in idle]
     return lines
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
