@@ -20,6 +20,7 @@ import venv
 from asyncio.subprocess import PIPE, Process
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 from benchmarks.figures import Bar, Figure, of_medians
 
@@ -69,7 +70,15 @@ async def measure(crashes: int = CRASHES) -> list[Figure]:
         logged,
         "torchrun's own line in its log",
     )
-    return [whole, error]
+    beyond = tuple(one - other for one, other in told)
+    after = Figure(
+        "first_hour/error on the screen after torchrun's own line",
+        median(beyond),
+        "s",
+        Bar("value", "<=", 0.5),
+        beyond,
+    )
+    return [whole, error, after]
 
 
 async def _first_picture(root: Path) -> tuple[float, float]:
