@@ -20,7 +20,7 @@ RETRY_S = 0.5
 
 
 class Confirmation:
-    """``at_s``: all that had happened in the store by then is shown; on the mirror's clock."""
+    """Confirms one mirror. ``at_s``: it shows all changes up to then, on its clock in seconds."""
 
     def __init__(self, store: Store, mirror: Mirror) -> None:
         self.at_s = float("-inf")
@@ -29,9 +29,9 @@ class Confirmation:
         self._reading = asyncio.Lock()
 
     async def confirm(self) -> None:
-        """Wait until all that has happened in the store by now is shown, however long that takes.
+        """Wait until the mirror shows all changes up to now, for as long as the store is away.
 
-        One linearizable read, which those who wait for their turn share.
+        Makes one linearizable read, which concurrent callers share.
         """
         wanted_s = self._mirror.clock()
         while self.at_s < wanted_s:
@@ -45,7 +45,7 @@ class Confirmation:
                     await asyncio.sleep(RETRY_S)
 
     async def _caught_up(self) -> bool:
-        """Wait until the mirror shows all that has happened by now; False if that is not known."""
+        """Read the revision and wait for the mirror to reach it; return whether it has."""
         shown_before = self._mirror.revision
         try:
             # Linearizable, and of no key: only the revision counts.

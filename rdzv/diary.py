@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class Diary:
-    """Writes one train of thought into ``log``. ``last`` is what it wrote last; empty: nothing."""
+    """Logs the changes of one condition. ``last``: the newest sentence; empty before the first."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -23,12 +23,12 @@ class Diary:
         extra: Mapping[str, object] | None = None,
         topic: str = "",
     ) -> None:
-        """Log ``sentence`` unless it is the last one, or about the last ``topic`` if it has one."""
+        """Log ``sentence``, unless it, or its ``topic`` if given, is the same as last time."""
         topic = topic or sentence
         if topic != self._topic:
             self._topic, self.last = topic, sentence
             self._log.log(level, "%s", sentence, extra=extra)
 
     def forget(self) -> None:
-        """Let whatever is said next be new."""
+        """Log the next sentence in any case."""
         self._topic = self.last = ""

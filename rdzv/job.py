@@ -19,9 +19,9 @@ from rdzv.store import Operation, Store
 
 @dataclass(frozen=True, slots=True)
 class JobClient:
-    """What travels together: whoever follows a job has all of these, made for each other.
+    """The store, the keys and the mirror of one job, with what feeds and reads the mirror.
 
-    ``mirror`` shows nothing before ``watching`` runs.
+    ``mirror`` is empty before ``watching`` runs.
     """
 
     store: Store
@@ -53,23 +53,23 @@ class JobClient:
 
     @property
     def confirmed_s(self) -> float:
-        """All that had happened in the store by then is shown by the mirror; on its clock."""
+        """The mirror is known to show all changes up to then; on its clock, in seconds."""
         return self.confirmation.at_s
 
     async def confirm(self) -> None:
-        """Wait until the mirror shows all that has happened by now; see ``Confirmation``."""
+        """Wait until the mirror shows all changes up to now; see ``Confirmation``."""
         await self.confirmation.confirm()
 
     def history(self, entry: HistoryEntry) -> tuple[Operation, ...]:
-        """Operations that write ``entry`` into the job's history, and drop what is too old."""
+        """Return operations that write ``entry`` into the job's history and drop old entries."""
         present = [kv.key for kv in self.mirror.under(self.keys.history)]
         return entry_operations(self.keys, entry, self.mirror.revision, present)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:
-        """Let the mirror follow the store for as long as the context lasts; gives the client.
+        """Feed the mirror within the context; yields the client.
 
-        The first read may be under way still: ``mirror.changed_after(0)`` waits for it.
+        The first read may still be under way: ``mirror.changed_after(0)`` waits for it.
         """
         watching = asyncio.create_task(self.watching.run(), name="watch")
         try:

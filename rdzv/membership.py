@@ -41,7 +41,7 @@ because a process that was suspended looks the same."""
 
 
 class Membership:
-    """Gives the newest snapshot of one job; the same object for as long as nothing in it moved."""
+    """Makes snapshots of one job from its mirror; the same object until a record changes."""
 
     def __init__(self, keys: JobKeys, mirror: Mirror) -> None:
         self.keys = keys
@@ -63,21 +63,21 @@ class Membership:
         self._apply([WatchEvent("put", kv) for kv in mirror.kvs.values()])
 
     def snapshot(self) -> Snapshot:
-        """The membership now. Its revision is that of the last change to a record in it."""
+        """Return the newest snapshot. Its revision is that of the last change to a record in it."""
         if self._snapshot is None:
             self._snapshot = self._build()
         return self._snapshot
 
     def listing(self) -> Listing:
-        """Who is listed of ``snapshot``, whoever takes part in a round; computed once for each."""
+        """Return the listing of ``snapshot``, without regard to rounds; computed once for each."""
         if self._listing is None:
             self._listing = decide(self.snapshot())
         return self._listing
 
     async def changed_from(self, before: Snapshot) -> None:
-        """Wait until the snapshot is another than ``before``; launchers' keys wake nobody here.
+        """Wait until the snapshot is not ``before`` any more; launchers' keys do not count.
 
-        A change after a calm is told at once, those of a storm together.
+        A single change wakes at once; changes in quick succession are debounced.
         """
         loop = asyncio.get_running_loop()
         usual_s = REST_PER_MEMBER_S * len(before.members)
@@ -90,7 +90,7 @@ class Membership:
             self._delay_s = min(loop.time() - rested_s, MAX_DELAY_S)
 
     def votes(self) -> Mapping[str, Vote]:
-        """The votes of the present epoch, by member; the same object for as long as none moved."""
+        """Return the votes of the present epoch, by member; the same object until one changes."""
         if self._votes is None:
             snapshot = self.snapshot()
             generation = snapshot.job.generation if snapshot.job else 1
@@ -99,10 +99,10 @@ class Membership:
         return self._votes
 
     async def votes_changed_from(self, before: Mapping[str, Vote]) -> None:
-        """Wait until the votes are others than ``before``, or those of another epoch.
+        """Wait until the votes are not ``before`` any more, as after a vote or in another epoch.
 
-        A vote wakes those who wait here and nobody else: hundreds vote within moments. Nor does
-        a member that comes or goes wake anybody here, where nobody rests between two looks.
+        Votes have a wake-up of their own, as hundreds come within moments. Other records do not
+        wake it, as it is not debounced.
         """
         while self.votes() is before:
             await self._votes_changed.wait()

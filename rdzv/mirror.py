@@ -32,7 +32,7 @@ count as one that would have shown its return.
 """
 
 RELIST_PAUSE = Doubling(0.5, 2.0)
-"""Between two attempts to read the store. What has been read of it meanwhile is kept."""
+"""Backoff between two attempts to read the store, in seconds. Pages read so far are kept."""
 
 PAST_S = 0.01
 """A timer may fire a moment early: the end of health is looked for just past it."""
@@ -48,13 +48,12 @@ Listener = Callable[[Sequence[WatchEvent]], None]
 class Mirror:
     """Every key under one prefix, as of one revision. Only ``Watching`` writes to it.
 
-    ``certain_revision``: that of the newest read or event. Whoever lets a write rest on nothing
-    having changed compares by this one: ``revision`` may come from the store's mere word that all
-    up to there was sent, which some versions give too early. Less than that costs nothing: had any
-    of these keys changed since, the compare should fail.
-    Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts how
-    often a listener raised, ``relists`` how often all was read anew: what the listeners are told
-    then is what has changed, and not all that has happened.
+    ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
+    has changed since" name this one: ``revision`` may come from a progress notification, which some
+    versions of etcd send too early. A revision that is too low is safe: the compare just fails.
+    Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts
+    exceptions of listeners, ``relists`` full reads: after one, listeners get the differences, and
+    not every change in between.
     """
 
     def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
@@ -239,7 +238,7 @@ class Watching:
         self._paging = Paging()
 
     async def run(self) -> None:
-        """Follow the store for ever: list, watch, and list again where the history is gone."""
+        """Follow the store until cancelled: list, watch, and list again after a compaction."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_following(), name="follow the store")
             tasks.create_task(self._keep_listening(), name="listen for the store's silence")
@@ -285,7 +284,7 @@ class Watching:
         self._log_trouble("refuses" if refused else "does not answer", str(error))
 
     def _log_trouble(self, what: str, why: str) -> None:
-        """Log that the store is away, once; ``why`` may be spelled anew at each attempt."""
+        """Log that the store is away, once for each ``what``; ``why`` may differ each time."""
         self.trouble = why
         sentence = f"the store {what}, the last snapshot stays in force: {why}"
         self._diary.say(sentence, level=logging.WARNING, topic=what)

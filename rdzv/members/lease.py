@@ -53,9 +53,9 @@ class MemberLease:
         self.valid_until_s = asked_at_s + self._ttl_s
 
     async def renew(self, complain: Callable[[str], None]) -> None:
-        """Renew it until it is lost; ``complain`` is told why it could not be.
+        """Renew the lease until it is lost; ``complain`` is called with the reason of a failure.
 
-        After a failure it is tried again soon: another whole interval may be all that is left.
+        A failure is retried soon: less than another interval may be left of the TTL.
         """
         interval_s = self._ttl_s / RENEWALS_PER_TTL
         pause_s = self._jittered_s(interval_s)

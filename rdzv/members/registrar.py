@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """What was written, in which revision of the store, and the sentence to say of it."""
+    """A registration that was written: its lease, the store's revision, and a sentence to log."""
 
     held: Held
     lease: MemberLease
@@ -100,7 +100,7 @@ class Registrar:
 
     @property
     def lease_valid_until_s(self) -> float:
-        """Until when it lives at least, on the registrar's clock."""
+        """Until when the lease lives at least, on the registrar's clock."""
         return self._lease.valid_until_s if self._lease is not None else float("-inf")
 
     @property
@@ -109,7 +109,7 @@ class Registrar:
         return self.held.generation if self.held and self.registered.is_set() else None
 
     def guard(self, generation: int) -> Registered:
-        """What writes in ``generation`` rest on: that this member is registered in it."""
+        """Return the guard of writes in ``generation``: that this member is registered in it."""
         member_key = self.keys.in_generation(generation).member(self.identity.member)
         return Registered(member_key, self._lease_in_force, self.registered.wait)
 
@@ -117,7 +117,7 @@ class Registrar:
         return self.lease_id if self.registered.is_set() else None
 
     async def run(self) -> None:
-        """Stay registered for ever.
+        """Register, and stay registered until cancelled.
 
         Raises ``Fenced`` when another pod holds the name or the job (``let_in_again`` tells when
         to run it anew), ``JobMismatch`` when the settings disagree with the job's.
@@ -135,9 +135,9 @@ class Registrar:
                 self._log_change(complaint, logging.WARNING)
 
     async def let_in_again(self) -> None:
-        """Wait until one that was fenced may register: the job is that of its own UID again.
+        """Wait until a fenced sidecar may register: the job has its own UID again.
 
-        Who has lost its name waits for ever: it is another pod's.
+        One that has lost its name waits until cancelled, as another pod has it.
         """
         while True:
             if self._refused is not None and self._refused.for_good:
@@ -153,7 +153,7 @@ class Registrar:
             await self._news(sequence, self._lease_ttl_s)
 
     async def leave(self, timeout_s: float) -> None:
-        """Leave on purpose: delete the record, note if nobody is left, end the lease."""
+        """Leave in good order: delete the record, note if no member is left, revoke the lease."""
         held, lease_id = self.held, self.lease_id
         if held is None or lease_id is None:
             return
@@ -211,7 +211,7 @@ class Registrar:
         )
 
     def _trained(self) -> bool:
-        """Whether the present life of the job has ever had a world."""
+        """Whether the present generation has ever had a world."""
         job = self._client.membership.snapshot().job
         if job is None:
             return False
@@ -227,7 +227,7 @@ class Registrar:
     async def _apply(
         self, decision: Register, lease: MemberLease
     ) -> tuple[_Registration | None, int]:
-        """Write the registration; None if what it was planned on has changed since.
+        """Write the registration; return None if an input of its plan has changed since.
 
         With it the revision at which it was written, or found to be planned on something else.
         """
