@@ -26,9 +26,9 @@ RETRY_PAUSE_S = 5.0
 class HostDelivery:
     """Renders the host list at each change and renames it into place.
 
-    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` gives
-    the generation that the member is in: the hosts of another life are not for its launcher.
-    ``nudges`` says that a horovodrun reads the list: it is reminded of what it may have missed.
+    ``clock`` is monotonic, in seconds. ``delivered`` is set once there is a list. ``held`` returns
+    the generation that the member is in: hosts of another one are not for its launcher.
+    ``nudges``: whether a horovodrun reads the list, so that a missed change is repeated.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class HostDelivery:
                     task.cancel()
 
     async def run(self) -> None:
-        """Deliver for ever; begins with what the run directory had before."""
+        """Deliver until cancelled; begins with what the run directory had before."""
         if self._delivered is None:
             await self._read_former()
         try:
@@ -173,7 +173,7 @@ class HostDelivery:
         )
 
     def _pause_s(self) -> float | None:
-        """For how long the list stands if nothing happens; None: for ever."""
+        """Return after how many seconds to follow again if nothing changes; None: never."""
         checks_s = [self._list.next_nudge_s()] if self._nudges else []
         # What is due already waits for the store's answer, if it was asked.
         after_s = -math.inf if self._confirming is None else self._clock()

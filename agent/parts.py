@@ -31,7 +31,7 @@ from rdzv.members.registration import Held
 
 @dataclass(frozen=True, slots=True)
 class MemberParts:
-    """The job as this member sees it, its place in it, and what it does for all."""
+    """The parts of a member: its view of the job, its registration, its work for all."""
 
     client: JobClient
     registrar: Registrar
@@ -42,7 +42,7 @@ class MemberParts:
 
 @dataclass(frozen=True, slots=True)
 class LauncherParts:
-    """What the launcher beside this sidecar is served by, and what looks after it."""
+    """The parts that serve the launcher beside this sidecar, and watch it."""
 
     hosts: HostDelivery
     endpoint: Endpoint

@@ -137,7 +137,7 @@ class RunningParts:
             )
 
     async def _reach_store(self) -> None:
-        """Wait for the first read. One that has been a member before waits for ever."""
+        """Wait for the first read. One that has been a member before waits until cancelled."""
         timeout_s = self._settings.start_timeout_s if self._fresh else None
         try:
             async with asyncio.timeout(timeout_s):

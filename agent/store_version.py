@@ -29,7 +29,7 @@ class StoreVersion:
         self._diary = Diary(log)
 
     async def run(self) -> None:
-        """Judge once the store can be read, and again from time to time, for ever."""
+        """Judge once the store can be read, and again from time to time until cancelled."""
         await self._client.mirror.changed_after(0)
         while True:
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sidecar's parts are given: no part takes a clock, a random number or a socket by itself.
+"""The dependencies of a sidecar's parts: no part takes a clock, randomness or a socket by itself.
 
 The product hands them the real ones, the simulation and the tests theirs; the parts, and how they
 know of each other (``agent.parts``), are the same.
@@ -25,7 +25,7 @@ from rdzv.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every part of one sidecar stands on."""
+    """The dependencies of every part of one sidecar."""
 
     store: Store
     """The client of the store that all of its calls go through."""

@@ -40,7 +40,7 @@ class Sweeper:
         self._pause_s = pause_s
 
     async def run(self) -> None:
-        """Sweep after each change of the membership, for ever."""
+        """Sweep after each change of the membership, until cancelled."""
         while True:
             snapshot = self._client.membership.snapshot()
             if self._is_mine(snapshot):

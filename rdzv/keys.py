@@ -91,7 +91,7 @@ class JobKeys:
         return f"{self.prefix}g/"
 
     def in_generation(self, generation: int) -> GenerationKeys:
-        """Keys of one life of the job."""
+        """Keys of one generation."""
         return GenerationKeys(self, generation)
 
 

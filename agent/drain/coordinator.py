@@ -77,7 +77,7 @@ class Coordinator:
         self._diary = Diary(log)
 
     async def run(self) -> None:
-        """Follow the store for ever."""
+        """Follow the store until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
             now = self._clock()

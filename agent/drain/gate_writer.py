@@ -83,7 +83,7 @@ class GateWriter:
         self._voted.restore(self.shown.epoch if self.shown else 0)
 
     async def run(self) -> None:
-        """Follow the store and the ranks for ever."""
+        """Follow the store and the ranks until cancelled."""
         while True:
             snapshot = await self._sight.snapshot()
             move = local(

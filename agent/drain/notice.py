@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A notice: somebody says that this pod will go away.
+"""A notice that this pod will end, as one line of JSON on a unix socket.
 
-It crosses a unix socket as one line of JSON, and deadlines cross it as seconds left: a wall clock
-is never compared.
+Deadlines are sent as seconds left: wall clocks are never compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The socket in the run directory that takes notices and tells what becomes of the drain.
+"""The socket in the run directory that takes notices and answers with the phases of the drain.
 
-A client sends one line and is told each phase on a line of its own, until the drain is over. One
-that loses the connection connects and says it again: a notice starts one drain, however often.
+A client sends one line and gets a line for each phase, until the drain is over. If it loses the
+connection, it connects and sends the line again: notices are idempotent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What a client is told: ``name`` is the phase, ``outcome`` is set where it is the last."""
+    """One line to a client: ``name`` is the phase, ``outcome`` is set if it is the last."""
 
     name: str
     sentence: str
@@ -48,10 +48,10 @@ class Phase:
 
 
 class NoticeSocket:
-    """Listens on ``path``; None: nobody gives notice by a socket.
+    """Listens on ``path``; None: do not listen.
 
-    ``notify`` takes a notice. ``phase_after`` waits until the phase is another than the one given
-    (None: whatever it is now) and returns it.
+    ``notify`` takes a notice. ``phase_after`` waits until the phase is not the given one (None:
+    any) and returns it.
     """
 
     def __init__(

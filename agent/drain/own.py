@@ -36,10 +36,10 @@ Writes = tuple[Sequence[Compare], Sequence[Operation]]
 
 
 class OwnDrain:
-    """Keeps the drain of one pod on record, and tells where it stands.
+    """Stores the drain of this pod, and publishes its phase.
 
-    ``grace_s`` is the pod's, for notices that do not know how long there is. ``boot_s`` is the
-    clock of ``agent.boot_clock``.
+    ``grace_s``: the pod's grace, for notices without a deadline. ``boot_s``: the clock of
+    ``agent.boot_clock``.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OwnDrain:
         self._stirred.set()
 
     async def phase_after(self, before: Phase | None) -> Phase:
-        """Wait until the drain stands elsewhere than at ``before``; return where."""
+        """Wait until the phase of the drain is not ``before`` any more; return it."""
         while self._phase is None or self._phase == before:
             await self._phase_changed.wait()
         return self._phase
@@ -121,7 +121,7 @@ class OwnDrain:
     # -- how
 
     async def run(self) -> None:
-        """See the drain through, for ever."""
+        """See the drain through until cancelled."""
         while True:
             self._stirred.clear()
             snapshot = self._client.membership.snapshot()
@@ -167,10 +167,10 @@ class OwnDrain:
                 self.notes = replace(notes, generation=0)
 
     def _is_cancelled(self, snapshot: Snapshot, notes: OwnDrainRecord) -> bool:
-        """Whether somebody has taken the drain off the record on which it was last seen.
+        """Whether the drain was cancelled since it was last seen.
 
-        Whoever does writes the incarnation of the member, too. The revision of the store tells
-        nothing: one that was restored may have come as far again, or further.
+        A cancellation writes the member's incarnation too. The store's revision shows nothing: a
+        restored store may have come as far again, or further.
         """
         holder = snapshot.incarnations.get(self._identity.member)
         if holder is None:

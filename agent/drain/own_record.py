@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sidecar keeps of the drain of its own pod, for itself and for the one after it: pure.
+"""The record of this pod's own drain, kept for a sidecar that starts again: pure.
 
-Notices come in any order and number, and are one drain: the earliest deadline counts.
+Notices come in any order and number, and make one drain: the earliest deadline counts.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class OwnDrainRecord:
 
     @property
     def ending(self) -> bool:
-        """Whether the pod itself was told to end, by whatever of its hooks or signals."""
+        """Whether a hook or signal of the pod itself gave notice."""
         return not ENDING_SOURCES.isdisjoint(self.sources)
 
     @property

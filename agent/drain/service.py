@@ -71,7 +71,7 @@ class Drains:
 
     @property
     def commit(self) -> Commit:
-        """The commit on record, or what it is taken for before there is one."""
+        """Return the commit record; an idle one if there is none."""
         return self._client.membership.snapshot().commit or Commit()
 
     @property
@@ -81,14 +81,14 @@ class Drains:
         return -1 if last is None else last.step
 
     def by_outcome(self) -> dict[str, float]:
-        """How many drains of this generation are on record, by outcome."""
+        """Return how many drain records this generation has, by outcome."""
         counted = dict.fromkeys(("", "committed", "uncommitted", "expired"), 0.0)
         for drain in self._client.membership.snapshot().drains.values():
             counted[drain.outcome] += 1
         return {outcome or "none yet": count for outcome, count in counted.items()}
 
     async def run(self) -> None:
-        """Take notices and see drains through, for ever."""
+        """Take notices and see drains through until cancelled."""
         await asyncio.to_thread(self._restore)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.notices.run(), name="notices")

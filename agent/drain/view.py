@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this sidecar knows of drains, gathered into one snapshot, and the wait for another."""
+"""The snapshot that this sidecar's decisions about drains rest on, and the wait for its changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rdzv.listing import decide
 
 
 class RoundSource(Protocol):
-    """What tells of the round that this pod's launcher is in: the rendezvous endpoint."""
+    """The source of live rounds: the rendezvous endpoint."""
 
     def live_rounds(self) -> LiveRounds:
         """The round that counts, and the one in which this pod's ranks are."""
@@ -23,7 +23,7 @@ class RoundSource(Protocol):
         """Wait until they are others than ``before``; return them."""
 
     async def caught_up(self) -> None:
-        """Wait until the rounds are those of the life that the member is registered in."""
+        """Wait until the rounds are those of the generation that the member is registered in."""
 
 
 class DrainView:

@@ -39,7 +39,7 @@ class LauncherView:
     """What this sidecar sees of its launcher at one moment.
 
     ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
-    that no horovodrun drives. ``over``: a run of this life of the job was closed. ``launch``: what
+    that no horovodrun drives. ``over``: a run of this generation was closed. ``launch``: what
     ``muster-run`` tells, if it does. ``runs``: the run ids of the torchruns that are connected,
     and whether each has shown another ``--nnodes`` than the job's. ``others``: run ids that
     torchruns of other members are in. ``ranks``: training processes have told of themselves.

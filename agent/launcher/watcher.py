@@ -66,7 +66,7 @@ class LauncherWatcher:
         return {kind: float(kind == self.finding.kind) for kind in KINDS[1:]}
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look until cancelled."""
         while True:
             launch, ranks, commands = await asyncio.to_thread(self._look)
             sight = self._sight(launch, ranks=ranks, commands=commands)

@@ -31,7 +31,7 @@ class LoopLag:
         return max(self._lags)
 
     async def run(self) -> None:
-        """Probe for ever."""
+        """Probe until cancelled."""
         while True:
             due_s = self._clock() + PROBE_INTERVAL_S
             await asyncio.sleep(PROBE_INTERVAL_S)

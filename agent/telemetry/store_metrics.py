@@ -47,7 +47,7 @@ class StoreMetrics:
         self._errors.labels(kind).inc()
 
     def answered(self, revision: int) -> None:
-        """Take note of a revision that an answer has told."""
+        """Note a revision that an answer has told."""
         newest = self._unseen[-1][0] if self._unseen else 0
         if revision > newest and len(self._unseen) < UNSEEN_MAX:
             self._unseen.append((revision, self._clock()))

@@ -104,7 +104,7 @@ class SidecarContainer:
     @property
     def _start_s(self) -> int:
         """How long a fresh sidecar may rightly take: it waits for the store, then for the leases of
-        a former life to end, and then whether that life comes back."""
+        a former generation to end, and then whether that life comes back."""
         leases_s = (1 + EMPTY_LEASE_TIMES) * self.lease_ttl_s
         return math.ceil(self.start_timeout_s + leases_s) + START_MARGIN_S
 

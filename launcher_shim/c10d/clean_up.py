@@ -13,7 +13,7 @@ from rdzv.members.registrar import Registrar
 log = logging.getLogger(__name__)
 
 CLEAN_UP_S = 120.0
-"""Longest wait for the store to drop what closed connections left on record: longer than most
+"""How long to retry deletions of keys of closed connections, in seconds: longer than most
 outages."""
 
 CLEAN_UP_PAUSE_S = 0.5

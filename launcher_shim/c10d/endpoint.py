@@ -127,12 +127,12 @@ class Endpoint:
 
     @property
     def any_closed(self) -> bool:
-        """Whether a run of this life of the job was closed."""
+        """Whether a run of this generation was closed."""
         current = self._generations.current
         return current is not None and current.rounds.any_closed
 
     async def caught_up(self) -> None:
-        """Wait until the runs are those of the life that the member is registered in.
+        """Wait until the runs are those of the generation that the member is registered in.
 
         At once where it is not registered: what was known before counts on.
         """

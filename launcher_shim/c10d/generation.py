@@ -49,7 +49,7 @@ class Run:
         return rendezvous.live_round(master)
 
     def end(self) -> None:
-        """Let nothing more be written, and nobody wait."""
+        """Write nothing any more, and wake all who wait."""
         for task in self.tasks:
             task.cancel()
         self.rendezvous.end()
@@ -109,7 +109,7 @@ class Generation:
         return LiveRounds(counts, own(rounds, self._member))
 
     def follow(self) -> None:
-        """Begin the runs that are to be followed; let go of the rest, once nobody is in them."""
+        """Begin the runs to be followed; end the others once no torchrun of this pod is in them."""
         followed = self.rounds.followed()
         for name in followed:
             self.run(name)
@@ -122,10 +122,10 @@ class Generation:
         return self.rounds.apply(events, self._client.mirror.revision)
 
     def take_over(self, name: str, attached: Attachments) -> None:
-        """Let torchruns of a former generation go on in this one: their world there is over.
+        """Move torchruns of a former generation into this one: their world there is over.
 
-        Happens without a job UID, when others have begun the next life behind a cut. Left in the
-        old one, two worlds would train side by side for ever.
+        Happens without a job UID, if others have begun the next generation during a cut. Otherwise
+        two worlds would train side by side.
         """
         run = self.run(name)
         run.attached.update(attached)

@@ -34,7 +34,7 @@ class Generations:
         return self.current.number if self.current is not None else None
 
     async def run(self) -> None:
-        """Follow the registration for ever."""
+        """Follow the registration until cancelled."""
         unsubscribe = self._client.mirror.subscribe(self._apply)
         membership = self._client.membership
         try:

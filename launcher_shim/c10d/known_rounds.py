@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rounds of all runs in one life of the job, and which runs a sidecar follows for their sake.
+"""The rounds of all runs in one generation, and which runs a sidecar follows for their sake.
 
-A run is followed from when its round is on record, whether or not a launcher here takes part in it:
-what becomes of a drain depends on who trains, wherever that is. It is let go once it was closed by
+A run is followed as soon as its round is stored, whether or not a launcher here takes part in it: a
+drain depends on the nodes that train in any run. It is followed no more once it was closed by
 success, no torchrun of this pod is in it, and another run counts.
 """
 
@@ -18,12 +18,12 @@ from rdzv.keys import GenerationKeys
 from rdzv.store import KeyValue, WatchEvent
 
 FOLLOWED_MAX = 16
-"""So many runs are followed in which nobody here takes part, the newest ones: each has its tasks,
-and whoever has rights in the store may write any number of rounds."""
+"""How many runs without a torchrun of this pod are followed, newest first. Each costs tasks, and
+any client with rights in the store may write any number of rounds."""
 
 
 class KnownRounds:
-    """What the mirror shows of the round keys of one generation, and what the store has lost."""
+    """The round keys of one generation by the mirror, with rounds that the store has lost."""
 
     def __init__(self, keys: GenerationKeys, kvs: Sequence[KeyValue], revision: int) -> None:
         self._keys = keys

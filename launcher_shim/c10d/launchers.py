@@ -82,7 +82,7 @@ class Launchers:
         run = self._run(note.run_id)
         kept, foreign = note.node, note.generation != self._generations.number
         if kept is not None and foreign:
-            # Its world was of a former life of the job: it asks again in this one, from the start.
+            # Its world was of a former generation: it asks again in this one, from the start.
             kept = replace(kept, state="left", ask=0, left_reason="hung", round=0)
         if note.world is not None and not foreign:
             run.rendezvous.remember(note.world)
@@ -119,7 +119,7 @@ class Launchers:
         )
 
     def detach(self, author: str) -> None:
-        """Take note that a connection is closed."""
+        """Note that a connection is closed."""
         current = self._generations.current
         for name, run in current.runs.items() if current is not None else ():
             attachment = run.attached.pop(author, None)

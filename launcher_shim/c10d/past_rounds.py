@@ -36,7 +36,7 @@ class PastRounds:
         self._formed_round = -1
 
     async def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Follow the rounds, for ever; what has begun ends in ``tasks``, also after the run."""
+        """Follow the rounds until cancelled; clean-ups end in ``tasks``, also after that."""
         while True:
             current = self._rendezvous.round
             if self._is_first(current):

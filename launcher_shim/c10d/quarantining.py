@@ -59,13 +59,13 @@ class Quarantining:
         self._stirred = asyncio.Event()
 
     def came(self, nonce: str) -> None:
-        """Take note of a torchrun that asks for a place."""
+        """Note a torchrun that asks for a place."""
         if self._alive is None or self._alive[0] != nonce:
             self._alive = (nonce, self._clock() - self._waited_s)
             self._stirred.set()
 
     def ended(self, nonce: str, how: Ending) -> None:
-        """Take note that a torchrun has ended.
+        """Note that a torchrun has ended.
 
         One that is kept out longer than its time to join gives up waiting, where torch (before 2.3)
         knows no redundancy list. That is no death: the next one goes on with the time it lived.
@@ -79,7 +79,7 @@ class Quarantining:
             self._stirred.set()
 
     async def run(self) -> None:
-        """Write whatever is due, for ever."""
+        """Write what is due until cancelled."""
         while True:
             self._stirred.clear()
             snapshot = self._client.membership.snapshot()

@@ -21,10 +21,10 @@ from rdzv.members.registrar import Registrar
 log = logging.getLogger(__name__)
 
 IDLE_S = 10.0
-"""How long a pod that drains is kept waiting before it is told to ask again."""
+"""How long an answer to a draining pod is held back before it must ask again, in seconds."""
 
 FAREWELLS_S = 2.0
-"""Within so long a relay has told a new sidecar which of its clients live on, or are gone."""
+"""Within how many seconds a relay has reconnected its clients to a new sidecar, or closed them."""
 
 
 class StageStarts:
@@ -54,7 +54,7 @@ class StageStarts:
         self._listening_s = 0.0
 
     def listen(self) -> None:
-        """Take note that relays can connect from now on."""
+        """Note that relays can connect from now on."""
         self._listening_s = self._clock()
 
     async def meant_for(self, container: str, run_id: str) -> str:

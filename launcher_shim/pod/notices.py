@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives notice to the sidecar that this container is ending, and waits for what it says.
+"""Gives notice to the sidecar that this container is ending, and waits for its release.
 
-One line of JSON goes there; a line for each phase of the drain comes back, the last one says that
-it is over. A notice is repeated after each lost connection, with the seconds that are left then.
+The notice is one line of JSON; the answer is a line for each phase of the drain, up to the last.
+After a lost connection the notice is sent again, with the seconds left then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Dict, NamedTuple, Optional, Tuple
 log = logging.getLogger(__name__)
 
 ABSENT_S = 3.0
-"""A socket that is not there for so long has no sidecar behind it."""
+"""If the socket does not exist for this many seconds, there is no sidecar."""
 RETRY_S = 0.1
 LINE_MAX = 64 * 1024
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torchrun is told where the container's own variables and the sidecar's differ.
+"""The environment of torchrun if the container's own variables and the sidecar's differ.
 
-The sidecar's win, for with any other endpoint, id or bounds the pod would not train with the
-others. But a larger budget of restarts is kept, and so are the options of the rendezvous that the
-sidecar says nothing of.
+The sidecar's win: with any other endpoint, id or bounds the pod would not train with the others.
+But more restarts are kept, and so are rendezvous options that the sidecar does not set.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``torchrun``, first in the PATH of a command: ends well where its stage has ended well already.
+"""``torchrun``, first in the PATH of a command: succeeds at once if its stage has done so already.
 
 A container that is started again runs its command from the start, while the job may be stages
-ahead. torch has no way to be told so: it would end with 1. So the sidecar is asked first; unless
-it says so the image's own torchrun takes the place of this process, with the same arguments. That
-is also the choice where no answer comes: a torchrun that need not have started ends with an error,
-but work that was left out by mistake would end well.
+ahead; torch itself would end with status 1. So the sidecar is asked first. Unless it confirms, the
+image's own torchrun replaces this process, with the same arguments. The same holds without an
+answer: a torchrun started in vain ends with an error, but work skipped by mistake would look done.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from launcher_shim.pod.log_lines import configure
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 600.0
-"""As long as torch itself takes to join, if it is not told otherwise: a sidecar answers once it is
-registered, so that the store may be away, or it may be being replaced."""
+"""torch's default join timeout, in seconds: a sidecar answers once it is registered, and the store
+may be away, or the sidecar may be being replaced."""
 ANSWER_MAX = 64
 """No answer is longer, in bytes; what is comes from somebody else."""
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one client has asked and no sidecar has settled yet: no sockets.
+"""The requests of one client that no sidecar has answered yet; sans-IO.
 
-Each request gets a number that is its own for as long as the client is connected. A sidecar that
-comes after another one is sent all that is unsettled again, with the same numbers, and tells by
-them what has been done already.
+Each request gets a number, unique for as long as the client is connected. The next sidecar is sent
+all unanswered requests again, with the same numbers, so that each is applied once.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class RelayLedger:
         self.held = 0
         """Bytes of the requests that are not settled."""
         self.note = b""
-        """What the sidecar gave to keep."""
+        """The note that the sidecar keeps here."""
         self._session = session
         self._unsettled: Dict[int, _Unsettled] = {}
         self._following = 1
@@ -36,18 +35,18 @@ class RelayLedger:
 
     @property
     def was_sent(self) -> bool:
-        """Whether any sidecar may have heard of this client."""
+        """Whether any sidecar may have got a request of this client."""
         return self._sent > 0
 
     @property
     def busy(self) -> bool:
-        """Whether something is unsettled that does not wait for others."""
+        """Whether a request is unanswered that does not wait for other clients."""
         unsettled = self._unsettled.values()
         return any(not isinstance(entry.request, wire.PATIENT) for entry in unsettled)
 
     @property
     def owes(self) -> bool:
-        """Whether something is still to be done that counts without its client, too."""
+        """Whether a write is unanswered: it counts even if its client is gone."""
         return any(isinstance(entry.request, wire.SILENT) for entry in self._unsettled.values())
 
     @property
@@ -68,7 +67,7 @@ class RelayLedger:
         return frame
 
     def begin(self) -> bytes:
-        """Return what a sidecar is sent first: the preface, and all that is not settled."""
+        """Return the first bytes for a sidecar: the preface, and all unanswered requests."""
         again = tuple(number for number in self._unsettled if number <= self._sent)
         preface = wire.Preface(self._session, self._sent + 1, again, self.note)
         self._sent = self._following - 1
@@ -76,7 +75,7 @@ class RelayLedger:
         return b"".join([preface.encode(), wire.HANDSHAKE, *frames])
 
     def settle(self, number: int, answer: bytes) -> bytes:
-        """Take note of an answer; return what the client is to get of it."""
+        """Note an answer; return the bytes for the client."""
         entry = self._unsettled.get(number)
         if entry is None:
             return b""  # a wait that was given up

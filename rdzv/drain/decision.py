@@ -122,7 +122,7 @@ class _Scene:
 
     @property
     def untrained(self) -> bool:
-        """Whether no world has formed yet in this life of the job: nobody is kept for one."""
+        """Whether no world has formed yet in this generation: nobody is kept for one."""
         round = self.snapshot.round
         return round is None or (round.first and not round.complete)
 

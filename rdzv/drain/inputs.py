@@ -26,7 +26,7 @@ class LiveRound:
     it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
     ``succeeded``: it is closed, and all ranks have ended well.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
-    unknown. ``first``: the run begins with it, in this life of the job. ``mod_revision`` is that of
+    unknown. ``first``: the run begins with it, in this generation. ``mod_revision`` is that of
     the round key. ``asking``: who asks for a place.
     """
 

@@ -38,7 +38,7 @@ class Losses:
         self._goodbyes: set[str] = set()
 
     async def run(self) -> None:
-        """Follow the membership for ever."""
+        """Follow the membership until cancelled."""
         unsubscribe = self._client.mirror.subscribe(self._note_entries)
         try:
             before = self._client.membership.snapshot()

@@ -99,7 +99,7 @@ def plan(
     """Decide on registering, given the snapshot and what was held before.
 
     ``empty_for_s`` is for how long a healthy watch has shown no member; ``waited_s`` for how long
-    this sidecar has wanted to register. ``trained``: whether the present life of the job has ever
+    this sidecar has wanted to register. ``trained``: whether the present generation has ever
     had a world.
     """
     holder = snapshot.incarnations.get(identity.member)

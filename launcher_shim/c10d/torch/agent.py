@@ -85,22 +85,22 @@ class TorchAgent:
     # --- what the server calls ---
 
     def request_began(self) -> None:
-        """Take note of a request; one that is pending shows that the agent is not hung."""
+        """Note a request; one that is pending shows that the agent is not hung."""
         self.claim.request_began(self._rendezvous.clock())
         self.asked += 1
         for watcher in self._watchers:
             watcher.set()
 
     def request_ended(self) -> None:
-        """Take note of an answer."""
+        """Note an answer."""
         self.claim.request_ended(self._rendezvous.clock())
 
     def wait_began(self) -> None:
-        """Take note that it waits for a key."""
+        """Note that it waits for a key."""
         self.waits += 1
 
     def wait_ended(self) -> None:
-        """Take note that a key has come that it waited for, or was given up."""
+        """Note that a key has come that it waited for, or was given up."""
         self.waits -= 1
 
     def stirs(self) -> Coroutine[Any, Any, None]:
@@ -244,7 +244,7 @@ class TorchAgent:
             self._rendezvous.place.finish(self.claim)
 
     def move(self, rendezvous: Rendezvous) -> None:
-        """Go on in the run of the job's next life."""
+        """Move to the run of the job's next generation."""
         self._rendezvous = rendezvous
         self._drawn = None
         self.finished_round = self.claim.filled_round = -1
@@ -309,9 +309,9 @@ class TorchAgent:
         return await self._answer(fruitless=shown in ("parked", "promoted"))
 
     async def _close(self) -> bool:
-        """Close the run if this agent may; return whether that is final, and shown to everybody.
+        """Close the run if this agent may; return whether that is final, and shown to all.
 
-        Who wanted it is told so in any case: torch would ask again and again.
+        This agent is shown a closed run in any case: torch would ask again and again.
         """
         rendezvous = self._rendezvous
         node = rendezvous.place.live_node(self.claim)
@@ -383,7 +383,7 @@ def spell_flavour(flavour: Flavour) -> str:
 
 
 def read_flavour(spelt: str) -> Flavour:
-    """Read a flavour from the store; what is not known is as in new versions of torch."""
+    """Read a flavour from the store; parts that are missing are as in new versions of torch."""
     words = spelt.split(",")
     return Flavour(aware="naive" not in words, redundancy=not spelt or "redundancy" in words)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compare-and-set of the rendezvous state means: the sender's own wish, and no more.
+"""Reads the sender's own wish out of a compare-and-set of the rendezvous state.
 
 A request carries two whole states. Of their difference only the sender's own membership and
-``closed`` are read; whatever else torch changed (heartbeats, others that it believes dead, the
-round that the last one to leave starts) is for the sidecars to decide.
+``closed`` are read; the sidecars decide everything else that torch changes (heartbeats, nodes that
+it believes dead, the round that the last one to leave starts).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Change = Literal["", "join", "leave", "step_off"]
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the sender of one request wants for itself."""
+    """The change that the sender of one request wants for itself."""
 
     change: Change = ""
     closes: bool = False

@@ -100,7 +100,7 @@ class Calls:
         return HAS_LEADER + self._login.metadata if self._login else HAS_LEADER
 
     def reject(self, metadata: Metadata) -> None:
-        """Take note that the store refused what a call carried."""
+        """Note that the store refused what a call carried."""
         if self._login is not None:
             self._login.reject(metadata[len(HAS_LEADER) :])
 

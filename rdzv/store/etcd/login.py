@@ -86,7 +86,7 @@ class Login:
         asking.result()
 
     def reject(self, metadata: tuple[tuple[str, str], ...]) -> None:
-        """Take note that the store refused what a call carried."""
+        """Note that the store refused what a call carried."""
         if metadata == self.metadata:
             self._token = None
 
