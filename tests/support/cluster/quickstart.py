@@ -37,7 +37,7 @@ from tests.support.waiting import Timeline
 PAGE = ROOT / "docs" / "quickstart-cluster.md"
 SCRIPT = ROOT / "examples" / "torch_digits.py"
 IMAGES = {
-    "gcr.io/etcd-development/etcd:v3.6.16": ETCD_IMAGE,
+    "etcd:v3.6.16": ETCD_IMAGE,
     "muster-sidecar:quickstart": SIDECAR_IMAGE,
     "muster-digits:quickstart": TRAINER_IMAGE,
 }
