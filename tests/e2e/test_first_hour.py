@@ -14,7 +14,7 @@ import pytest
 from tests.support.first_hour.hour import STEPS, run_hour, stable_lines
 from tests.support.first_hour.transcript import kept_steps
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
 
 
 def test_every_command_of_the_first_hour_tells_what_the_transcript_has(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from tests.support.ports import free_ports
 from tests.support.sources import ROOT
 
 OWN = Path(__file__).parent / "own"
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 """Ends a command that hangs."""
 
 
