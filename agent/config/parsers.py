@@ -40,11 +40,16 @@ def free_text(text: str) -> str:
 
 def directory(text: str) -> str:
     """A path that needs no quotes in a shell; a relative one is resolved, as by a shell."""
-    path = os.path.abspath(text)
+    path = _from_here(text)
     if not re.fullmatch(r"/[A-Za-z0-9_./+@%=:,-]*", path, re.ASCII):
         where = "" if path == text else f"; it is {path!r} from here"
         raise ValueError(f"expected a path without blanks or quotes{where}")
     return path
+
+
+def _from_here(path: str) -> str:
+    """An absolute path; only a relative one is asked of the system, which may take a while."""
+    return os.path.normpath(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
 
 
 def duration_s(least_s: float, most_s: float) -> Callable[[str], float]:
@@ -143,7 +148,7 @@ def file(text: str) -> str:
     """The path of a file, or none; a relative one is resolved, as by a shell."""
     if not text.isprintable():
         raise ValueError("expected the path of a file")
-    return os.path.abspath(text) if text else text
+    return _from_here(text) if text else text
 
 
 def unspelled(text: str) -> str:
