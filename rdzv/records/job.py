@@ -76,7 +76,7 @@ class Member:
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
     when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
     pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
-    alone (empty: it is older than this field).
+    (empty: it is older than this field).
     """
 
     name: str
@@ -94,6 +94,11 @@ class Member:
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
+
+    @property
+    def counts_newest_run(self) -> bool:
+        """Whether its sidecar writes commits of the newest run alone: 0.1.0 names no version."""
+        return not self.version
 
     @property
     def age_order(self) -> tuple[int, str]:

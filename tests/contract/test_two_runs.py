@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from agent.parts import drains_of, endpoint_of, job_client, member_parts
@@ -24,6 +25,8 @@ from tests.support.sidecars.raw_client import DEADLINE_S
 
 HERE = KEYS.in_generation(1)
 DIGITS, OTHER = HERE.run("digits"), HERE.run("prepare")
+VERSION = "0.2.0"
+"""Any: a sidecar that names none is of 0.1.0, and knows one run at a time."""
 PREFIX = b"/torch.rendezvous.digits.3/"
 WORLD = Round(3, complete=True, frozen=(Seat("w-0", "n", 1), Seat("w-1", "n", 1)))
 OTHER_WORLD = Round(1, complete=True, frozen=(Seat("w-2", "n", 1),))
@@ -69,7 +72,8 @@ async def in_digits(tmp_path: Path) -> AsyncIterator[tuple[MemoryStore, ReadRunD
         ],
     )
     around = surroundings(store, "w-0")
-    settings = MemberSettings(keys=KEYS, identity=identity("w-0"), lease_ttl_s=60)
+    who = replace(identity("w-0"), version=VERSION)
+    settings = MemberSettings(keys=KEYS, identity=who, lease_ttl_s=60)
     client = job_client(around, KEYS)
     parts = member_parts(around, settings, client)
     endpoint = endpoint_of(around, settings, parts, Sockets(c10d_port=0))
@@ -108,7 +112,10 @@ async def test_i3_who_leaves_a_world_beside_a_newer_one_of_another_run_is_waited
     tmp_path: Path,
 ) -> None:
     async with in_digits(tmp_path) as (store, run_dir):
-        others = [Put(HERE.member(name), member(name).to_json()) for name in ("w-1", "w-2")]
+        others = [
+            Put(HERE.member(name), member(name, version=VERSION).to_json())
+            for name in ("w-1", "w-2")
+        ]
         await store.txn([], others)
         notice = Drain("uid-w-0", "w-0", "spot", "operator")
         await store.txn([], [Put(HERE.drain(notice.pod_uid), notice.to_json())])

@@ -25,6 +25,9 @@ KEYS = JobKeys("team", "digits")
 
 LEASE_TTL_S = 10.0
 
+VERSION = "0.2.0"
+"""Any: a sidecar that names none is of 0.1.0, and knows one run at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
@@ -69,6 +72,7 @@ class Sidecar:
             shape.least,
             shape.most,
             job_uid=shape.job_uid,
+            version=VERSION,
         )
         settings = MemberSettings(
             keys=KEYS,

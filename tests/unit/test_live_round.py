@@ -22,7 +22,7 @@ from rdzv.records.commit import Commit, Phase
 from rdzv.records.drain import Outcome
 from rdzv.records.job import Incarnation
 from rdzv.snapshot import Snapshot
-from tests.support.records import drain, node, run, world
+from tests.support.records import drain, member, node, run, world
 
 POLICY = RoundPolicy(2, 4)
 WORLD = world("bac", mod_revision=9)
@@ -170,6 +170,20 @@ def test_a_round_that_somebody_joins_counts_unless_somebody_leaves_another_one()
     newer = replace(NEWER, newcomers=True)
     assert counting([older, newer], drains()) is newer
     assert counting([older, NEWER], drains("c")) is NEWER
+
+
+@pytest.mark.parametrize("phase", ["idle", "hold", "commit", "void"])
+def test_beside_a_sidecar_of_0_1_0_that_round_counts_which_counts_there(phase: Phase) -> None:
+    # Else each of the two would write the commit of another run, for as long as both are there.
+    commit = replace(HOLD, phase=phase)
+    older = replace(OLDER, newcomers=True)
+    news = {name: member(name, version="0.2.0") for name in "abc"}
+    job = replace(drains("b", commit=commit), members=news)
+    assert counting([older, NEWER], job) is older
+    mixed = replace(job, members={**news, "c": member("c")})
+    assert counting([older, NEWER], mixed) is NEWER
+    saved = replace(mixed, commit=DONE)
+    assert counting([older, NEWER], saved) is older
 
 
 def test_a_pod_has_a_round_of_its_own_while_its_node_is_in_it() -> None:

@@ -66,13 +66,16 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     on beyond the step that was saved.
     Else a round counts that a member leaves, whose work would be lost, or else one that a member
     joins. Among several it is the one whose commit is under way, or else the newest. This depends
-    on records alone, so that all sidecars choose the same round.
+    on records alone, so that all sidecars choose the same round. Beside one that knows only the
+    newest, that one counts: else the two would take the commit from each other without end.
     """
     rounds = tuple(rounds)
     live = [one for one in rounds if one.live]
     phase, committing = _commit_of(live, membership.commit)
     if phase == "done":
         return committing
+    if any(member.counts_newest_run for member in membership.members.values()):
+        return newest(rounds)
     drains = membership.drains.values()
     leaving = {one.member for one in drains if not one.outcome and membership.has_name(one)}
     can_save = [one for one in live if not one.finishing]
