@@ -249,6 +249,6 @@ def test_a_store_that_asks_for_a_user(tmp_path: Path) -> None:
         assert made.status == 0, made.err
         own = examined(*cluster.endpoints, **as_job)
         assert own.status == 0
-        assert own.level("warning") == {}
+        assert own.level("warning") == {"job": "the store has no job digits in namespace default"}
         assert own.level("ok")["access"] == "authentication is on"
         assert "of-the-job" not in own.ended.out + own.ended.err

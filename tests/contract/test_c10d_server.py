@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -242,6 +243,33 @@ async def test_a_client_that_comes_as_the_server_closes_is_closed_too(turns: int
             async with asyncio.timeout(PATIENCE_S):
                 with suppress(ConnectionResetError):
                     assert await loop.sock_recv(client, 1) == b""
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_clients_that_come_as_the_server_closes_are_closed_though_the_loop_ends_then(
+    turns: int, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "c10d.sock")
+
+    async def come_and_close() -> None:
+        server = C10dServer(StepSession)  # type: ignore[arg-type]
+        await server.listen_unix(path)
+        for client in clients:
+            client.setblocking(False)
+            client.connect(path)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(8)]
+        asyncio.run(come_and_close())
+        for client in clients:
+            client.settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        # A socket that was left to the garbage collector fails this test.
+        gc.collect()
 
 
 # --- errors ---

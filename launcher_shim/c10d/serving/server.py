@@ -106,6 +106,7 @@ class C10dServer:
     async def close(self) -> None:
         """Stop listening, cancel what is under way, and close every connection."""
         self._closing = True
+        await self._stop_accepting()
         for listener in self._listeners:
             listener.close()
         self._listeners.clear()
@@ -121,6 +122,18 @@ class C10dServer:
             )
             if late:
                 _logger.error("%d c10d sessions did not end when cancelled", len(late))
+
+    async def _stop_accepting(self) -> None:
+        """Leave no client accepted without a connection, which nobody would ever close.
+
+        asyncio accepts in one turn of the loop and makes connections in the two turns after it.
+        """
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            for listening in listener.sockets:
+                loop.remove_reader(listening.fileno())
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def _connect(self) -> Connection:
         return Connection(self._host)
