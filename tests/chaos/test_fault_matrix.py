@@ -89,6 +89,15 @@ def check(row: Row, effect: Effect, rig: FaultRig) -> None:
         assert effect.worlds == row.new_worlds, story
 
 
+async def endure(row: Row, rig: FaultRig, porcupine: Path) -> Effect:
+    """What the fault does; what cannot be told within its time has the timeline with it."""
+    try:
+        return await rig.endure(row.fault, porcupine)
+    except Exception as error:
+        error.add_note(rig.story(row.name))
+        raise
+
+
 @pytest.mark.parametrize(
     ("groups", "driver"),
     [
@@ -113,7 +122,7 @@ async def test_one_fault_of_each_family(
             for row in rows:
                 if row.daily and driver in row.drivers:
                     rig.tell(f"-- {row.name}")
-                    check(row, await rig.endure(row.fault, porcupine), rig)
+                    check(row, await endure(row, rig, porcupine), rig)
 
 
 @pytest.mark.long

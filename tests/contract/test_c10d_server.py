@@ -252,7 +252,7 @@ def test_clients_that_come_as_the_server_closes_are_closed_though_the_loop_ends_
     path = str(tmp_path / "c10d.sock")
 
     async def come_and_close() -> None:
-        server = C10dServer(StepSession)  # type: ignore[arg-type]
+        server = C10dServer(StepSession)
         await server.listen_unix(path)
         for client in clients:
             client.setblocking(False)

@@ -151,7 +151,10 @@ async def store_order(store: Store, keys: RunKeys) -> AsyncIterator[StoreOrder]:
     async with beside(follow()):
         yield order
         last = (await store.txn([], [Range(keys.prefix)])).revision
-        async with asyncio.timeout(CATCH_UP_S):
-            while reached < last:
-                moved.clear()
-                await moved.wait()
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                while reached < last:
+                    moved.clear()
+                    await moved.wait()
+        except TimeoutError:
+            raise AssertionError(f"the watch is at {reached}, the store at {last}") from None
