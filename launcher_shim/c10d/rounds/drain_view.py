@@ -65,9 +65,11 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     another run reset its commit, nobody would know that it stands still, and its ranks would train
     on beyond the step that was saved.
     Else a round counts that a member leaves, whose work would be lost, or else one that a member
-    joins. Among several it is the one whose commit is under way, or else the newest. This depends
-    on records alone, so that all sidecars choose the same round. Beside one that knows only the
-    newest, that one counts: else the two would take the commit from each other without end.
+    joins. Among several it is the one whose ranks are held already, or else the newest. A save that
+    has begun ends first: were it broken off, ranks that have not read of its step would train past
+    it, while the others wait for them in the save. This depends on records alone, so that all
+    sidecars choose the same round. Beside one that knows only the newest, that one counts: else the
+    two would take the commit from each other without end.
     """
     rounds = tuple(rounds)
     live = [one for one in rounds if one.live]
@@ -76,12 +78,14 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
         return committing
     if any(member.counts_newest_run for member in membership.members.values()):
         return newest(rounds)
+    if phase == "commit":
+        return committing
     drains = membership.drains.values()
     leaving = {one.member for one in drains if not one.outcome and membership.has_name(one)}
     can_save = [one for one in live if not one.finishing]
     wanted = [one for one in can_save if not leaving.isdisjoint(one.members)]
     wanted = wanted or [one for one in can_save if one.newcomers]
-    if phase in ("hold", "commit") and committing in wanted:
+    if phase == "hold" and committing in wanted:
         return committing
     return newest(wanted or rounds)
 
