@@ -28,6 +28,7 @@ from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
 from agent.hosts import HostDelivery
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.stage_starts import StageStarts
@@ -291,14 +292,16 @@ def fillers_forgotten() -> list[Patch]:
 
 @plant("earlier-lives-restored", 3)
 def lost_rounds_entered() -> list[Patch]:
-    """A round that the store had lost is entered by who was not in it yet."""
-    original = launcher_shim.c10d.rounds.views.hand
-
-    def hand(snapshot: Any, *others: Any) -> Any:
-        current = replace(snapshot.round, restored=False)
-        return original(replace(snapshot, round=current), *others)
-
-    return [patch("launcher_shim.c10d.rounds.rendezvous.hand", hand)]
+    """A round that the store had lost, or has lost keys of, counts as any other: it is entered by
+    who was not in it yet, and who waits for a key there is given none."""
+    known = MirroredRun.round.fget
+    assert known is not None
+    return [
+        patch.object(
+            MirroredRun, "round", property(lambda run: replace(known(run), restored=False))
+        ),
+        patch.object(MirroredRun, "_lacks_keys", property(lambda run: False)),
+    ]
 
 
 @plant("earlier-lives-restored", 10)
