@@ -14,6 +14,7 @@ import click
 
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
+from console.counting import counted
 from console.doctor.diagnosis import Finding, Report, diagnose, percentile
 from console.doctor.examine import examine
 from console.help import Command
@@ -68,7 +69,7 @@ def _status(report: Report, findings: Sequence[Finding]) -> int:
 
 def _sum(findings: Sequence[Finding]) -> str:
     counts = [
-        f"{count} {level}{'s' if count > 1 else ''}"
+        counted(count, level)
         for level in ("fault", "warning")
         if (count := sum(finding.level == level for finding in findings))
     ]
