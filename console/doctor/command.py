@@ -15,8 +15,9 @@ import click
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.counting import counted
-from console.doctor.diagnosis import Finding, Report, diagnose, percentile
+from console.doctor.diagnosis import Finding, diagnose, percentile
 from console.doctor.examine import examine
+from console.doctor.report import Report
 from console.help import Command
 from console.options import configured_by, job_named
 from console.wrapping import wrapped

@@ -12,14 +12,8 @@ from time import monotonic, time
 from typing import TypeVar
 
 from agent.config.sidecar import JobConfig
-from console.doctor.diagnosis import (
-    READ_FAULT_S,
-    EndpointReport,
-    EtcdMember,
-    JobReport,
-    Report,
-    RightsReport,
-)
+from console.doctor.diagnosis import READ_FAULT_S
+from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
 from console.job.view import JobView, view_of
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.keys import JobKeys

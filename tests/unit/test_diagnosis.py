@@ -7,15 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from console.doctor.diagnosis import (
-    EndpointReport,
-    EtcdMember,
-    Finding,
-    JobReport,
-    Report,
-    RightsReport,
-    diagnose,
-)
+from console.doctor.diagnosis import Finding, diagnose
+from console.doctor.report import EndpointReport, EtcdMember, JobReport, Report, RightsReport
 from rdzv.records.history import HistoryEntry
 from rdzv.store import StoreStatus
 
