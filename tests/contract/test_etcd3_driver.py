@@ -27,6 +27,7 @@ from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.open import open_store
 from tests.support.ports import free_ports
+from tests.support.sidecars.runs import until
 from tests.support.store.patient_store import patient
 from tests.support.store.tcp_proxy import TcpProxy
 
@@ -142,6 +143,29 @@ async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() 
         finally:
             free.set()
             await store.close()
+
+
+async def test_what_waits_for_a_thread_as_the_client_closes_hears_of_it() -> None:
+    async with EmbeddedServer() as server:
+        store = Etcd3Store([server.endpoint])
+        await store.range("k", timeout_s=60)
+        free = threading.Event()
+        for _ in range(THREADS):
+            store._threads.submit(free.wait, 60)
+        try:
+            waiting = [
+                asyncio.ensure_future(store.range("k", timeout_s=60)),
+                asyncio.ensure_future(anext(store.watch("k", 1), None)),
+            ]
+            await until(lambda: store._threads._work_queue.qsize() == len(waiting), 60)
+            await store.close()
+            async with asyncio.timeout(60):
+                call, watch = await asyncio.gather(*waiting, return_exceptions=True)
+            assert isinstance(call, StoreUnavailable)
+            assert "this client" in str(call)
+            assert watch is None
+        finally:
+            free.set()
 
 
 async def test_a_watch_does_not_spin_while_etcd_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

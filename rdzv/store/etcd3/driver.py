@@ -31,6 +31,7 @@ from rdzv.store.etcd.endpoint import (
     EtcdEndpoint,
     Metadata,
     Method,
+    NotSentError,
 )
 from rdzv.store.etcd3.connection import Etcd3Connection
 from rdzv.store.etcd3.watch import Etcd3Watch
@@ -117,12 +118,22 @@ class Etcd3Endpoint(EtcdEndpoint):
     async def _in_thread(
         self, work: Callable[[], T], timeout_s: float, threads: ThreadPoolExecutor
     ) -> T:
-        """Run ``work``, which ends by itself after ``timeout_s``, counted from now."""
+        """Run ``work``, which ends by itself after ``timeout_s``, counted from now.
+
+        Raises ``NotSentError`` if the client is closed before a thread was free.
+        """
         future = threads.submit(work)
+        answer = asyncio.wrap_future(future)
         try:
-            async with asyncio.timeout(timeout_s + OVERTIME_S):
-                return await asyncio.wrap_future(future)
-        except TimeoutError:
-            if future.cancelled():
-                raise BusyError(f"no thread was free within {timeout_s:.1f} s") from None
-            raise AnswerLostError(f"no answer within {timeout_s:.1f} s") from None
+            # Unlike ``wait_for``, this does not take a call that ``close`` cancels for the
+            # cancellation of who waits for it.
+            await asyncio.wait({answer}, timeout=timeout_s + OVERTIME_S)
+            if answer.cancelled():
+                raise NotSentError("this client was closed")
+            if answer.done():
+                return answer.result()
+            if future.cancel():
+                raise BusyError(f"no thread was free within {timeout_s:.1f} s")
+            raise AnswerLostError(f"no answer within {timeout_s:.1f} s")
+        finally:
+            answer.cancel()
