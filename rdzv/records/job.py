@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.sizes import Sizes
 from rdzv.store import KeyValue
 
 Role = Literal["worker", "launcher"]
@@ -20,7 +21,9 @@ class Job:
     ``generation`` counts the lives of the job. ``desired`` is the wanted number of workers, or
     None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
     platform gives none; ``former_uids`` are those of the lives before, the newest last, and
-    bounded. ``mod_revision`` is the store's, for a compare; 0 for a record not stored.
+    bounded. ``allowed_sizes`` and ``unit`` are as in ``Sizes``; ``gather_s`` is the gather window,
+    in seconds; ``paused``: no world may train. ``mod_revision`` is the store's, for a compare; 0
+    for a record not stored.
     """
 
     min_workers: int
@@ -31,6 +34,15 @@ class Job:
     vacated: bool = False
     former_uids: tuple[str, ...] = ()
     mod_revision: int = 0
+    allowed_sizes: tuple[int, ...] = ()
+    unit: int = 1
+    gather_s: float = 0.0
+    paused: bool = False
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that its worlds may have."""
+        return Sizes(self.min_workers, self.max_workers, self.allowed_sizes, self.unit)
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -41,9 +53,12 @@ class Job:
                 "generation": self.generation,
                 "uid": self.uid,
                 "desired": self.desired,
-                "paused": False,  # older sidecars take no record without it
+                "paused": self.paused,
                 "vacated": self.vacated,
                 "former_uids": list(self.former_uids),
+                "sizes": list(self.allowed_sizes),
+                "unit": self.unit,
+                "gather_s": self.gather_s,
             }
         )
 
@@ -55,6 +70,12 @@ class Job:
         former_uids = take(kv.key, fields, "former_uids", list, [])
         if not all(isinstance(uid, str) for uid in former_uids):
             raise RecordError(f"{kv.key}: 'former_uids' is {former_uids!r}, expected strings")
+        sizes = take(kv.key, fields, "sizes", list, [])
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise RecordError(f"{kv.key}: 'sizes' is {sizes!r}, expected numbers from 1 on")
+        unit = take(kv.key, fields, "unit", int, 1)
+        if unit < 1:
+            raise RecordError(f"{kv.key}: 'unit' is {unit}, expected a number from 1 on")
         return cls(
             min_workers=take(kv.key, fields, "min", int),
             max_workers=take(kv.key, fields, "max", int),
@@ -64,6 +85,10 @@ class Job:
             vacated=take(kv.key, fields, "vacated", bool),
             former_uids=tuple(former_uids),
             mod_revision=kv.mod_revision,
+            allowed_sizes=tuple(sizes),
+            unit=unit,
+            gather_s=take_seconds(kv.key, fields, "gather_s") if "gather_s" in fields else 0.0,
+            paused=take(kv.key, fields, "paused", bool, False),
         )
 
 

@@ -62,7 +62,7 @@ RECORDS: st.SearchStrategy[Any] = (
     | st.builds(Quarantine, st.just("c"), TEXT, st.integers(1, 9), TEXT, YES_OR_NO)
 )  # fmt: skip
 GOOD: dict[type[Any], Any] = {
-    Job: Job(1, 2),
+    Job: Job(1, 2, allowed_sizes=(1, 2), unit=2, gather_s=2.5, paused=True),
     Member: Member("w", "u", 1, "a", "n", "worker", 1, 1, 2),
     Incarnation: Incarnation("w", 1, "u"),
     Drain: Drain("u", "m", "r", "s"),

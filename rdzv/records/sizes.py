@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many nodes a world may have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes that a world may have, in nodes: from ``least`` to ``most``, of these a choice.
+
+    ``allowed`` names the choice; where it is empty, the multiples of ``unit`` are allowed. A job
+    that has no size at all within its bounds never trains; ``fault`` says so.
+    """
+
+    least: int
+    most: int
+    allowed: tuple[int, ...] = ()
+    unit: int = 1
+
+    def largest(self, nodes: int) -> int:
+        """Return the largest size that ``nodes`` nodes are enough for; 0 if there is none."""
+        room = min(nodes, self.most)
+        if self.allowed:
+            return max((size for size in self.allowed if self.least <= size <= room), default=0)
+        size = room - room % self.unit
+        return size if size >= self.least else 0
+
+    @property
+    def smallest(self) -> int:
+        """The smallest size that is allowed; ``least`` if there is none."""
+        if self.allowed:
+            return min((size for size in self.allowed if size >= self.least), default=self.least)
+        return -(-self.least // self.unit) * self.unit
+
+    @property
+    def full(self) -> int:
+        """The largest size that is allowed; 0 if there is none."""
+        return self.largest(self.most)
+
+    @property
+    def fault(self) -> str:
+        """Say why no world could form; empty if one can."""
+        if self.least > self.most:
+            return (
+                f"min is {self.least}, more than max, which is {self.most}: raise max or lower min"
+            )
+        if self.full:
+            return ""
+        of = f"none of the sizes {', '.join(map(str, self.allowed))}"
+        if not self.allowed:
+            of = f"no multiple of {self.unit}"
+        return f"{of} lies between min {self.least} and max {self.most}: no world could form"
+
+    def __str__(self) -> str:
+        text = f"min {self.least} and max {self.most}"
+        if self.allowed:
+            return f"{text}, in sizes {', '.join(map(str, self.allowed))}"
+        return text if self.unit == 1 else f"{text}, in multiples of {self.unit}"
