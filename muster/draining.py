@@ -44,6 +44,8 @@ class Drain:
         self._boundary = ENTERED_STEP
         self._unwritten = False
         self._warned = False
+        self._ahead = False
+        self._thread = 0
         of_torchrun = file is not None and file.rank.of_torchrun
         self._lineage = Lineage(os.environ) if of_torchrun else None
 
@@ -52,6 +54,7 @@ class Drain:
         if self._entered or (self._file is not None and self._file.of_drain):
             raise RuntimeError("muster.drain() is entered already: a process has one at a time")
         self._entered = True
+        self._thread = threading.get_ident()
         if self._file is not None and self._gate is not None:
             if self._file.left is not None:
                 self._rank = boundary.enter_again(self._file.left())
@@ -103,21 +106,29 @@ class Drain:
             log.error("step %d does not count as saved: %s", self._rank.step, why)
             self._rank = boundary.fail(self._rank, why)
         self._rank = boundary.arrive(self._rank, step)
+        self._file.saved.come_to(step)
         self._write_progress(self._rank)
         return self._follow()
 
     def committed(self, step: int) -> None:
         """Say that all this rank has to save of ``step`` is on disk, where others can read it.
 
-        Returns when training goes on. After a grant it never does: the round ends here, by the
-        launcher's SIGTERM, which ends the process also where a handler is installed for it.
-        Does nothing if ``commit_due`` did not ask for this save, so that a periodic checkpoint may
-        share the line. Raises ``ValueError`` for another step than the one that is due, and
-        ``RuntimeError`` in a process that was forked from the rank.
+        Where ``commit_due`` asked for this save, returns when training goes on. After a grant it
+        never does: the round ends here, by the launcher's SIGTERM, which ends the process also
+        where a handler is installed for it.
+
+        Of any other save, as a periodic checkpoint, it is put on record, in a few microseconds: a
+        step that every rank has said this of becomes ``last_commit()``. It may be of an earlier
+        step, where a save goes on in the background; from another thread it is told with the next
+        boundary. Raises ``ValueError`` for a step after the one that is due, and ``RuntimeError``
+        where one is due in a process that was forked from the rank.
         """
-        if not self._is_due(step, "committed"):
+        earlier = self._rank.saving and step < self._rank.step
+        if earlier or not self._is_due(step, "committed"):
+            self._tell_saved(step)
             return
         with _sigterm_ends():
+            self._note_saved(step)
             due = True
             while due:  # again where a later attempt agrees on the very step that is saved already
                 self._rank = boundary.acknowledge(self._rank)
@@ -164,6 +175,29 @@ class Drain:
         if self._rank.saving:
             self._require_own_process("drain.%s(%d)" % (call, step))
         return self._rank.saving != 0
+
+    def _tell_saved(self, step: int) -> None:
+        """Tell of a save that no drain asked for."""
+        # What another thread wrote could undo what the training one has published since.
+        if self._note_saved(step) and threading.get_ident() == self._thread:
+            self._write_progress(self._rank)
+
+    def _note_saved(self, step: int) -> bool:
+        """Take a save in; whether it was one of this rank's, at a boundary that it came to."""
+        if self._file is None or not self._entered or not self._file.of_this_process:
+            return False
+        if step > self._boundary:
+            if not self._ahead:
+                self._ahead = True
+                log.warning(
+                    "drain.committed(%d) comes before drain.commit_due(%d): such a save is not put"
+                    " on record; call it after the boundary that it is of",
+                    step,
+                    step,
+                )
+            return False
+        self._file.saved.add(step)
+        return True
 
     def _require_own_process(self, call: str) -> None:
         if self._file is not None and not self._file.of_this_process:

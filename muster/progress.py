@@ -18,6 +18,7 @@ import zlib
 from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
+from muster.saved_steps import SavedSteps
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """Length of the line. Where a long host name does not fit, it is a multiple of this."""
 
-VARYING_BYTES = 277
+VARYING_BYTES = 368
 """Most that the fields after ``master`` can take."""
 
 REASON_CHARACTERS = 80
@@ -60,7 +61,8 @@ class ProgressFile:
 
     It speaks for the process that made it: in one that was forked from that it writes nothing.
     ``of_drain``: ``muster.drain()`` tells the steps now. ``left``: gives where the rank stood when
-    it left the last such block. ``mute``: ``report_step`` has given up.
+    it left the last such block. ``saved``: what it has saved, told with all else. ``mute``:
+    ``report_step`` has given up.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -88,6 +90,7 @@ class ProgressFile:
         self._descriptor = -1
         self.of_drain = False
         self.left: Optional[Callable[[], Rank]] = None
+        self.saved = SavedSteps()
         self.mute = False
 
     @property
@@ -114,7 +117,7 @@ class ProgressFile:
         if not self.of_this_process:
             return
         record = (
-            '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s%s}'
+            '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s%s%s}'
             % (
                 self._identity,
                 step,
@@ -125,6 +128,7 @@ class ProgressFile:
                 "null" if acked is None else "[%d,%d]" % acked,
                 "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
                 ',"away":true' if away else "",
+                _saved(self.saved.named),
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
@@ -171,6 +175,10 @@ class ProgressFile:
 def plain(reason: str) -> str:
     """``reason`` as it fits into the line: short, printable ASCII, nothing to be escaped."""
     return _NOT_PLAIN.sub("?", reason.replace("\n", " ").replace('"', "'"))[:REASON_CHARACTERS]
+
+
+def _saved(steps: Tuple[int, ...]) -> str:
+    return ',"saved":[%s]' % ",".join(["%d" % step for step in steps]) if steps else ""
 
 
 def _started() -> int:

@@ -144,6 +144,15 @@ class GenerationKeys:
         return f"{self.votes_of(epoch)}{_name(member)}"
 
     @property
+    def saves(self) -> str:
+        """Prefix of what the pods of the present worlds have saved."""
+        return f"{self.prefix}saves/"
+
+    def pod_saves(self, member: str) -> str:
+        """What the ranks of one member's pod have saved, on that member's lease."""
+        return f"{self.saves}{_name(member)}"
+
+    @property
     def bypasses(self) -> str:
         """Prefix of what sidecars found wrong with the launchers beside them."""
         return f"{self.prefix}bypasses/"

@@ -17,16 +17,20 @@ from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
+from rdzv.records.saves import PodSaves
 from rdzv.snapshot import Snapshot
 from rdzv.store import RangeResult, WatchEvent
 
 log = logging.getLogger(__name__)
 
-Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote | Quarantine
-R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote, Quarantine)
+Record = Job | Member | Incarnation | Drain | Commit | LastCommit | Vote | Quarantine | PodSaves
+R = TypeVar("R", Job, Member, Incarnation, Drain, Commit, LastCommit, Vote, Quarantine, PodSaves)
 
 _CHOOSE_VOTES = (Vote, Commit, Job)
 """Which votes count is a matter of the generation and of the epoch, and of no member."""
+
+_NOT_IN_SNAPSHOTS = (Vote, PodSaves)
+"""Many come within moments, and matter to few."""
 
 REST_PER_MEMBER_S = 0.0005
 """Minimum interval between two wake-ups of one reader, for each member. A wake-up costs O(members),
@@ -107,6 +111,11 @@ class Membership:
         while self.votes() is before:
             await self._votes_changed.wait()
 
+    def saves(self) -> Mapping[str, PodSaves]:
+        """Return what pods have told of their saves, by member; nobody is woken by it."""
+        job = self.snapshot().job
+        return self._records(self.keys.in_generation(job.generation if job else 1).saves, PodSaves)
+
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             key = event.kv.key
@@ -119,7 +128,7 @@ class Membership:
             records = self._sections.setdefault(section + "/", {})
             if kind in _CHOOSE_VOTES:
                 self._votes = None
-            if kind is not Vote:
+            if kind not in _NOT_IN_SNAPSHOTS:
                 self._snapshot = self._listing = None
             records.pop(name, None)
             self._corrupt.pop(key, None)
@@ -157,6 +166,8 @@ class Membership:
                 return Drain
             case ["quarantines", _]:
                 return Quarantine
+            case ["saves", _]:
+                return PodSaves
             case ["commit"]:
                 return Commit
             case ["commit", _, _]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
+from time import time
 
 from agent.drain.own import OwnDrain
 from agent.drain.timings import Chronicle
@@ -133,7 +134,9 @@ class Coordinator:
     ) -> None:
         keys = self._client.keys
         drains = dict(list(decision.drains.items())[:ENDS_AT_ONCE])
-        compares, operations = transaction(keys, snapshot, replace(decision, drains=drains))
+        last = decision.last_commit and replace(decision.last_commit, at_unix_s=time())
+        ended = replace(decision, last_commit=last, drains=drains)
+        compares, operations = transaction(keys, snapshot, ended)
         for at, drain in enumerate(drains.values()):
             entry, *surplus = self._entry(now, drain)
             operations += [entry] if at else [entry, *surplus]

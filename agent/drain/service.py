@@ -13,6 +13,7 @@ from agent.drain.coordinator import Coordinator
 from agent.drain.gate_writer import GateWriter
 from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
+from agent.drain.saves import SaveReporter
 from agent.drain.view import DrainView, RoundSource
 from agent.drain.voted_epoch import VotedEpoch
 from agent.drain.writer import DrainWriter
@@ -66,6 +67,9 @@ class Drains:
             boot_s=boot_clock,
             random=random,
         )
+        self.saves = SaveReporter(
+            *(run_dir, client, registrar, sight, writing()), clock=clock, random=random
+        )
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
         self._client = client
 
@@ -79,6 +83,12 @@ class Drains:
         """The newest step that all ranks saved; -1 for none."""
         last = self._client.membership.snapshot().commit_to_start_from
         return -1 if last is None else last.step
+
+    @property
+    def last_saved_step(self) -> int:
+        """The newest step that a rank of this pod saved in its round; -1 for none."""
+        own = self.saves.own
+        return -1 if own is None or own.newest is None else own.newest
 
     def by_outcome(self) -> dict[str, float]:
         """Return how many drain records this generation has, by outcome."""
@@ -97,6 +107,7 @@ class Drains:
             await self._client.mirror.changed_after(0)
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
+            tasks.create_task(self.saves.run(), name="saves")
 
     def _restore(self) -> None:
         self.own.restore()

@@ -33,7 +33,8 @@ class ProgressLine:
     the rank's round. ``step`` is the boundary it came to last, -1 before the first. ``drain``
     says that it looks at the gate at each boundary; ``held`` that it waits there; ``away`` that it
     did, and may come back to do so. ``acked`` is the epoch and step of its newest acknowledgement,
-    ``failed`` the epoch and reason of a failed save.
+    ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it has saved, for
+    whatever cause: the newest, and some before.
     """
 
     pid: int
@@ -52,6 +53,7 @@ class ProgressLine:
     acked: tuple[int, int] | None
     failed: tuple[int, str] | None
     away: bool = False
+    saved: tuple[int, ...] = ()
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -70,6 +72,7 @@ def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
             acked=line.acked,
             failed=line.failed,
             away=line.away,
+            saved=line.saved,
         )
         for line in read_lines(directory)
     )
@@ -127,6 +130,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             acked=_pair(fields, "acked", int),
             failed=_pair(fields, "failed", str),
             away=fields.get("away") is True,
+            saved=tuple(int(step) for step in fields.get("saved", ())),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

@@ -112,8 +112,18 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
     )
     metrics.gauge(
         "muster_last_commit_step",
-        "The newest step that all ranks saved and acknowledged; -1 before the first.",
+        "The newest step that all ranks saved, for whatever cause; -1 before the first.",
         lambda: float(drains.last_commit_step),
+    )
+    metrics.gauge(
+        "muster_last_saved_step",
+        "The newest step that a rank of this pod saved in its round; -1 before the first.",
+        lambda: float(drains.last_saved_step),
+    )
+    metrics.gauge(
+        "muster_steps_at_risk",
+        "Steps of this pod since the last commit; -1 while its ranks tell of no round.",
+        lambda: float(drains.saves.steps_at_risk),
     )
     metrics.gauge(
         "muster_drains",

@@ -128,6 +128,8 @@ class RankProgress:
     away: bool = False
     """Whether it is between two blocks of ``muster.drain()``, as while it evaluates; its next
     boundary is in the second."""
+    saved: tuple[int, ...] = ()
+    """Steps that it has saved, for whatever cause: the newest, and some before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,8 @@ def _wanted(
             granted=let_go,
             ended=let_go and round.succeeded,
             deadline_boot_s=here.deadline_boot_s if drain is not None else None,
-            last_commit=last_commit and replace(last_commit, job_uid="", mod_revision=0),
+            last_commit=last_commit
+            and LastCommit(last_commit.step, last_commit.round, last_commit.epoch),
             of_former_life=of_former_life,
         )
         if commit is not None and _speaks_of(commit, round):

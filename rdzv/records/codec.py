@@ -19,6 +19,9 @@ SCHEMA = 1
 MAX_S = 1e9
 """No duration in a record is longer: some 30 years."""
 
+LAST_UNIX_S = 253_402_300_799
+"""The end of the year 9999: the last second that a calendar date can show."""
+
 T = TypeVar("T")
 
 
@@ -58,3 +61,11 @@ def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_S:
         return float(value)
     raise RecordError(f"{key}: {name!r} is {value!r}, expected a number of seconds")
+
+
+def take_unix_s(key: str, fields: Mapping[str, Any], name: str) -> float:
+    """Take one moment of a wall clock, 0.0 if it is missing; raises ``RecordError`` for no time."""
+    value = fields.get(name, 0.0)
+    if isinstance(value, int | float) and 0 <= value <= LAST_UNIX_S:
+        return float(value)
+    raise RecordError(f"{key}: {name!r} is {value!r}, which is no time")

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
-from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import dump_record, load_record, take, take_seconds, take_unix_s
 from rdzv.store import Compare, KeyValue, Operation, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
@@ -148,10 +148,12 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """The newest step that all ranks of a round saved and acknowledged.
+    """The newest step that all ranks of a round have saved, for whatever cause.
 
-    ``job_uid`` is that of the job then, empty where the platform gives none. ``forgotten``: by
-    hand, so that nobody has to go on from it; its epoch still counts.
+    ``epoch`` is that of the newest commit, in which all acknowledged the same step. ``job_uid`` is
+    that of the job then, empty where the platform gives none. ``forgotten``: by hand, so that
+    nobody has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
+    ``at_unix_s`` is the wall clock of who wrote it, for people; 0.0 where that was not told.
     """
 
     step: int
@@ -159,6 +161,8 @@ class LastCommit:
     epoch: int
     job_uid: str = ""
     forgotten: bool = False
+    periodic: bool = False
+    at_unix_s: float = 0.0
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -170,6 +174,8 @@ class LastCommit:
                 "epoch": self.epoch,
                 "job_uid": self.job_uid,
                 "forgotten": self.forgotten,
+                "periodic": self.periodic,
+                "at_unix_s": round(self.at_unix_s, 3),
             }
         )
 
@@ -183,6 +189,8 @@ class LastCommit:
             epoch=_count(kv.key, fields, "epoch"),
             job_uid=take(kv.key, fields, "job_uid", str, ""),
             forgotten=take(kv.key, fields, "forgotten", bool, False),
+            periodic=take(kv.key, fields, "periodic", bool, False),
+            at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
             mod_revision=kv.mod_revision,
         )
 

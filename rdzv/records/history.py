@@ -10,16 +10,13 @@ from typing import Literal, Self, cast, get_args
 
 from rdzv.errors import RecordError, StoreError
 from rdzv.keys import JobKeys
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import LAST_UNIX_S, dump_record, load_record, take
 from rdzv.store import Compare, Delete, KeyValue, Operation, Put, Store
 
 log = logging.getLogger(__name__)
 
 HISTORY_LENGTH = 200
 """Entries kept for each job: some 40 KB."""
-
-LAST_UNIX_S = 253_402_300_799
-"""The end of the year 9999: the last second that a calendar date can show."""
 
 Happening = Literal[
     "join",

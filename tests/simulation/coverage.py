@@ -16,6 +16,7 @@ SIGNS: Mapping[str, str] = {
     "a drain expired": "SIGTERM passes (expired)",
     "a drain ended without a commit": "SIGTERM passes (released)",
     "a drain was cancelled": "the drain is cancelled",
+    "a periodic checkpoint counted": "the periodic checkpoint of step",
     "a save failed": "could not save",
     "all workers finished": "has finished",
     "a torchrun gave up": "torchrun gives up",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE
 from rdzv.drain.decision import is_enough
 from rdzv.listing import decide
-from rdzv.records.commit import Commit
+from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from tests.simulation.pods import Pod, SimulatedJob
@@ -71,6 +71,9 @@ class DrainInvariants:
     def _check_done(self, before: Snapshot, after: Snapshot) -> None:
         last, commit = after.last_commit, before.commit
         assert last is not None
+        if last.periodic and not last.forgotten:
+            self._check_saved(before, last)
+            return
         self._done.add(last.step)
         if commit is None or (commit.phase, commit.epoch) != ("commit", last.epoch):
             self._break(f"I3: step {last.step} is done, but the commit is {commit}")
@@ -83,6 +86,23 @@ class DrainInvariants:
                 self._break(f"I3: step {last.step} is done, {seat.member} saved {sorted(saved)}")
             if trained > last.step:
                 self._break(f"I3: step {last.step} is done, {seat.member} is at {trained}")
+
+    def _check_saved(self, before: Snapshot, last: LastCommit) -> None:
+        """I3: a periodic checkpoint is put on record once all of a world have saved it."""
+        commit, former = before.commit, before.last_commit
+        if commit is not None and commit.phase in ("hold", "commit") and commit.round == last.round:
+            self._break(f"I3: the periodic save of step {last.step} cuts into {commit}")
+        if former is not None and (last.step, last.epoch) <= (former.step, former.epoch):
+            self._break(f"I3: the last commit goes back, from {former} to {last}")
+        frozen = [round for round in self._rounds.frozen if round[1] == last.round]
+        if not any(self._all_have_saved(round, last.step) for round in frozen):
+            self._break(f"I3: step {last.step} is on record, and no world has saved it")
+        self._job.timeline.add("store", f"the periodic checkpoint of step {last.step} is on record")
+
+    def _all_have_saved(self, round: RoundId, step: int) -> bool:
+        world = self._job.worlds.get((round, f"127.0.0.1:{port_of(*round)}"))
+        seats = self._rounds.frozen[round]
+        return world is not None and all(step in world.saved.get(seat.member, ()) for seat in seats)
 
     def _note_deadlines(self, after: Snapshot) -> None:
         now = self._job.loop.time()

@@ -497,6 +497,18 @@ def released_before_done() -> list[Patch]:
     return [patch.object(OwnDrain, "_phase_now", phase)]
 
 
+@plant("drains", 20)
+def saved_by_some() -> list[Patch]:
+    """A step counts once the first pods have told of it: the others have it soon, too."""
+
+    def of_round(round: Any, membership: Any, saves: Any) -> Any:
+        told = [saves[member] for member in round.members if member in saves]
+        told = [one for one in told if (one.run, one.round) == (round.run, round.number)]
+        return [told[min(at, len(told) - 1)] for at in range(len(round.members))] if told else []
+
+    return [patch("rdzv.drain.last_save.of_round", of_round)]
+
+
 @plant("evicted-drains", 20)
 def drains_not_fenced() -> list[Patch]:
     """What is written of drains compares no registration."""

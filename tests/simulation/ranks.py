@@ -16,6 +16,7 @@ from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
 from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
+from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate, RankProgress
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 OWN_ROUND_WAIT_S = 5.0
 SAVE_S = (0.02, 0.4)
+SAVE_EVERY = 3
+"""Steps between two periodic checkpoints, which no drain asks for."""
 FAILED_SAVES = 0.05
 LOOK_S = 0.5
 
@@ -82,6 +85,7 @@ class Rank:
             job.timeline.add(pod.name, "is in a world of nowhere")
         self.world = job.world(round, master, 1_000_000 if nowhere else size)
         self._told = boundary.Rank(master)
+        self._saved = SavedSteps()
         self._task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -108,6 +112,8 @@ class Rank:
             due = await self._follow()
             while due:
                 due = await self._save(step)
+            if step % SAVE_EVERY == 0:
+                await self._save_unasked(step)
             if self._job.last_step is not None and step >= self._job.last_step:
                 await self._publish(takes_part=False)
                 if name in self._job.uploads_s:
@@ -149,10 +155,21 @@ class Rank:
             self._told = boundary.fail(self._told, "the disk is full")
         else:
             self._say(f"saves step {step}")
-            self.world.saved.setdefault(self.pod.name, set()).add(step)
+            self._note_saved(step)
             self._told = boundary.acknowledge(self._told)
         await self._publish()
         return await self._follow()
+
+    async def _save_unasked(self, step: int) -> None:
+        """Save a periodic checkpoint; where that fails, it is not told of."""
+        await asyncio.sleep(self._random.uniform(*SAVE_S))
+        if self._random.random() >= FAILED_SAVES or not self._job.disks_fail:
+            self._note_saved(step)
+            await self._publish()
+
+    def _note_saved(self, step: int) -> None:
+        self.world.saved.setdefault(self.pod.name, set()).add(step)
+        self._saved.add(step)
 
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
@@ -180,6 +197,7 @@ class Rank:
             held=told.held,
             acked=told.acked,
             failed=told.failed,
+            saved=self._saved.named,
         )
         await asyncio.sleep(0)
 

@@ -356,6 +356,26 @@ def test_one_that_was_held_tells_that_it_is_not_and_looks_again(pod: PodGate) ->
     assert pod.told().held is False
 
 
+def test_a_save_that_no_drain_asked_for_is_told_and_nothing_else_changes(pod: PodGate) -> None:
+    with make(pod) as drain:
+        drain.commit_due(20)
+        (before,) = read_ranks(pod.run_dir / "progress")
+        drain.committed(20)
+        assert read_ranks(pod.run_dir / "progress") == (replace(before, saved=(20,)),)
+        drain.commit_due(25)
+        with beside(lambda: drain.committed(24)):
+            pass
+        assert pod.told().saved == (20,), "another thread must not undo what is published"
+        drain.commit_due(26)
+        assert pod.told().saved == (24,)
+        drain.committed(30)
+        assert pod.told().saved == (24,), "the rank has not come there yet"
+    assert pod.told().saved == (24,)
+    with make(pod) as drain:
+        drain.commit_due(1)
+        assert pod.told().saved == ()
+
+
 def test_mistakes_are_said(pod: PodGate) -> None:
     drain = make(pod)
     with pytest.raises(RuntimeError, match=r"belongs into `with muster.drain\(\)"):
@@ -373,7 +393,7 @@ def test_mistakes_are_said(pod: PodGate) -> None:
         pod.show(replace(COMMIT, step=6))
         assert drain.commit_due(6)
         with pytest.raises(ValueError, match="the save of step 6 is due"):
-            drain.committed(5)
+            drain.committed(7)
 
 
 def test_between_two_loops_a_rank_is_away_and_stays_where_it_was(pod: PodGate) -> None:

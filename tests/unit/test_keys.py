@@ -68,6 +68,7 @@ def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None
         life.drain(name),
         life.commit,
         life.vote(7, name),
+        life.pod_saves(name),
         life.bypass(name),
         run.round,
         run.node(name),

@@ -19,6 +19,7 @@ from rdzv.records.commit import Commit, LastCommit, Vote, vote_transaction
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
+from rdzv.records.saves import PodSaves
 from rdzv.store import Compare, WatchEvent
 from tests.support.records import kv, node, world
 
@@ -32,6 +33,7 @@ NUMBER = st.none() | st.integers()
 YES_OR_NO = st.booleans()
 PODS = st.lists(TEXT).map(tuple)
 COUNTS = st.integers(0, INT64_MAX)
+UNIX_S = st.integers(0, 10**9).map(float)
 SEATS = st.builds(Seat, NAMES, TEXT, COUNTS)
 RECORDS: st.SearchStrategy[Any] = (
     st.builds(Job, st.integers(), st.integers(), st.integers(), TEXT, NUMBER)
@@ -46,7 +48,11 @@ RECORDS: st.SearchStrategy[Any] = (
         COUNT, st.integers(0, 10**6).map(float), TEXT,
     )
     | st.builds(Vote, COUNT, COUNT, TEXT, NUMBER, NUMBER, TEXT)
-    | st.builds(LastCommit, st.integers(), COUNT, COUNT, TEXT, YES_OR_NO)
+    | st.builds(LastCommit, st.integers(), COUNT, COUNT, TEXT, YES_OR_NO, YES_OR_NO, UNIX_S)
+    | st.builds(
+        PodSaves, st.just("c"), TEXT, TEXT, st.integers(), st.lists(COUNT, max_size=8).map(tuple),
+        NUMBER, st.integers(), UNIX_S,
+    )
     | st.builds(
         Drain, TEXT, TEXT, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5), TEXT,
         st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
@@ -69,6 +75,7 @@ GOOD: dict[type[Any], Any] = {
     Commit: Commit(),
     Vote: Vote(1, 1, "u", None),
     LastCommit: LastCommit(7, 2, 4),
+    PodSaves: PodSaves("c", "uid-c", "run", 2, (40, 20), 40),
     Node: node("a", "in", number=0),
     Round: world("a"),
     Quarantine: Quarantine("c", "uid-c", 3, "third", out=True),
@@ -77,10 +84,7 @@ GOOD: dict[type[Any], Any] = {
 
 def read(record: Any, value: bytes | None = None) -> Any:
     """What is read of a record, or of another value in its place."""
-    if isinstance(record, Node):
-        key = RUN.node(record.member)
-    else:
-        key = HERE.quarantine("c") if isinstance(record, Quarantine) else "k"
+    key = RUN.node(record.member) if isinstance(record, Node) else HERE.member("c")
     return type(record).from_kv(kv(key, 9, record.to_json() if value is None else value))
 
 
@@ -126,6 +130,12 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (Commit, "leaving", [1]),
         (Commit, "epoch", -1),
         (Vote, "vote", "yes"),
+        (LastCommit, "at_unix_s", -1.0),
+        (LastCommit, "at_unix_s", float("nan")),
+        (PodSaves, "steps", ["40"]),
+        (PodSaves, "steps", [True]),
+        (PodSaves, "steps", list(range(9))),
+        (PodSaves, "newest", "40"),
         (Drain, "outcome", "lost"),
         (Drain, "seconds_left", float("nan")),
         (Job, "former_uids", [1]),

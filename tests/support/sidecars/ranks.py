@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from launcher_shim.rundir import layout
 from muster import boundary
 from muster.draining import ENTERED_STEP
+from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate, RankProgress
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ class Loop:
     """How the ranks of one pod train.
 
     The first ``save_errors`` saves fail, which may end it. ``drains``: whether it takes part in
-    drains. After each ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``.
+    drains. ``saves_every``: steps between two periodic checkpoints; 0: none. After each
+    ``steps_a_loop`` (0: never) it evaluates, until the job's ``evaluated``.
     """
 
     step_s: float = 0.05
@@ -36,6 +38,7 @@ class Loop:
     save_errors: int = 0
     save_errors_end_it: bool = False
     drains: bool = True
+    saves_every: int = 0
     steps_a_loop: int = 0
     ranks: int = 1
 
@@ -56,6 +59,7 @@ class Rank:
         self._errors = loop.save_errors
         self._random = Random(seed)
         self._told = boundary.Rank(master)
+        self._saved = SavedSteps()
         self._former: boundary.Rank | None = None
         self._task = asyncio.create_task(self._run(), name=f"rank of {pod.name}")
 
@@ -102,6 +106,10 @@ class Rank:
                 due = await self._follow()
                 while due:
                     due = await self._save(step)
+                if self._loop.saves_every and step % self._loop.saves_every == 0:
+                    await self._wait(self._loop.save_s * self._random.uniform(0.2, 1.8))
+                    self._note_saved(step)
+                    self._publish()
         except OSError as error:
             self._told = boundary.fail(self._told, f"OSError: {error}")
             self._publish(drain=False)
@@ -121,10 +129,14 @@ class Rank:
             # It trains on without drain.committed().
             self._told = boundary.fail(self._told, "it was not committed")
         else:
-            self.log.append(("save", step))
+            self._note_saved(step)
             self._told = boundary.acknowledge(self._told)
         self._publish()
         return await self._follow()
+
+    def _note_saved(self, step: int) -> None:
+        self.log.append(("save", step))
+        self._saved.add(step)
 
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""
@@ -161,4 +173,5 @@ class Rank:
             told.acked,
             told.failed,
             away,
+            self._saved.named,
         )

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts on record what the ranks of this pod have saved, and the newest step that all have.
+
+Both at a pace: nothing waits for them, and a job of many pods may save often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from time import time
+
+from agent.drain.view import DrainView
+from agent.drain.writer import DrainWriter
+from agent.rundir.files import RunDir
+from rdzv.diary import Diary
+from rdzv.drain.inputs import DrainingSnapshot
+from rdzv.drain.last_save import decide, saves_of, transaction
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.records.saves import PodSaves
+from rdzv.store import Compare, Put
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+"""Poll interval of the ranks' progress; the standard library has no file notification. Shorter:
+less is lost of a job that vanishes right after a save."""
+
+REPORT_PER_MEMBER_S = 0.03
+"""Shortest interval between two reports of one pod, for each member of its round: together they
+make at most 33 writes a second, each of which every sidecar is told of."""
+
+STEP_S = 30.0
+"""How often the pod of rank 0 tells which step it is at, while that changes."""
+
+PATIENCE = (1.0, 2.0)
+"""Jitter, in looks: the first member of the round puts a common step on record at once, the others
+after this long, if it is still due."""
+
+
+class SaveReporter:
+    """Reports the saves of one pod. ``clock`` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        run_dir: RunDir,
+        client: JobClient,
+        registrar: Registrar,
+        sight: DrainView,
+        writing: DrainWriter,
+        *,
+        clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self.own: PodSaves | None = None
+        """What this pod's ranks have saved in their round, as of the last look."""
+        self._run_dir = run_dir
+        self._client = client
+        self._registrar = registrar
+        self._sight = sight
+        self._writing = writing
+        self._clock = clock
+        self._random = random
+        self._reported_s = -math.inf
+        self._due_since_s: float | None = None
+        self._patience_s = 0.0
+        self._diary = Diary(log)
+
+    async def run(self) -> None:
+        """Look at the ranks and at the store until cancelled."""
+        while True:
+            snapshot = await self._sight.snapshot()
+            ranks = await asyncio.to_thread(self._run_dir.ranks)
+            me = self._registrar.identity
+            # Ranks of another run save for themselves: theirs is not the round that counts.
+            self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
+            await self._report(snapshot)
+            await self._conclude(snapshot)
+            await asyncio.sleep(LOOK_S)
+
+    @property
+    def steps_at_risk(self) -> int:
+        """Steps of this pod since the last commit; -1 while its ranks are in no round."""
+        if self.own is None:
+            return -1
+        last = self._client.membership.snapshot().commit_to_start_from
+        return max(0, self.own.step - (last.step if last is not None else 0))
+
+    async def _report(self, snapshot: DrainingSnapshot) -> None:
+        """Let the store say what this pod has saved, where it says something else."""
+        own, round, lease_id = self.own, snapshot.round, self._registrar.lease_id
+        generation = self._registrar.generation
+        if own is None or round is None or lease_id is None or generation is None:
+            return
+        key = self._client.keys.in_generation(generation).pod_saves(own.member)
+        kv = self._client.mirror.kvs.get(key)
+        told = self._client.membership.saves().get(own.member)
+        if kv is None or told is None or kv.lease != lease_id:
+            told = PodSaves(own.member, "", "", 0)
+        same = own == replace(told, step=own.step, at_unix_s=0.0, mod_revision=0)
+        tells_step = own.member == round.members[0] and own.step >= 0
+        if same and (not tells_step or own.step == told.step):
+            return
+        if own.newest is None and not tells_step:
+            return
+        now = self._clock()
+        pause_s = STEP_S if same else max(LOOK_S, REPORT_PER_MEMBER_S * len(round.members))
+        if now - self._reported_s < pause_s:
+            return
+        report = replace(own, at_unix_s=time())
+        revision = kv.mod_revision if kv is not None else 0
+        compares = [Compare(key, "mod", "=", revision)]
+        if await self._writing.txn(compares, [Put(key, report.to_json(), lease_id)]):
+            self._reported_s = now
+
+    async def _conclude(self, snapshot: DrainingSnapshot) -> None:
+        """Put the newest step that all ranks have saved on record, where it is this pod's turn."""
+        saved, why = decide(snapshot, self._client.membership.saves())
+        now = self._clock()
+        if saved is None or not self._registrar.registered.is_set():
+            self._due_since_s = None
+            return
+        if self._due_since_s is None:
+            self._due_since_s = now
+            self._patience_s = LOOK_S * self._random.uniform(*PATIENCE)
+        round = snapshot.round
+        assert round is not None
+        present = [member for member in round.members if member not in round.left]
+        first = present[:1] == [self._registrar.identity.member]
+        if not first and now - self._due_since_s < self._patience_s:
+            return
+        saved = replace(saved, at_unix_s=time())
+        if await self._writing.txn(*transaction(self._client.keys, snapshot, saved)):
+            self._due_since_s = None
+            self._diary.say(why)

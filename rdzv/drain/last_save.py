@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest step that all ranks of a world have saved, though no drain asked for it: pure.
+
+Each pod puts on record which steps all of its ranks have saved in this round. A step that every
+member of the round's frozen list names becomes the last commit: a world that begins after it can
+go on from there. Only of the live round: of a former one, nothing is put on record late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rdzv.drain.gate import RankProgress
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound
+from rdzv.keys import JobKeys
+from rdzv.records.commit import LastCommit
+from rdzv.records.saves import STEPS_MAX, PodSaves
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Operation, Put
+
+
+def saves_of(
+    ranks: Iterable[RankProgress], round: LiveRound | None, member: str, pod_uid: str
+) -> PodSaves | None:
+    """Return what this pod has to tell of ``round``; None where its ranks are not all in it.
+
+    A rank that has left its loop, or has ended, counts as well: what it saved is on disk.
+    """
+    if round is None or not round.live or not round.master or member not in round.members:
+        return None
+    own = [rank for rank in ranks if rank.master == round.master]
+    if not own or any(rank.local_world_size != len(own) for rank in own):
+        return None
+    common = frozenset.intersection(*(frozenset(rank.saved) for rank in own))
+    named = [step for rank in own for step in rank.saved]
+    return PodSaves(
+        member,
+        pod_uid,
+        round.run,
+        round.number,
+        tuple(sorted(common, reverse=True))[:STEPS_MAX],
+        max(named, default=None),
+        max(rank.step for rank in own),
+    )
+
+
+def of_round(
+    round: LiveRound, membership: Snapshot, saves: Mapping[str, PodSaves]
+) -> Sequence[PodSaves]:
+    """Return what the members of ``round`` have told of it, in rank order."""
+    told = (saves.get(member) for member in round.members)
+    return [one for one in told if one and _is_of(one, round, membership)]
+
+
+def _is_of(told: PodSaves, round: LiveRound, membership: Snapshot) -> bool:
+    member = membership.members.get(told.member)
+    same_pod = member is not None and member.pod_uid == told.pod_uid
+    return same_pod and (told.run, told.round) == (round.run, round.number)
+
+
+def decide(
+    snapshot: DrainingSnapshot, saves: Mapping[str, PodSaves]
+) -> tuple[LastCommit | None, str]:
+    """Return the last commit to put on record, if any, and why, in one sentence."""
+    round, membership, commit = snapshot.round, snapshot.membership, snapshot.commit
+    if membership.job is None or round is None or not round.live or not round.members:
+        return None, "no round is live"
+    if (commit.run, commit.round) == (round.run, round.number) and commit.phase in _AGREEING:
+        return None, "a commit is under way"
+    last = membership.last_commit
+    told = of_round(round, membership, saves)
+    if last is not None and last.round == round.number and not last.periodic:
+        # Of what was told before, the commit is the newest, however a loop counts its steps.
+        told = [one for one in told if one.mod_revision > last.mod_revision]
+    if len(told) < len(round.members):
+        return None, f"{len(round.members) - len(told)} members have not told of a save"
+    common = frozenset.intersection(*(frozenset(one.steps) for one in told))
+    step = max(common, default=-1)
+    if step <= _floor(snapshot, round):
+        return None, "no newer step is saved by all ranks"
+    epoch = last.epoch if last is not None else 0
+    saved = LastCommit(step, round.number, epoch, membership.job.uid, periodic=True)
+    return saved, f"all ranks have saved step {step}"
+
+
+_AGREEING = ("hold", "commit", "done")
+
+
+def _floor(snapshot: DrainingSnapshot, round: LiveRound) -> int:
+    """The step that only a later one may follow on record; -1 for none."""
+    last = snapshot.membership.last_commit
+    if last is None or snapshot.membership.commit_is_of_former_life:
+        return -1
+    # What was forgotten binds no later world. In the same one it would only be remembered.
+    return -1 if last.forgotten and last.round != round.number else last.step
+
+
+def transaction(
+    keys: JobKeys, snapshot: DrainingSnapshot, saved: LastCommit
+) -> tuple[list[Compare], list[Operation]]:
+    """Make the transaction that puts ``saved`` on record; the caller adds its registration.
+
+    It rests on the round being the live one, on no commit having begun or ended since, and on
+    nobody having put another step on record.
+    """
+    membership, round = snapshot.membership, snapshot.round
+    assert membership.job is not None
+    assert round is not None
+    here = keys.in_generation(membership.job.generation)
+    last = membership.last_commit.mod_revision if membership.last_commit else 0
+    compares = [
+        Compare(keys.job, "mod", "=", membership.job.mod_revision),
+        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
+        Compare(here.run(round.run).round, "mod", "=", round.mod_revision),
+        Compare(keys.last_commit, "mod", "=", last),
+    ]
+    return compares, [Put(keys.last_commit, saved.to_json())]

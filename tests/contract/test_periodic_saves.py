@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Periodic checkpoints: a step that all ranks have saved counts, though nobody drains."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from agent.drain.saves import LOOK_S, STEP_S
+from rdzv.records.saves import PodSaves
+from rdzv.store import WatchEvent
+from tests.support.sidecars.drains import HERE, Job, job
+from tests.support.sidecars.ranks import Loop
+
+pytestmark = pytest.mark.virtual
+
+EVERY_20 = Loop(saves_every=20)
+
+
+def reports(one: Job) -> dict[str, PodSaves]:
+    """What the pods tell of their saves, as the store has it."""
+    kvs = one.mirror.under(HERE.saves)
+    return {told.member: told for told in map(PodSaves.from_kv, kvs)}
+
+
+def last_step(one: Job) -> int:
+    last = one.snapshot.last_commit
+    return -1 if last is None else last.step
+
+
+async def test_what_all_have_saved_is_where_the_next_world_begins() -> None:
+    async with job("abc", trains="abc", loop=EVERY_20) as one:
+        await one.until(lambda: last_step(one) >= 40)
+        last = one.snapshot.last_commit
+        assert last is not None
+        assert (last.periodic, last.round, last.epoch, last.job_uid) == (True, 0, 0, "uid-digits")
+        for pod in one.pods.values():
+            await pod.end_ranks()
+        await asyncio.sleep(4 * LOOK_S)
+        newest = last_step(one)
+        await one.form("abc", EVERY_20)
+        await one.training()
+        assert {pod.steps("begin")[0] for pod in one.pods.values()} == {newest}
+        await one.until(lambda: last_step(one) > newest)
+
+
+async def test_a_save_that_one_rank_does_not_make_is_told_and_never_counts() -> None:
+    rank_0_alone = {"b": Loop(ranks=2), "c": Loop()}
+    async with job("abc", trains="abc", loop=EVERY_20, **rank_0_alone) as one:
+        await one.until(lambda: "a" in reports(one) and reports(one)["a"].steps != ())
+        await asyncio.sleep(10 * LOOK_S)
+        assert last_step(one) == -1
+        assert reports(one).keys() == {"a"}
+
+
+async def test_whoever_is_first_has_vanished_and_another_puts_it_on_record() -> None:
+    def saved(one: Job) -> list[tuple[int, ...]]:
+        return [told.steps for told in reports(one).values()]
+
+    async with job("abc", trains="abc", loop=Loop(saves_every=500)) as one:
+        await one.until(lambda: saved(one) == [(500,)] * 3)
+        assert last_step(one) == -1
+        await one.pods["a"].kill()
+        await one.until(lambda: last_step(one) == 500)
+
+
+async def test_a_commit_goes_first_and_periodic_saves_go_on_after_it() -> None:
+    async with job("abc", trains="abc", loop=EVERY_20) as one:
+        await one.until(lambda: last_step(one) > -1)
+        client = one.pods["b"].notice("sigterm", 120)
+        assert await client.release() == "committed"
+        last = one.snapshot.last_commit
+        assert last is not None
+        assert (last.periodic, last.epoch) == (False, 1)
+        await one.form("ac", EVERY_20)
+        await one.until(lambda: last_step(one) > last.step)
+        after = one.snapshot.last_commit
+        assert after is not None
+        assert (after.periodic, after.epoch, after.round) == (True, 1, 1)
+
+
+async def test_a_job_that_saves_each_step_tells_of_it_at_a_pace() -> None:
+    writes: list[str] = []
+
+    def see(events: object) -> None:
+        assert isinstance(events, list | tuple)
+        writes.extend(event.kv.key for event in events if isinstance(event, WatchEvent))
+
+    async with job("abc", trains="abc", loop=Loop(saves_every=1, save_s=0.01)) as one:
+        await one.until(lambda: last_step(one) > -1)
+        one.mirror.subscribe(see)
+        before, seconds = last_step(one), 20 * LOOK_S
+        await asyncio.sleep(seconds)
+        assert last_step(one) > before
+        for name in "abc":
+            assert 10 <= writes.count(HERE.pod_saves(name)) <= seconds / LOOK_S + 1
+
+
+async def test_without_saves_only_the_pod_of_rank_0_tells_where_it_is() -> None:
+    async with job("abc", trains="abc") as one:
+        await one.until(lambda: "a" in reports(one))
+        first = reports(one)["a"]
+        await one.until(lambda: reports(one)["a"].step > first.step)
+        assert reports(one).keys() == {"a"}
+        assert reports(one)["a"].at_unix_s - first.at_unix_s >= 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STEP_S - 2 * LOOK_S):
+                revision = one.mirror.revision
+                await one.mirror.reached(revision + 1)
+                raise AssertionError("it tells more often than that")

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest step that all ranks have saved, for whatever cause: who names it, when it counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muster.saved_steps import SPREAD, SavedSteps
+from rdzv import listing
+from rdzv.drain.gate import RankProgress
+from rdzv.drain.inputs import DrainingSnapshot, LiveRound
+from rdzv.drain.last_save import decide, saves_of, transaction
+from rdzv.keys import JobKeys
+from rdzv.records.commit import Commit, LastCommit, Phase
+from rdzv.records.job import Job
+from rdzv.records.saves import PodSaves
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Put
+from tests.support.records import member
+
+KEYS = JobKeys("team", "digits")
+HERE = KEYS.in_generation(1)
+ROUND = LiveRound("run", 3, True, ("a", "b"), master="10.0.0.1:29500", mod_revision=70)
+IDLE = Commit(4, "run", 3, mod_revision=60)
+LAST = LastCommit(10, 2, 4, mod_revision=50)
+
+
+def scene(
+    last: LastCommit | None = None, commit: Commit | None = IDLE, live: LiveRound | None = ROUND
+) -> DrainingSnapshot:
+    members = {name: member(name, at) for at, name in enumerate("abc", 1)}
+    job = Job(1, 4, uid="uid-now", mod_revision=7)
+    membership = Snapshot(90, job, members, commit=commit, last_commit=last)
+    listed = listing.decide(membership)
+    return DrainingSnapshot(membership, listed, live, {}, "uid-a", revision=90)
+
+
+def pod(name: str, *steps: int, **changes: object) -> PodSaves:
+    one = PodSaves(name, f"uid-{name}", "run", 3, steps, max(steps, default=None), mod_revision=80)
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def found(snapshot: DrainingSnapshot, *pods: PodSaves) -> int | None:
+    last, why = decide(snapshot, {one.member: one for one in pods})
+    assert why
+    return None if last is None else last.step
+
+
+BOTH = (pod("a", 40, 20), pod("b", 20))
+
+
+def test_the_newest_common_step_becomes_the_last_commit_and_keeps_the_epoch() -> None:
+    saved, _ = decide(scene(LAST), {one.member: one for one in BOTH})
+    assert saved == LastCommit(20, 3, 4, "uid-now", periodic=True)
+    compares, operations = transaction(KEYS, scene(LAST), saved)
+    assert set(compares) == {
+        Compare(KEYS.job, "mod", "=", 7),
+        Compare(HERE.commit, "mod", "=", 60),
+        Compare(HERE.run("run").round, "mod", "=", 70),
+        Compare(KEYS.last_commit, "mod", "=", 50),
+    }
+    assert operations == [Put(KEYS.last_commit, saved.to_json())]
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        (pod("a", 20),),
+        (pod("a", 20), pod("c", 20)),
+        (pod("a", 20), pod("b", 40)),
+        (pod("a", 20), pod("b", 20, round=2)),
+        (pod("a", 20), pod("b", 20, run="other")),
+        (pod("a", 20), pod("b", 20, pod_uid="uid-of-the-pod-before")),
+    ],
+    ids=["one of two", "a bystander", "no common step", "former round", "other run", "former pod"],
+)
+def test_i3_a_step_that_not_all_of_the_live_round_have_saved_never_counts(
+    pods: tuple[PodSaves, ...],
+) -> None:
+    assert found(scene(), *pods) is None
+
+
+@pytest.mark.parametrize("phase", ["hold", "commit", "done"])
+def test_a_commit_under_way_goes_first(phase: Phase) -> None:
+    assert found(scene(commit=replace(IDLE, phase=phase)), *BOTH) is None
+    assert found(scene(commit=replace(IDLE, phase=phase, round=2)), *BOTH) == 20
+
+
+@pytest.mark.parametrize(
+    "live", [None, replace(ROUND, complete=False), replace(ROUND, closed=True)]
+)
+def test_only_of_a_live_round(live: LiveRound | None) -> None:
+    assert found(scene(live=live), *BOTH) is None
+
+
+@pytest.mark.parametrize(
+    ("last", "step"),
+    [
+        (None, 20),
+        (LAST, 20),
+        (replace(LAST, step=20), None),
+        (replace(LAST, step=1000), None),
+        (replace(LAST, step=1000, job_uid="uid-before"), 20),
+        (replace(LAST, step=1000, forgotten=True), 20),
+        (replace(LAST, step=1000, round=3, forgotten=True), None),
+        (replace(LAST, round=3, mod_revision=79), 20),
+        (replace(LAST, round=3, mod_revision=80), None),
+        (replace(LAST, round=3, mod_revision=85, periodic=True), 20),
+    ],
+)
+def test_what_is_on_record_never_goes_back_within_a_life(
+    last: LastCommit | None, step: int | None
+) -> None:
+    assert found(scene(last), *BOTH) == step
+
+
+def rank(local_rank: int, *saved: int, size: int = 2, **changes: object) -> RankProgress:
+    one = RankProgress(local_rank, size, ROUND.master, 50, True, False, saved=saved)
+    return replace(one, **changes)  # type: ignore[arg-type]
+
+
+def test_a_pod_names_what_all_of_its_ranks_have_saved_and_the_newest_of_any() -> None:
+    ranks = [rank(0, 40, 20), rank(1, 20, step=51, drain=False)]
+    assert saves_of(ranks, ROUND, "a", "uid-a") == PodSaves(
+        "a", "uid-a", "run", 3, (20,), 40, step=51
+    )
+    only_rank_0 = saves_of([rank(0, 40), rank(1)], ROUND, "a", "uid-a")
+    assert only_rank_0 is not None
+    assert (only_rank_0.steps, only_rank_0.newest) == ((), 40)
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [[], [rank(0, 40)], [rank(0, 40), rank(1, 40, master="10.0.0.1:1")]],
+    ids=["none", "one of two", "one of a former round"],
+)
+def test_a_pod_whose_ranks_are_not_all_there_names_nothing(ranks: list[RankProgress]) -> None:
+    assert saves_of(ranks, ROUND, "a", "uid-a") is None
+    assert saves_of([rank(0, 40, size=1)], ROUND, "c", "uid-c") is None
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 200), st.integers(0, 60))
+def test_ranks_that_make_the_same_saves_name_a_common_one(
+    gaps: list[int], one: int, ahead: int
+) -> None:
+    steps, step = [], 0
+    for gap in (gaps * 300 or [1] * 300)[:300]:
+        step += gap + 1
+        steps.append(step)
+    first, second = SavedSteps(), SavedSteps()
+    for saved, count in ((first, one), (second, one + ahead)):
+        for step in steps[:count]:
+            saved.add(step)
+        assert saved.named[0] == steps[count - 1]
+        assert list(saved.named) == sorted(saved.named, reverse=True)
+        assert len(saved.named) <= len(SPREAD)
+    common = set(first.named) & set(second.named)
+    for many in SPREAD:
+        if one // many == (one + ahead) // many > 0:
+            assert steps[one // many * many - 1] in common
+
+
+def test_a_loop_that_counts_anew_has_saved_nothing_of_later_steps() -> None:
+    saved = SavedSteps()
+    for step in (20, 40, 30, 40):
+        saved.add(step)
+    assert saved.named == (40,)
+    saved.come_to(41)
+    assert saved.named == (40,)
+    saved.come_to(1)
+    assert saved.named == ()
