@@ -164,7 +164,8 @@ class GateWriter:
         if job is None or commit is None:
             return False
         keys = self._client.keys.in_generation(job.generation)
-        compares, operations = vote_transaction(keys, self._identity.member, vote, commit)
+        drain = snapshot.membership.drains.get(self._identity.pod_uid)
+        compares, operations = vote_transaction(keys, self._identity.member, vote, commit, drain)
         await self._writing.txn(compares, operations)
         return True
 

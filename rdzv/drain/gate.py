@@ -192,6 +192,8 @@ def local(
     if wanted.phase == "hold" and (vote is None or vote.epoch != commit.epoch):
         return _vote(here, commit, round)
     if wanted.phase == "commit" and vote is not None and vote.epoch == commit.epoch:
+        if drain is not None and drain.outcome:
+            return Move(reason=f"this pod may go: {drain.outcome}")
         return _acknowledge(here, commit, round, vote)
     return Move(reason=f"the gate stays {wanted.phase}")
 

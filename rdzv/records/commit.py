@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, get_args
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
 from rdzv.records.codec import dump_record, load_record, take, take_seconds, take_unix_s
+from rdzv.records.drain import Drain
 from rdzv.store import Compare, KeyValue, Operation, Put
 
 Phase = Literal["idle", "hold", "commit", "done", "void"]
@@ -196,17 +197,22 @@ class LastCommit:
 
 
 def vote_transaction(
-    keys: GenerationKeys, member: str, vote: Vote, commit: Commit
+    keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
 ) -> tuple[list[Compare], list[Operation]]:
     """Make the transaction that puts a vote; the caller adds its registration.
 
     A vote is created once, and lands only while ``commit`` is what it was cast for. One that is on
-    record (``mod_revision``) gets its acknowledgement; it is dropped with its epoch.
+    record (``mod_revision``) gets its acknowledgement; it is dropped with its epoch. That lands
+    only while the pod's ``drain`` is as it was: once that is given up at its deadline, the others
+    leave the round, and nobody may take the pod for one that has saved in it.
     """
     key = keys.vote(vote.epoch, member)
     compares = [Compare(key, "mod", "=", vote.mod_revision)]
     if not vote.mod_revision:
         compares.append(Compare(keys.commit, "mod", "=", commit.mod_revision))
+    if vote.acked is not None:
+        known = drain.mod_revision if drain is not None else 0
+        compares.append(Compare(keys.drain(vote.pod_uid), "mod", "=", known))
     return compares, [Put(key, vote.to_json())]
 
 

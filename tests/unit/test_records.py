@@ -240,7 +240,12 @@ def test_no_round_of_one_life_has_the_number_of_one_of_another() -> None:
 def test_a_vote_is_created_once_and_only_in_its_hold() -> None:
     vote, commit = Vote(5, 3, "uid-a", 9), Commit(5, mod_revision=60)
     key = HERE.vote(5, "a")
-    compares = vote_transaction(HERE, "a", vote, commit)[0]
+    compares = vote_transaction(HERE, "a", vote, commit, None)[0]
     assert compares == [Compare(key, "mod", "=", 0), Compare(HERE.commit, "mod", "=", 60)]
     acknowledged = replace(vote, acked=10, mod_revision=80)
-    assert vote_transaction(HERE, "a", acknowledged, commit)[0] == [Compare(key, "mod", "=", 80)]
+    drain = Drain("uid-a", "a", "r", "s", mod_revision=70)
+    for known, revision in ((None, 0), (drain, 70)):
+        assert vote_transaction(HERE, "a", acknowledged, commit, known)[0] == [
+            Compare(key, "mod", "=", 80),
+            Compare(HERE.drain("uid-a"), "mod", "=", revision),
+        ]

@@ -21,8 +21,9 @@ from rdzv.drain.gate import Here, Move
 from rdzv.drain.inputs import DrainingSnapshot as Seen
 from rdzv.drain.inputs import DrainObservations as Times
 from rdzv.drain.inputs import DrainPolicy, LiveRound
-from rdzv.keys import JobKeys
-from rdzv.records.commit import Vote
+from rdzv.keys import GenerationKeys, JobKeys
+from rdzv.records.commit import Commit, Vote, vote_transaction
+from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation
 from tests.support.models.drains import (
@@ -254,6 +255,14 @@ def given_up_unheard(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Tran
     return _written(keys, seen, decision, prefix=GENERATION.votes)
 
 
+def saved_after_all(
+    keys: GenerationKeys, member: str, vote: Vote, commit: Commit, drain: Drain | None
+) -> Transaction:
+    """An acknowledgement does not ask whether its pod has been given up since."""
+    compares, operations = vote_transaction(keys, member, vote, commit, drain)
+    return [one for one in compares if not one.key.startswith(keys.drains)], operations
+
+
 def min_from_a_stale_snapshot(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
     """A grant does not ask whether another drain has come since."""
     compares, operations = draining.transaction(keys, seen, decision)
@@ -400,6 +409,9 @@ PLANTED = {
     ),
     "i7 a leaver is given up by who has not heard that it saved": _writes(
         given_up_unheard, LATE, CUT_SHORT, *OTHERS_STILL_SAVE[:-1]
+    ),
+    "i7 a leaver that was given up is taken for one that has saved": Planted(
+        {"vote_transaction": saved_after_all}, replace(LATE, members=3), CUT_SHORT
     ),
     "a save without a limit never returns": _decides(
         save_without_a_limit, _only("stuck", boundaries=1, hurry=2), "waits for ever", *OUT_OF_TIME

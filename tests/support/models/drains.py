@@ -119,6 +119,8 @@ class Request(NamedTuple):
     vote: Vote
     recorded: Vote | None
     commit: Commit | None
+    drain: tuple[Drain | None] | None
+    """What it requires of the pod's drain, if anything."""
 
 
 class Side(NamedTuple):
@@ -235,6 +237,7 @@ class World:
     gate_local = staticmethod(gate.local)
     draining_decide = staticmethod(draining.decide)
     transaction = staticmethod(draining.transaction)
+    vote_transaction = staticmethod(vote_transaction)
     cancel = staticmethod(draining.cancel)
     ends_round = staticmethod(draining.ends_round)
     savers = staticmethod(draining.savers)
@@ -503,12 +506,13 @@ class World:
             return None
         assert commit is not None
         self.check_word(pod, move.vote, trainers, commit)
-        compares, _ = vote_transaction(GENERATION, name(pod), move.vote, commit)
-        on_commit = any(compare.key == GENERATION.commit for compare in compares)
+        compares, _ = self.vote_transaction(GENERATION, name(pod), move.vote, commit, drain)
+        compared = {compare.key for compare in compares}
         request = Request(
             replace(move.vote, mod_revision=1, failed=move.vote.failed[:1]),
             vote,
-            commit if on_commit else None,
+            commit if GENERATION.commit in compared else None,
+            (drain,) if GENERATION.drain(uid(pod)) in compared else None,
         )
         return f"{pod} sends", self.names.of(side._replace(request=request, early=None))
 
@@ -516,7 +520,12 @@ class World:
         side, store = self.names.part[number], self.names.part[at]
         request = side.request
         recorded = store.votes[pod]
-        if recorded == request.recorded and request.commit in (None, store.commit):
+        as_known = (
+            recorded == request.recorded
+            and request.commit in (None, store.commit)
+            and request.drain in (None, (store.drains[pod],))
+        )
+        if as_known:
             store = store._replace(votes=put(store.votes, pod, request.vote))
         return self.names.of(store), self.names.of(side._replace(request=None))
 
