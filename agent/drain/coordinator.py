@@ -104,7 +104,7 @@ class Coordinator:
     def _standing_s(self, now: float, snapshot: DrainingSnapshot, decision: DrainDecision) -> float:
         """Say why nothing moves, where somebody waits for that; else how long until it is said."""
         drains = snapshot.membership.drains.values()
-        joins = snapshot.round is not None and snapshot.round.newcomers
+        joins = snapshot.round is not None and bool(snapshot.round.reforms)
         if decision.reason != self._reason:
             self._reason, self._reason_since_s = decision.reason, now
         if not joins and all(drain.outcome for drain in drains):

@@ -195,4 +195,12 @@ class Endpoint:
         identity, job = self._registrar.identity, self._client.membership.snapshot().job
         if job is None:
             return self._calls(identity.min_workers, identity.max_workers)
-        return self._calls(job.min_workers, job.max_workers, desired=job.desired)
+        return self._calls(
+            job.min_workers,
+            job.max_workers,
+            desired=job.desired,
+            allowed_sizes=job.allowed_sizes,
+            unit=job.unit,
+            gather_s=job.gather_s,
+            paused=job.paused,
+        )

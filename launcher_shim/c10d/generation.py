@@ -154,6 +154,7 @@ class Generation:
             keys=keys,
             run_id=name,
             client=client,
+            launched=self._registrar.identity.launched,
             policy=self._policy,
             membership=members.at,
             clock=self._clock,

@@ -16,7 +16,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.inputs import (
+    DrainingSnapshot,
+    DrainObservations,
+    DrainPolicy,
+    LiveRound,
+    ReformCause,
+)
 from rdzv.keys import JobKeys
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -107,9 +113,12 @@ class _Scene:
         self.leavers = {uid: drain for uid, drain in self.inside.items() if not drain.outcome}
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
         self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask()
-        self.may_grant = self.enough or policy.below_min == "commit"
+        paused = snapshot.membership.job.paused
+        self.may_grant = self.enough or paused or policy.below_min == "commit"
         # Without enough others the next world could not form: a newcomer waits with the leavers.
-        self.newcomers = self.round is not None and self.round.newcomers and self.enough
+        self.reforms: ReformCause = ""
+        if self.round is not None and (self.enough or paused):
+            self.reforms = self.round.reforms
 
     def _enough_ask(self) -> bool:
         """Whether ``min`` of those who stay train or ask to; a launcher may never come at all."""
@@ -118,7 +127,7 @@ class _Scene:
             return True
         there = (frozenset(round.members) - round.left) | round.asking
         listed = self.snapshot.listing.listed
-        return sum(member.name in there for member in listed) >= job.min_workers
+        return sum(member.name in there for member in listed) >= job.sizes.smallest
 
     @property
     def untrained(self) -> bool:
@@ -262,14 +271,14 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
     if _ends(scene, round):
         return DrainDecision(reason=f"round {round.number} is about to end")
     if commit.refused:
-        asked = commit.joins and scene.newcomers
+        asked = commit.joins and bool(scene.reforms)
         asked = asked or any(uid in commit.leaving for uid in scene.leavers)
         if asked and scene.may_grant:
             return DrainDecision(reason="a rank of this round takes no part in commits")
         # Who comes later asks again: by then all ranks may take part, and have work to lose.
         return scene.becomes("nobody goes without a save any more", phase="idle", refused=False)
     waits_s = math.inf
-    wanted = scene.newcomers
+    wanted = bool(scene.reforms)
     for uid in scene.leavers:
         if uid not in commit.saved or scene.may_grant or scene.now >= scene.last_chance_s(uid):
             wanted = True
@@ -293,7 +302,7 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         phase="hold",
         step=None,
         leaving=tuple(scene.leavers),
-        joins=scene.newcomers,
+        joins=bool(scene.reforms),
     )
 
 
@@ -365,16 +374,16 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
 def _done(scene: _Scene) -> DrainDecision:
     commit = scene.commit
     granted = [uid for uid in scene.leavers if scene.may_grant or scene.is_due(uid)]
-    if granted or (scene.newcomers and not commit.admitted):
+    if granted or (scene.reforms and not commit.admitted):
         names = ", ".join(scene.leavers[uid].member for uid in granted)
         who = [f"{names} may go"] if granted else []
-        who += ["newcomers may join"] if scene.newcomers else []
+        who += [_ALLOWED[scene.reforms]] if scene.reforms else []
         decision = scene.becomes(
             " and ".join(who),
             leaving=tuple(scene.leavers),
             saved=_union(commit.saved, scene.leavers),
             granted=_union(commit.granted, granted),
-            admitted=commit.admitted or scene.newcomers,
+            admitted=commit.admitted or bool(scene.reforms),
         )
         drains = {
             uid: replace(scene.leavers[uid], outcome="committed", step=commit.step)
@@ -400,29 +409,27 @@ def _void(scene: _Scene, why: str, **changes: object) -> DrainDecision:
 
 def _refused(scene: _Scene, why: str) -> DrainDecision:
     """Let go and in without a save whom this attempt was for."""
-    return _void(
-        scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.newcomers)
-    )
+    return _void(scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.reforms))
 
 
 def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> DrainDecision:
     """Take drains and joins in that came after the hold began; else wait."""
     commit = scene.commit
     late = [uid for uid in scene.leavers if uid not in commit.leaving]
-    if late or (scene.newcomers and not commit.joins):
+    if late or (scene.reforms and not commit.joins):
         reason = f"also serves {_purpose(scene)}" if commit.phase != "done" else commit.reason
         return scene.becomes(
             reason,
             leaving=tuple(scene.leavers),
             saved=_union(commit.saved, late if commit.phase == "done" else ()),
-            joins=commit.joins or scene.newcomers,
+            joins=commit.joins or bool(scene.reforms),
         )
     return DrainDecision(reason=otherwise, wake_at_s=wake_at_s)
 
 
 def _anybody(scene: _Scene) -> bool:
     """Whether anybody still leaves or joins. One let go at its deadline still ends the round."""
-    return scene.concerned or scene.newcomers
+    return scene.concerned or bool(scene.reforms)
 
 
 def _ends(scene: _Scene, round: LiveRound) -> bool:
@@ -444,9 +451,21 @@ def _votes(scene: _Scene, round: LiveRound) -> dict[str, Vote]:
     }
 
 
+_PURPOSES: Mapping[ReformCause, str] = {
+    "join": "newcomers join",
+    "shrink": "the world becomes smaller",
+    "pause": "the job is paused",
+}
+_ALLOWED: Mapping[ReformCause, str] = {
+    "join": "newcomers may join",
+    "shrink": "the world may become smaller",
+    "pause": "the world may end, for the job is paused",
+}
+
+
 def _purpose(scene: _Scene) -> str:
     who = [f"{_names(scene)} leaves"] if scene.leavers else []
-    who += ["newcomers join"] if scene.newcomers else []
+    who += [_PURPOSES[scene.reforms]] if scene.reforms else []
     return " and ".join(who) or "nobody"
 
 
@@ -466,12 +485,12 @@ def _speaks_of(commit: Commit, round: LiveRound) -> bool:
 
 
 def is_enough(membership: Snapshot, listing: Listing) -> bool:
-    """Whether at least ``min`` members are listed; whoever drains is not.
+    """Whether members enough for a world are listed; whoever drains is not.
 
     A quarantined one does not count: nobody is let go because of who may die at once.
     """
     fit = [member for member in listing.listed if member.name not in listing.quarantined]
-    return membership.job is not None and len(fit) >= membership.job.min_workers
+    return membership.job is not None and len(fit) >= membership.job.sizes.smallest
 
 
 def savers(
@@ -494,13 +513,21 @@ def savers(
 
 
 def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
-    """Whether newcomers to this round wait for a save; else they are let in at once."""
-    if not is_enough(membership, listing):
+    """Whether this round saves before it forms again; else it does so at once."""
+    paused = membership.job is not None and membership.job.paused
+    if not paused and not is_enough(membership, listing):
         return True
     commit = membership.commit
     if commit is None or (commit.run, commit.round) != (run, number):
         return True
     return not (commit.admitted or (commit.refused and commit.joins))
+
+
+def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
+    """Whether the ranks of this round are held, or save, to form it again."""
+    if commit is None or (commit.run, commit.round) != (run, number):
+        return False
+    return commit.joins and commit.phase in ("hold", "commit", "done")
 
 
 def ends_round(membership: Snapshot, run: str, number: int) -> bool:
@@ -542,7 +569,8 @@ def transaction(
         round_key = here.run(snapshot.round.run).round
         compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
     if decision.drains:
-        counted = snapshot.listing.listed[: min(membership.job.min_workers, COUNTED_MAX)]
+        least = min(membership.job.sizes.smallest, COUNTED_MAX)
+        counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
     operations: list[Operation] = []
     if decision.commit is not None:

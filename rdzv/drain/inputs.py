@@ -17,13 +17,17 @@ from rdzv.records.commit import Commit, Phase, Vote
 from rdzv.records.drain import Drain
 from rdzv.snapshot import Snapshot
 
+ReformCause = Literal["", "join", "shrink", "pause"]
+"""Why a world is to form again that has lost nobody. ``join``: it lets newcomers in. ``shrink``: it
+is larger than the job's sizes allow. ``pause``: the job is paused."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveRound:
     """One round of a launcher's run, as the store has it.
 
     ``members`` is the frozen list in rank order, empty while the round is open; ``left`` those of
-    it that are gone. ``newcomers``: a listed member asks to join and the world has room for it.
+    it that are gone. ``reforms``: why the world is to form again although nobody leaves.
     ``succeeded``: it is closed, and all ranks have ended well.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
     unknown. ``first``: the run begins with it, in this generation. ``mod_revision`` is that of
@@ -35,7 +39,7 @@ class LiveRound:
     complete: bool
     members: tuple[str, ...] = ()
     left: frozenset[str] = frozenset()
-    newcomers: bool = False
+    reforms: ReformCause = ""
     finishing: bool = False
     closed: bool = False
     succeeded: bool = False

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from rdzv.listing import job_mismatch
 from rdzv.records.job import Incarnation, Job, Member, Role
+from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
 
 EMPTY_LEASE_TIMES = 3
@@ -44,6 +45,11 @@ class Identity:
     job_uid: str = ""
     index: int = -1
     version: str = ""
+
+    @property
+    def launched(self) -> Sizes:
+        """The sizes that this pod was started with, as its launcher was."""
+        return Sizes(self.min_workers, self.max_workers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ async def test_one_is_drained_and_its_name_comes_back_in_another_pod(closes: boo
             live = each.endpoint.live_rounds().counts
             assert live is not None
             assert (live.members, live.master) == (NAMES, master)
-            assert (live.number, live.left, live.newcomers) == (0, frozenset(), False)
+            assert (live.number, live.left, live.reforms) == (0, frozenset(), "")
 
         await one.put(Put(HERE.drain("uid-w-0"), drain_of("w-0").to_json()))
         commit = Commit(1, RUN_ID, 0, "done", 40, ("uid-w-0",), granted=("uid-w-0",))

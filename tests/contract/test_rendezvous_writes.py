@@ -332,6 +332,7 @@ async def test_the_membership_is_not_looked_at_for_each_event() -> None:
         keys=RUN,
         run_id="digits",
         client=client,
+        launched=POLICY.sizes,
         policy=lambda: POLICY,
         membership=membership,
         clock=now,

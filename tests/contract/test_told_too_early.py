@@ -52,6 +52,7 @@ class Sidecar:
             keys=RUN,
             run_id="digits",
             client=client,
+            launched=RoundPolicy(2, 4).sizes,
             policy=lambda: RoundPolicy(2, 4),
             membership=lambda current: RoundMembers(frozenset("ab")),
             clock=lambda: NOW_S,

@@ -117,7 +117,7 @@ def test_i3_an_epoch_is_later_than_one_that_a_restored_store_has_lost() -> None:
 
 
 def test_a_join_with_room_starts_a_hold() -> None:
-    commit = becomes(scene(IDLE, live=replace(ROUND, newcomers=True)))
+    commit = becomes(scene(IDLE, live=replace(ROUND, reforms="join")))
     assert commit.phase == "hold"
     assert commit.joins
 
@@ -129,7 +129,7 @@ def test_a_newcomer_without_whom_and_with_whom_too_few_are_listed_waits() -> Non
         B,
         least=2,
         members="abc",
-        live=replace(ROUND, newcomers=True),
+        live=replace(ROUND, reforms="join"),
     )
     assert decided(drained).commit is None
 
@@ -200,7 +200,7 @@ def test_a_no_is_the_answer_to_those_whom_it_was_asked_for_alone() -> None:
 
 
 def test_a_no_lets_those_newcomers_in_whom_it_was_asked_for() -> None:
-    here = replace(ROUND, newcomers=True)
+    here = replace(ROUND, reforms="join")
     asked = becomes(scene(HOLD, votes={"b": vote("b", None)}, live=here))
     assert (asked.refused, asked.joins) == (True, True)
     for commit, waits in ((asked, False), (replace(asked, joins=False), True)):
@@ -213,7 +213,7 @@ def test_a_no_lets_those_newcomers_in_whom_it_was_asked_for() -> None:
 def test_a_join_waits_so_long_for_ranks_that_are_away_from_their_loop() -> None:
     away = {"a": vote("a", 9, away=True), "b": vote("b", 9)}
     served = replace(SAVE, leaving=(), joins=True)
-    joining = scene(served, votes=away, live=replace(ROUND, newcomers=True))
+    joining = scene(served, votes=away, live=replace(ROUND, reforms="join"))
     assert decided(joining).wake_at_s == NOW + POLICY.save_s
     over = becomes(joining, seen(NOW - POLICY.save_s))
     assert (over.phase, over.refused, over.joins) == ("void", True, True)
@@ -242,7 +242,7 @@ def test_a_drain_that_comes_late_is_taken_in() -> None:
 
 
 def test_a_world_of_nobody_agrees_on_nothing() -> None:
-    empty = scene(HOLD, live=replace(ROUND, members=(), newcomers=True, asking=ASKS))
+    empty = scene(HOLD, live=replace(ROUND, members=(), reforms="join", asking=ASKS))
     assert decided(empty).commit == replace(HOLD, joins=True, leaving=(), reason=ANY)
 
 
@@ -272,7 +272,7 @@ def test_it_is_void_once_nobody_leaves_or_joins(commit: Commit) -> None:
 
 
 def test_the_save_for_a_join_alone_has_a_limit() -> None:
-    joining = scene(SAVE, live=replace(ROUND, newcomers=True))
+    joining = scene(SAVE, live=replace(ROUND, reforms="join"))
     assert becomes(joining, seen(NOW - POLICY.save_s)).phase == "void"
     assert decided(scene(replace(SAVE), A), seen(NOW - POLICY.save_s)).commit is None
 
@@ -396,7 +396,7 @@ def test_after_a_grant_there_is_no_way_back() -> None:
 
 
 def test_newcomers_are_let_in_after_the_save() -> None:
-    commit = becomes(scene(DONE, votes=SAVED, live=replace(ROUND, newcomers=True)))
+    commit = becomes(scene(DONE, votes=SAVED, live=replace(ROUND, reforms="join")))
     assert commit.admitted
     membership = scene(commit).membership
     assert ends_round(membership, "run", 3)
@@ -611,7 +611,7 @@ ROUNDS = st.none() | st.builds(
     complete=st.booleans(),
     members=st.sampled_from([(), ("a",), ("a", "b"), ("a", "b", "x")]),
     left=st.frozensets(st.sampled_from("abx")),
-    newcomers=st.booleans(),
+    reforms=st.sampled_from(["", "join", "shrink", "pause"]),
     finishing=st.booleans(),
     closed=st.booleans(),
     first=st.booleans(),

@@ -100,7 +100,7 @@ def test_which_world_trains_no_more(
 
 def test_a_world_that_is_only_to_let_somebody_in_trains_until_it_does() -> None:
     nodes = (A, B, C, node("d"))
-    assert run(nodes, WORLD).newcomers(POLICY.max_nodes)
+    assert run(nodes, WORLD).newcomers()
     assert trains_on(*nodes, membership=RoundMembers(frozenset("abcd")))
 
 

@@ -17,6 +17,7 @@ from launcher_shim.c10d.rounds.drain_view import (
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
+from launcher_shim.c10d.rounds.reform import reform
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, Phase
 from rdzv.records.drain import Outcome
@@ -33,7 +34,8 @@ def seen(
 ) -> LiveRound:
     snapshot = run(nodes, current, listed=listed)
     standings = stand(0, snapshot, RoundObservations(), policy)
-    return live_round("digits", snapshot, standings, policy, "10.0.0.2:29500")
+    reforms = reform(0, snapshot, RoundObservations(), policy)
+    return live_round("digits", snapshot, standings, reforms.cause, "10.0.0.2:29500")
 
 
 A, B, C, D = node("a", "in"), node("b", "in"), node("c", "in"), node("d")
@@ -53,11 +55,11 @@ def test_who_left_is_gone_and_who_was_done_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "most", "expected"), [("abcd", 4, True), ("abc", 4, False), ("abcd", 3, False)]
+    ("listed", "most", "expected"), [("abcd", 4, "join"), ("abc", 4, ""), ("abcd", 3, "")]
 )
-def test_a_newcomer_is_listed_and_has_room(listed: str, most: int, expected: bool) -> None:
+def test_a_newcomer_is_listed_and_has_room(listed: str, most: int, expected: str) -> None:
     one = seen(A, B, C, D, listed=listed, policy=replace(POLICY, max_nodes=most))
-    assert one.newcomers == expected
+    assert one.reforms == expected
 
 
 def test_an_open_round_has_no_members_and_no_name_yet() -> None:
@@ -156,7 +158,7 @@ def test_an_attempt_that_is_under_way_comes_before_a_newer_world_s() -> None:
 
 def test_i3_a_save_that_has_begun_is_not_broken_off_for_another_world() -> None:
     # Ranks that have read of the step would save it, and those that have not would train on.
-    older = replace(OLDER, newcomers=True)
+    older = replace(OLDER, reforms="join")
     save = replace(HOLD, phase="commit", step=10)
     assert counting([older, NEWER], drains("c", commit=save)) is older
     # The leaver's deadline was over before it had saved: the others still do.
@@ -169,14 +171,14 @@ def test_i3_a_save_that_has_begun_is_not_broken_off_for_another_world() -> None:
 def test_a_round_in_which_no_commit_can_be_keeps_no_newer_world_waiting(
     change: dict[str, bool],
 ) -> None:
-    older = replace(OLDER, newcomers=True, **change)  # type: ignore[arg-type]
+    older = replace(OLDER, reforms="join", **change)  # type: ignore[arg-type]
     assert counting([older, NEWER], drains("b")) is NEWER
 
 
 def test_a_round_that_somebody_joins_counts_unless_somebody_leaves_another_one() -> None:
-    older = replace(OLDER, newcomers=True)
+    older = replace(OLDER, reforms="join")
     assert counting([older, NEWER], drains()) is older
-    newer = replace(NEWER, newcomers=True)
+    newer = replace(NEWER, reforms="join")
     assert counting([older, newer], drains()) is newer
     assert counting([older, NEWER], drains("c")) is NEWER
 
@@ -185,7 +187,7 @@ def test_a_round_that_somebody_joins_counts_unless_somebody_leaves_another_one()
 def test_beside_a_sidecar_of_0_1_0_that_round_counts_which_counts_there(phase: Phase) -> None:
     # Else each of the two would write the commit of another run, for as long as both are there.
     commit = replace(HOLD, phase=phase)
-    older = replace(OLDER, newcomers=True)
+    older = replace(OLDER, reforms="join")
     news = {name: member(name, version="0.2.0") for name in "abc"}
     job = replace(drains("b", commit=commit), members=news)
     assert counting([older, NEWER], job) is older

@@ -163,9 +163,9 @@ def test_a_quarantined_one_is_frozen_only_where_the_others_are_too_few(
 
 def test_a_quarantined_one_that_asks_makes_no_waiter() -> None:
     two = world("ab")
-    assert asking("abc", two, quarantined="").newcomers(4)
-    assert not asking("abc", two).newcomers(4)
-    assert asking("abcd", two).newcomers(4)
+    assert asking("abc", two, quarantined="").newcomers()
+    assert not asking("abc", two).newcomers()
+    assert asking("abcd", two).newcomers()
 
 
 def test_what_gone_pods_left_is_bounded() -> None:

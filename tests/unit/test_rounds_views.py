@@ -10,6 +10,7 @@ import pytest
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.records import ClosedWhy, Node, Round
+from launcher_shim.c10d.rounds.reform import reform
 from launcher_shim.c10d.rounds.views import View, hand, must_form_again, somebody_goes_on, view
 from launcher_shim.c10d.torch.rendering import FAR_FUTURE, WAITER, portray
 from launcher_shim.c10d.torch.state_codec import Flavour, NodeDesc, decode, encode
@@ -43,6 +44,7 @@ def shown(
         snapshot,
         standings(snapshot),
         POLICY,
+        reform(2e3, snapshot, RoundObservations(), POLICY),
         me,
         parked=parked,
         parks=parks,
@@ -364,7 +366,8 @@ def test_i11_a_round_is_handed_once_or_one_withdraws_from_it(
 def test_when_a_round_must_form_again(nodes: tuple[Node, ...], current: Round, again: bool) -> None:
     snapshot = run(nodes, current)
     standings = stand(0, snapshot, RoundObservations(), POLICY)
-    assert must_form_again(snapshot, standings, POLICY) == again
+    reforms = reform(0, snapshot, RoundObservations(), POLICY)
+    assert must_form_again(snapshot, standings, reforms) == again
 
 
 # --- as torch reads it ---

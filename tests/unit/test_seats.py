@@ -15,6 +15,7 @@ from launcher_shim.c10d.rounds.decision import decide, next_round
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import RoundObservations, observe, stand
 from launcher_shim.c10d.rounds.records import LeftReason, Node, NodeState, Round
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import view
 from rdzv.store import KeyValue
 from tests.support import records
@@ -108,9 +109,12 @@ def test_a_member_is_absent_from_when_it_was_first_seen_without_a_torchrun() -> 
 
 def test_a_standby_that_asks_is_no_newcomer_to_a_full_world() -> None:
     snapshot = run([node("a"), *(node(m, "in") for m in "bcd")], world("bcd"))
-    assert not snapshot.newcomers(POLICY.max_nodes)
+    reforms = reform(NOW, snapshot, WATCHED, POLICY)
+    assert reforms == Reform()
     standings = stand(NOW, snapshot, WATCHED, POLICY)
-    spare = view(snapshot, standings, POLICY, node("a"), parked=False, parks=True, filled_round=-1)
+    spare = view(
+        snapshot, standings, POLICY, reforms, node("a"), parked=False, parks=True, filled_round=-1
+    )
     assert (spare.role, spare.full) == ("parked", True)
 
 

@@ -62,7 +62,8 @@ def _over(
     ends_well = current.finishing and not lost
     granted = frozenset[str]() if ends_well else snapshot.membership.granted
     # A finished node stays in the barrier, as in plain torch, until the others are enough to go on.
-    enough = lost and len(snapshot.candidates(policy.min_nodes)) >= policy.min_nodes
+    least = policy.sizes.smallest
+    enough = lost and len(snapshot.candidates(least)) >= least
     # A world that has failed is not kept for those who may return to it.
     gone = GONE | {"missing"} if failed else GONE
     staying = [
@@ -97,22 +98,28 @@ def _complete(
     now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
 ) -> RoundDecision:
     current = snapshot.round
-    asking = snapshot.candidates(policy.min_nodes)[: policy.max_nodes]
+    sizes = policy.sizes
+    asking = snapshot.candidates(sizes.smallest)
+    chosen = asking[: sizes.largest(len(asking))]
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.number}: {len(asking)} {ask}"
-    if len(asking) < policy.min_nodes:
-        return RoundDecision(None, f"{here}, {policy.min_nodes} are needed")
+    if policy.paused:
+        return RoundDecision(None, f"{here}, and the job is paused")
+    if not chosen:
+        return RoundDecision(None, f"{here}, {sizes.smallest} are needed")
     if (until_s := _worlds_return_until_s(current, observations, policy)) > now:
         return RoundDecision(
             None, f"{here}, waiting for a world that a restored store may have lost", until_s
         )
 
-    frozen = tuple(node.seat for node in sorted(asking, key=lambda node: node.rank_order))
+    frozen = tuple(node.seat for node in sorted(chosen, key=lambda node: node.rank_order))
     freeze = replace(current, complete=True, frozen=frozen, former=())
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
-    if len(asking) == policy.max_nodes:
-        awaited = _holders(awaited, snapshot, asking)
+    if sizes.largest(len(asking) + len(awaited)) == len(chosen):
+        # Nobody who may come makes a larger world: only who has a better claim is waited for.
+        awaited = _holders(awaited, snapshot, chosen)
+    if len(chosen) == sizes.full:
         if not awaited:
             return RoundDecision(freeze, f"{here}, which is the maximum: complete")
     elif policy.desired is not None and len(asking) < policy.desired:

@@ -81,22 +81,23 @@ class DecisionLoop:
     async def decide(self) -> None:
         """Decide whenever woken or due, until cancelled."""
         due: tuple[Round, float] | None = None
-        published = None
+        published: tuple[object, ...] | None = None
         while True:
             self._woken.clear()
             self._evaluator.outdate()
             evaluation, now = self._evaluator.evaluate(), self._clock()
             stored = evaluation.stored
-            if published != (evaluation.standings, stored.membership):
-                published = (evaluation.standings, stored.membership)
+            news = (evaluation.standings, stored.membership, evaluation.reform.cause)
+            if published != news:
+                published = news
                 self._changed()
             decision = decide(now, stored, self._evaluator.observations, self._policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
-            self._diary.say(decision.reason)
+            self._diary.say(evaluation.reform.reason or decision.reason)
             if decision.unheard:
                 self._evaluator.unconfirmed.set()
             hang_at_s = self._hang_watch.leave_if_hung(evaluation, now)
-            wake_at_s = min(decision.wake_at_s, hang_at_s)
+            wake_at_s = min(decision.wake_at_s, evaluation.reform.wake_at_s, hang_at_s)
             if wanted is None:
                 due = None
             elif due is None or due[0] != wanted:

@@ -5,21 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.inputs import RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, Standings
 from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.torch_keys import round_prefix
-from rdzv.drain.inputs import LiveRound
+from rdzv.drain.inputs import LiveRound, ReformCause
 from rdzv.records.commit import Commit, Phase
 from rdzv.snapshot import Snapshot
 
 
 def live_round(
-    run_id: str, snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy, master: str
+    run_id: str, snapshot: RunSnapshot, standings: Standings, reforms: ReformCause, master: str
 ) -> LiveRound:
     """Make the live round of ``snapshot``; an open one has no members.
 
-    ``master``: as ``master_token`` returns it.
+    ``reforms``: as ``reform`` decides. ``master``: as ``master_token`` returns it.
     """
     current = snapshot.round
     return LiveRound(
@@ -28,7 +28,7 @@ def live_round(
         complete=current.complete,
         members=tuple(seat.member for seat in current.frozen),
         left=frozenset(seat.member for seat, where in standings.of.items() if where in GONE),
-        newcomers=snapshot.newcomers(policy.max_nodes),
+        reforms=reforms,
         finishing=current.finishing,
         closed=bool(current.closed),
         succeeded=current.closed == "success",
@@ -64,8 +64,8 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     A round that stands still after its save counts until it has ended or trains on. If a world of
     another run reset its commit, nobody would know that it stands still, and its ranks would train
     on beyond the step that was saved.
-    Else a round counts that a member leaves, whose work would be lost, or else one that a member
-    joins. Among several it is the one whose ranks are held already, or else the newest. A save that
+    Else a round counts that a member leaves, whose work would be lost, or else one that is to form
+    again. Among several it is the one whose ranks are held already, or else the newest. A save that
     has begun ends first: were it broken off, ranks that have not read of its step would train past
     it, while the others wait for them in the save. This depends on records alone, so that all
     sidecars choose the same round. Beside one that knows only the newest, that one counts: else the
@@ -84,7 +84,7 @@ def counting(rounds: Iterable[LiveRound], membership: Snapshot) -> LiveRound | N
     leaving = {one.member for one in drains if not one.outcome and membership.has_name(one)}
     can_save = [one for one in live if not one.finishing]
     wanted = [one for one in can_save if not leaving.isdisjoint(one.members)]
-    wanted = wanted or [one for one in can_save if one.newcomers]
+    wanted = wanted or [one for one in can_save if one.reforms]
     if phase == "hold" and committing in wanted:
         return committing
     return newest(wanted or rounds)

@@ -13,6 +13,7 @@ from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import RoundObservations, Standings, observe, stand
 from launcher_shim.c10d.rounds.own_node import OwnNode
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from rdzv.job import JobClient
 
 
@@ -27,6 +28,13 @@ class Evaluation:
     snapshot: RunSnapshot
     """The same, with this sidecar's node as it should be."""
     standings: Standings
+    reform: Reform
+    """Why the stored world is to form again, if it is."""
+
+    @property
+    def wake_at_s(self) -> float:
+        """When time alone would change it."""
+        return min(self.standings.wake_at_s, self.reform.wake_at_s)
 
 
 class Evaluator:
@@ -83,7 +91,7 @@ class Evaluator:
             evaluation is None
             or evaluation.own is not own
             or evaluation.snapshot.membership != membership
-            or now >= evaluation.standings.wake_at_s
+            or now >= evaluation.wake_at_s
         ):
             policy = self._policy()
             stored = self.stored()
@@ -103,5 +111,6 @@ class Evaluator:
             standings = stand(now, shown, self.observations, policy)
             if standings.unheard:
                 self.unconfirmed.set()
-            evaluation = self._evaluation = Evaluation(own, stored, shown, standings)
+            reforms = reform(now, stored, self.observations, policy)
+            evaluation = self._evaluation = Evaluation(own, stored, shown, standings, reforms)
         return evaluation

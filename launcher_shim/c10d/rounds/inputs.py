@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from rdzv.records.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,16 @@ class RoundPolicy:
     """No world is larger; further nodes wait on standby."""
     desired: int | None = None
     """Wait up to ``last_call_s`` for this many nodes, while more may come; None: do not."""
+    allowed_sizes: tuple[int, ...] = ()
+    """The sizes that a world may have; empty: the multiples of ``unit``."""
+    unit: int = 1
+    """A world has a multiple of so many nodes, where no sizes are named."""
+    gather_s: float = 0.0
+    """How long newcomers wait beside a world that trains, for others to join it with them. Longer:
+    fewer worlds, each of which costs all ranks a restart. Shorter: less time without the newcomers'
+    work. 0: each is let in at once."""
+    paused: bool = False
+    """Whether the job is paused: no world may train."""
     last_call_s: float = 2.0
     """How long a world of ``min_nodes`` waits for a torchrun that was in the world before, counted
     from when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time
@@ -52,6 +63,11 @@ class RoundPolicy:
     """How long an agent asks in a round that does not form until it is parked, where its join has
     no timeout."""
 
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that a world may have."""
+        return Sizes(self.min_nodes, self.max_nodes, self.allowed_sizes, self.unit)
+
 
 @dataclass(frozen=True, slots=True)
 class RoundMembers:
@@ -64,7 +80,10 @@ class RoundMembers:
     granted: frozenset[str] = frozenset()
     """Of those that leave, the ones whose leave was granted."""
     joins_wait: bool = False
-    """Whether the present world saves before it lets anybody in: a newcomer must not end it."""
+    """Whether the present world saves before it lets anybody in, makes room or pauses: a newcomer
+    must not end it."""
+    join_agreed: bool = False
+    """Whether the ranks of the present world are held, or save, to form it again."""
     ends_round: bool = False
     """Whether the present world has saved and waits for a leave or a join: it must form again."""
     saved: frozenset[str] = frozenset()
@@ -140,13 +159,11 @@ class RunSnapshot:
                 return True
         return False
 
-    def newcomers(self, max_nodes: int) -> bool:
-        """Whether a node asks to join the present world, and it has room."""
+    def newcomers(self) -> list[Node]:
+        """Return the nodes that ask to join the present world, whether or not it has room."""
         frozen, quarantined = self.round.frozen, self.membership.quarantined
-        return (
-            self.round.complete
-            and len(frozen) < max_nodes
-            and any(
-                node.seat not in frozen and node.member not in quarantined for node in self.asking()
-            )
-        )
+        return [
+            node
+            for node in self.asking()
+            if node.seat not in frozen and node.member not in quarantined
+        ]

@@ -40,6 +40,8 @@ class RoundObservations:
     """Since when the key of a frozen node is away."""
     absent_s: Mapping[str, float] = field(default_factory=dict)
     """Since when a listed member has no node."""
+    asked_s: Mapping[Seat, float] = field(default_factory=dict)
+    """Since when a node that is not in the present world asks."""
     round_number: int = -1
     """The round that was current at the last snapshot."""
     round_since_s: float = -math.inf
@@ -50,6 +52,10 @@ class RoundObservations:
     """Since when a node is off the run and has not asked again."""
     life_since_s: float = -math.inf
     """Since when this sidecar has been in the present generation."""
+    gather_since_s: float | None = None
+    """Since when nodes wait that would make the present world larger; None: none do."""
+    newest_s: float = -math.inf
+    """When a node came last that may join: its torchrun asked, or its member was listed."""
     done: frozenset[Seat] = frozenset()
     """Nodes of this round that have finished. If such a node or its pod ends, or another torchrun
     connects in its place, nothing is lost."""
@@ -82,11 +88,21 @@ def observe(
     world = frozenset(snapshot.round.frozen)
     all_away = bool(world) and (world == missing.keys() or world <= previous.missing_s.keys())
     met_min = previous.met_min_s if same_round else None
-    if snapshot.round.complete or len(snapshot.asking()) < policy.min_nodes:
+    if snapshot.round.complete or len(snapshot.asking()) < policy.sizes.smallest:
         met_min = None
     elif met_min is None:
         met_min = now
     healthy_since_s = now - healthy_s if healthy_s > 0 else math.inf
+    absent = {
+        member: previous.absent_s.get(member, now)
+        for member in snapshot.membership.listed
+        if member not in snapshot.nodes
+    }
+    newcomers = snapshot.newcomers()
+    asked = {node.seat: previous.asked_s.get(node.seat, now) for node in newcomers}
+    here = len(snapshot.round.frozen)
+    gathers = snapshot.round.complete and policy.sizes.largest(here + len(newcomers)) > here
+    gather_since_s = previous.gather_since_s if same_round else None
     return RoundObservations(
         healthy_since_s=healthy_since_s,
         heard_s=heard_s,
@@ -94,11 +110,8 @@ def observe(
             now, previous, policy, healthy_since_s, cut_off=cut_off or all_away
         ),
         missing_s=missing,
-        absent_s={
-            member: previous.absent_s.get(member, now)
-            for member in snapshot.membership.listed
-            if member not in snapshot.nodes
-        },
+        absent_s=absent,
+        asked_s=asked,
         round_number=snapshot.round.number,
         round_since_s=previous.round_since_s if same_round else now,
         met_min_s=met_min,
@@ -108,6 +121,8 @@ def observe(
             if node.state == "left"
         },
         life_since_s=previous.life_since_s,
+        gather_since_s=(now if gather_since_s is None else gather_since_s) if gathers else None,
+        newest_s=max((*asked.values(), *absent.values()), default=-math.inf),
         done=_done(snapshot) | (previous.done if same_round else frozenset()),
     )
 

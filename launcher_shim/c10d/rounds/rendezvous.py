@@ -31,6 +31,7 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.job import JobClient
 from rdzv.keys import RunKeys
 from rdzv.members.guard import Registered
+from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -40,10 +41,11 @@ class Rendezvous:
     """One run in one generation.
 
     Every write requires ``registered``, so that a stale incarnation changes nothing. ``drains``:
-    prefix of the drains' keys. ``membership`` (called with the current round) and ``policy`` must
-    be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: since when the member has been in
-    this generation. ``came``, ``ended``: as for ``Place``. ``last_seen``: the round that this
-    sidecar has seen before; it counts if the store has lost it.
+    prefix of the drains' keys. ``launched``: the sizes that torchruns of this pod are started with
+    (``--nnodes``), whatever the job's are by now. ``membership`` (called with the current round)
+    and ``policy`` must be cheap. ``clock``: monotonic, in seconds. ``life_since_s``: since when the
+    member has been in this generation. ``came``, ``ended``: as for ``Place``. ``last_seen``: the
+    round that this sidecar has seen before; it counts if the store has lost it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Rendezvous:
         keys: RunKeys,
         run_id: str,
         client: JobClient,
+        launched: Sizes,
         policy: Callable[[], RoundPolicy],
         membership: Callable[[Round], RoundMembers],
         clock: Callable[[], float],
@@ -66,6 +69,7 @@ class Rendezvous:
     ) -> None:
         self.member = member
         self.run_id = run_id
+        self.launched = launched
         self.policy = policy
         self.clock = clock
         self._registered = registered
@@ -169,7 +173,7 @@ class Rendezvous:
         """Return the round as drains see it; ``master``: as ``master_token`` returns it."""
         evaluation = self._evaluator.evaluate()
         return live_round(
-            self.run_id, evaluation.stored, evaluation.standings, self.policy(), master
+            self.run_id, evaluation.stored, evaluation.standings, evaluation.reform.cause, master
         )
 
     # --- for agents, each by its claim ---
@@ -186,6 +190,7 @@ class Rendezvous:
             evaluation.snapshot,
             evaluation.standings,
             self.policy(),
+            evaluation.reform,
             node,
             parked=claim.parked,
             parks=claim.parks,
@@ -225,8 +230,8 @@ class Rendezvous:
             for seat, standing in standings.of.items()
             if seat != node.seat and standing in ("here", "missing")
         ]
-        return len(others) >= self.policy().min_nodes or must_form_again(
-            snapshot, standings, self.policy()
+        return len(others) >= self.policy().sizes.smallest or must_form_again(
+            snapshot, standings, evaluation.reform
         )
 
     async def edit_round(self, node: Node, edit: Callable[[Round], Round | None]) -> None:

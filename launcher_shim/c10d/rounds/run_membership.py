@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from launcher_shim.c10d.rounds.inputs import RoundMembers
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.drain.decision import ends_round, granted, joins_wait, savers
+from rdzv.drain.decision import ends_round, granted, join_agreed, joins_wait, savers
 from rdzv.listing import Listing
 from rdzv.membership import Membership as JobMembership
 from rdzv.records.drain import Drain
@@ -42,6 +42,7 @@ def run_membership(
         leaving=frozenset(leaving),
         granted=frozenset(drain.member for drain in drains if granted(snapshot.commit, drain)),
         joins_wait=joins_wait(snapshot, listing, run_id, current.number),
+        join_agreed=join_agreed(snapshot.commit, run_id, current.number),
         ends_round=ends_round(snapshot, run_id, current.number),
         saved=saved,
         ages={member.name: age for age, member in enumerate(fit)},

@@ -14,6 +14,7 @@ from typing import Literal
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import Standings
 from launcher_shim.c10d.rounds.records import Node, Round
+from launcher_shim.c10d.rounds.reform import Reform
 
 Role = Literal["apart", "participant", "asking", "parked", "promoted", "waiting"]
 """Where the agent finds itself.
@@ -44,6 +45,7 @@ def view(
     snapshot: RunSnapshot,
     standings: Standings,
     policy: RoundPolicy,
+    reform: Reform,
     node: Node,
     *,
     parked: bool,
@@ -64,7 +66,7 @@ def view(
     leaving = member in snapshot.membership.leaving
     if current.is_world_of(node):
         again = trains_no_more(snapshot, standings, node, filled_round) or (
-            not leaving and not node.finished and must_form_again(snapshot, standings, policy)
+            not leaving and not node.finished and must_form_again(snapshot, standings, reform)
         )
         return View("participant", current, phantom=again, closed=current.closed == "success")
     number = Round(current.number)
@@ -125,7 +127,7 @@ def somebody_goes_on(snapshot: RunSnapshot, standings: Standings) -> bool:
     return False
 
 
-def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPolicy) -> bool:
+def must_form_again(snapshot: RunSnapshot, standings: Standings, reform: Reform) -> bool:
     """Whether the present world must leave its round and form a new one."""
     current = snapshot.round
     if not current.complete or current.closed == "success":
@@ -137,11 +139,7 @@ def must_form_again(snapshot: RunSnapshot, standings: Standings, policy: RoundPo
         return False
     # The whole world lets a newcomer in at once. Nodes that left for a newcomer, while others are
     # reconnecting after a cut, would meet those only in yet another round.
-    return (
-        not standings.uncertain
-        and not membership.joins_wait
-        and snapshot.newcomers(policy.max_nodes)
-    )
+    return bool(reform.cause) and not standings.uncertain and not membership.joins_wait
 
 
 def _is_lost(snapshot: RunSnapshot, standings: Standings) -> bool:

@@ -270,13 +270,14 @@ class TorchAgent:
         claim = self.claim
         claim.addr, claim.pid, claim.local_id = me.addr, me.pid, me.local_id
         claim.flavour, claim.parks = spell_flavour(flavour), flavour.redundancy
-        policy = self._rendezvous.policy()
-        self.foreign_size = foreign_size(first, policy.min_nodes, policy.max_nodes)
+        launched = self._rendezvous.launched
+        self.foreign_size = foreign_size(first, launched.least, launched.most)
         if self.foreign_size:
             log.warning(
-                "the --nnodes of this torchrun is not the job's %d:%d, which is what counts",
-                policy.min_nodes,
-                policy.max_nodes,
+                "the --nnodes of this torchrun is not %d:%d, which its sidecar was given: the job's"
+                " min and max count",
+                launched.least,
+                launched.most,
             )
         self._rendezvous.place.take_over(self.claim)
 
@@ -299,8 +300,9 @@ class TorchAgent:
             self.claim.parks = False
             self.foreign_size = True
             log.warning(
-                "the maximum of this torchrun's --nnodes is not the job's %d, which is what counts",
-                self._rendezvous.policy().max_nodes,
+                "the maximum of this torchrun's --nnodes is not %d, which its sidecar was given:"
+                " the job's max counts",
+                self._rendezvous.launched.most,
             )
         self.claim.parked = False
         self.claim.asked_s = self._rendezvous.clock()
@@ -362,7 +364,7 @@ class TorchAgent:
         if self._drawn is None or self._drawn[0] != view:
             assert self._me is not None
             rendezvous = self._rendezvous
-            state = portray(view, self._me, rendezvous.member, rendezvous.policy().max_nodes)
+            state = portray(view, self._me, rendezvous.member, rendezvous.launched.most)
             blob = encode(state, self._flavour)
             self._drawn = (view, blob)
             self._shown = (blob, state)

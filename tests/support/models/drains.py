@@ -346,15 +346,19 @@ class World:
                 for pod in store.members
                 if store.nodes[pod] != "in" and store.nodes[pod] != "done"
             ),
-            newcomers=store.complete
-            and len(store.members) < self.rules.most
-            and any(store.nodes[pod] == "asking" and pod not in store.members for pod in listed),
+            reforms="join" if self.has_newcomers(store, listed) else "",
             finishing=store.finishing,
             closed=store.closed,
             master=token(store.number),
             mod_revision=1,
             asking=frozenset(name(pod) for pod in listed if store.nodes[pod] == "asking"),
         )
+
+    def has_newcomers(self, store: Store, listed: list[int]) -> bool:
+        """Whether somebody asks to join the present world, and it has room."""
+        room = store.complete and len(store.members) < self.rules.most
+        asks = (store.nodes[pod] == "asking" and pod not in store.members for pod in listed)
+        return room and any(asks)
 
     def scene(self, mirror: int, pod: int) -> DrainingSnapshot:
         store: Store = self.names.part[mirror]
@@ -771,7 +775,7 @@ class World:
                 (drain := store.drains[pod]) is not None and bool(drain.outcome)
                 for pod in store.members
             )
-            or (live.newcomers and not self.joins_wait(snapshot, listed, RUN, store.number))
+            or (bool(live.reforms) and not self.joins_wait(snapshot, listed, RUN, store.number))
         )
 
     def completed(self, state: State, store: Store, ready: list[int]) -> State:
@@ -1059,7 +1063,7 @@ class World:
         store: Store = self.names.part[state[0]]
         few = not store.complete and len(self.listed(store)) < self.rules.least
         live = self.live_round(store)
-        asked = live.newcomers or any(store.drains[pod] for pod in store.members)
+        asked = bool(live.reforms) or any(store.drains[pod] for pod in store.members)
         hangs = any(
             self.names.part[state[where]].at == "stuck"
             for pod in store.members

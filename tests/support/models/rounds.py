@@ -23,6 +23,7 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
+from launcher_shim.c10d.rounds.reform import reform
 from launcher_shim.c10d.rounds.views import View, hand, view
 from tests.support.models.explorer import Broken, put
 
@@ -253,6 +254,7 @@ def look(
             shown,
             standings,
             rules.policy,
+            reform(NOW, word, seen, rules.policy),
             mine,
             parked=parked,
             parks=True,

@@ -83,7 +83,7 @@ class Rounds:
             complete=current.complete,
             members=members,
             left=frozenset(m for m in members if m in nodes and nodes[m].state == "left"),
-            newcomers=bool((asking & listed) - {*members}),
+            reforms="join" if (asking & listed) - {*members} else "",
             finishing=current.finishing,
             closed=bool(current.closed),
             master=master_of(current.number),

@@ -99,6 +99,7 @@ class Sidecar:
             keys=keys.run(RUN_ID),
             run_id=RUN_ID,
             client=self._client,
+            launched=policy.sizes,
             policy=lambda: self.policy,
             membership=self._membership,
             clock=now,

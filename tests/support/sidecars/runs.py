@@ -74,6 +74,7 @@ class Pod:
             keys=RUN,
             run_id="digits",
             client=self.client,
+            launched=self.policy.sizes,
             policy=lambda: self.policy,
             membership=self._membership,
             clock=lambda: now() + self.jumped_s,

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a world that is whole gives way to another one: pure, and the same in every sidecar.
+
+Each world costs all ranks a restart, so newcomers are gathered: training goes on until the wave of
+them is complete, or the gather window is over. A world that is larger than the job's sizes allow
+becomes smaller at once, and that of a paused job ends. A world that has lost a node forms again
+whatever this says, and takes in who waits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations
+from rdzv.drain.inputs import ReformCause
+
+CALM_SHARE = 1 / 3
+"""Of the gather window: the wave is over if nobody has come for so long. Smaller: a late node costs
+a world of its own. Larger: a node that comes alone waits longer beside the world."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reform:
+    """Why the present world is to form again; not at all if ``cause`` is empty.
+
+    ``reason``: one sentence; empty where nobody asks for another world. ``wake_at_s``: when time
+    alone would change the answer.
+    """
+
+    cause: ReformCause = ""
+    reason: str = ""
+    wake_at_s: float = math.inf
+
+
+def reform(
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+) -> Reform:
+    """Decide whether the present world is to form again although it has lost nobody."""
+    current = snapshot.round
+    if not current.complete or current.closed or current.finishing:
+        return Reform()
+    if policy.paused:
+        return Reform("pause", "the job is paused")
+    here, newcomers = len(current.frozen), len(snapshot.newcomers())
+    size = policy.sizes.largest(here + newcomers)
+    if 0 < size < here:
+        return Reform("shrink", f"a world of {here} may have no more than {size} nodes")
+    if size <= here:
+        return Reform()
+    wave = f"{newcomers} more {'asks' if newcomers == 1 else 'ask'} to join a world of {here}"
+    if snapshot.membership.join_agreed:
+        return Reform("join", f"{wave}: its ranks save for that already")
+    if size == policy.sizes.full:
+        return Reform("join", f"{wave}, which makes it full")
+    if policy.desired is not None and size >= policy.desired:
+        return Reform("join", f"{wave}, which makes the desired {policy.desired}")
+    since_s = now if observations.gather_since_s is None else observations.gather_since_s
+    over_s = min(
+        since_s + policy.gather_s,
+        max(since_s, observations.newest_s) + policy.gather_s * CALM_SHARE,
+    )
+    if now < over_s:
+        return Reform("", f"{wave}: gathering others until the wave is over", over_s)
+    return Reform("join", f"{wave}, and the wave is over")
