@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a world that has lost nobody forms again: newcomers, sizes, a pause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
+from launcher_shim.c10d.rounds.observations import RoundObservations, observe
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.c10d.rounds.reform import Reform, reform
+from tests.support.records import node, run, world
+
+POLICY = RoundPolicy(min_nodes=2, max_nodes=10, gather_s=60.0)
+TWO = world("ab")
+
+
+class Sidecar:
+    """What one sidecar decides about a world, second by second."""
+
+    def __init__(self, current: Round, policy: RoundPolicy = POLICY) -> None:
+        self.current = current
+        self.policy = policy
+        self.seen = RoundObservations()
+
+    def look(
+        self, now: float, asking: Iterable[str], *, listed: str = "", agreed: bool = False
+    ) -> Reform:
+        here = [seat.member for seat in self.current.frozen]
+        nodes = [*(node(m, "in") for m in here), *(node(m) for m in asking)]
+        members = RoundMembers(
+            frozenset({*here, *asking, *listed}), joins_wait=True, join_agreed=agreed
+        )
+        snapshot = run(nodes, self.current, membership=members)
+        self.seen = observe(
+            now, self.seen, snapshot, self.policy, healthy_s=99, heard_s=now, cut_off=False
+        )
+        return reform(now, snapshot, self.seen, self.policy)
+
+
+def test_newcomers_are_gathered_until_nobody_has_come_for_a_third_of_the_window() -> None:
+    one = Sidecar(TWO)
+    first = one.look(0, "c")
+    assert (first.cause, first.wake_at_s) == ("", 20)
+    assert first.reason == (
+        "1 more asks to join a world of 2: gathering others until the wave is over"
+    )
+    assert one.look(19, "cd").wake_at_s == 39
+    # One that has only been listed is on its way: its launcher is starting.
+    assert one.look(38, "cd", listed="e").wake_at_s == 58
+    assert one.look(57, "cde").wake_at_s == 60
+    assert one.look(60, "cde").cause == "join"
+
+
+def test_a_wave_that_is_complete_is_let_in_at_once() -> None:
+    three = Sidecar(TWO, replace(POLICY, desired=3))
+    assert three.look(0, "c").cause == "join"
+    full = Sidecar(TWO, replace(POLICY, max_nodes=4))
+    assert [full.look(now, asking).cause for now, asking in ((0, "c"), (1, "cd"))] == ["", "join"]
+    assert Sidecar(TWO, replace(POLICY, gather_s=0)).look(0, "c").cause == "join"
+    # Another sidecar, whose clock is ahead, has begun the save: the wave is over for all.
+    assert Sidecar(TWO).look(0, "c", agreed=True).cause == "join"
+
+
+def test_the_window_begins_anew_with_each_wave_and_each_world() -> None:
+    one = Sidecar(TWO)
+    one.look(0, "c")
+    assert one.look(10, "").cause == ""
+    assert one.look(50, "d").wake_at_s == 70
+    one.current = world("abd", number=4)
+    assert one.look(75, "e").wake_at_s == 95
+
+
+@pytest.mark.parametrize(
+    ("frozen", "asking", "cause"),
+    [
+        ("ab", "c", ""),
+        ("ab", "cd", "join"),
+        ("abcd", "e", ""),
+        ("abc", "", "shrink"),
+        ("abc", "d", "join"),
+        ("a", "", ""),
+    ],
+)
+def test_only_an_allowed_size_is_worth_another_world(frozen: str, asking: str, cause: str) -> None:
+    policy = RoundPolicy(2, 4, allowed_sizes=(2, 4))
+    assert Sidecar(world(frozen), policy).look(0, asking).cause == cause
+
+
+def test_who_stands_by_for_want_of_a_size_opens_no_window() -> None:
+    one = Sidecar(TWO, RoundPolicy(2, 8, allowed_sizes=(2, 4, 8), gather_s=60))
+    assert one.look(0, "c") == Reform()
+    assert one.look(600, "cd").wake_at_s == 620
+
+
+@pytest.mark.parametrize(
+    ("current", "cause"),
+    [
+        (TWO, "pause"),
+        (replace(TWO, finishing=True), ""),
+        (replace(TWO, closed="failure"), ""),
+        (Round(4), ""),
+    ],
+)
+def test_a_paused_job_has_no_world(current: Round, cause: str) -> None:
+    policy = replace(POLICY, paused=True)
+    assert Sidecar(current, policy).look(0, "cd").cause == cause
+    decision = decide(0, run([node("a"), node("b")], Round(4)), RoundObservations(), policy)
+    assert decision.round is None
+    assert decision.reason == "round 4: 2 nodes ask, and the job is paused"
+
+
+@given(
+    st.lists(st.floats(0, 120), min_size=1, max_size=8).map(sorted),
+    st.floats(0, 90),
+    st.integers(3, 12),
+)
+def test_everybody_who_stays_is_let_in_within_the_window(
+    times: list[float], gather_s: float, most: int
+) -> None:
+    """Each newcomer is let in ``gather_s`` after it came, if there is room, whoever else comes."""
+    policy = replace(POLICY, max_nodes=most, gather_s=gather_s)
+    one, now, asking = Sidecar(TWO, policy), 0.0, dict[str, float]()
+    arrivals = [*zip(times, "cdefghij", strict=False)]
+    while arrivals or asking:
+        came = [name for at, name in arrivals if at <= now]
+        asking |= dict.fromkeys(came, now)
+        arrivals = [(at, name) for at, name in arrivals if at > now]
+        seen = one.look(now, asking)
+        here = [seat.member for seat in one.current.frozen]
+        if seen.cause:
+            room = most - len(here)
+            assert all(now <= at + gather_s for at in list(asking.values())[:room])
+            one.current = world(
+                "".join([*here, *list(asking)[:room]]), number=one.current.number + 1
+            )
+            asking = dict(list(asking.items())[room:])
+            continue
+        if len(here) == most:
+            break
+        now = min([seen.wake_at_s, *(at for at, _ in arrivals)])
+        assert math.isfinite(now)
