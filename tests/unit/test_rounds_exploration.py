@@ -10,12 +10,16 @@ few and wait, and whoever was told to go is gone.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
-from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
+from launcher_shim.c10d.rounds.observations import RoundObservations
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from tests.support.models.explorer import Broken, explore, first_broken, walk
 from tests.support.models.rounds import FAULTS, Fault, Rounds, Rules
 
@@ -122,6 +126,27 @@ def test_i2_drains_joins_and_losses_in_random_orders(
         assert all(walk(Rounds(rules, 4), Random(seed)) > 10 for seed in range(5))
 
 
+SET = {
+    "more": (RoundPolicy(1, 2), RoundPolicy(1, 3)),
+    "a pause": (RoundPolicy(2, 3), RoundPolicy(2, 3, paused=True)),
+    "sizes": (RoundPolicy(1, 4), RoundPolicy(1, 4, allowed_sizes=(1, 3))),
+    "multiples": (RoundPolicy(2, 4, unit=2), RoundPolicy(1, 3)),
+}
+
+
+@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize(("policy", "later"), SET.values(), ids=SET)
+def test_i11_bounds_that_are_set_at_any_time_become_the_world(
+    policy: RoundPolicy, later: RoundPolicy, commits: bool
+) -> None:
+    few = replace(alone("set"), commits=commits, policy=policy, later=later)
+    assert explore(Rounds(few, 1), 1000).states == 1000
+    rules = Rules(4, policy, commits=commits, later=later, waits_long=True)
+    quiet = replace(rules, faults=("set", "drain", "kill", "fail", "crash"))
+    for one in (rules, quiet):
+        assert all(walk(Rounds(one, 5), Random(seed)) > 10 for seed in range(6))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("commits", [False, True])
@@ -177,6 +202,25 @@ def test_i1_thousands_of_random_orders(nodes: int) -> None:
 
 # --- tests of the test: each of these must be found ---
 
+
+def never(*causes: str) -> Callable[..., Reform]:
+    """Decide as the product does, but for these causes."""
+
+    def decided(*args: Any) -> Reform:
+        found = reform(*args)
+        return Reform() if found.cause in causes else found
+
+    return decided
+
+
+def whoever_asks_joins(
+    now: float, snapshot: RunSnapshot, observations: RoundObservations, policy: RoundPolicy
+) -> Reform:
+    """Let in also those with whom no allowed size comes about."""
+    asks = snapshot.round.complete and snapshot.newcomers()
+    return Reform("join") if asks else reform(now, snapshot, observations, policy)
+
+
 PLANTED = {
     "frozen without the range compare": (
         Rules(3, RoundPolicy(2, 3), range_compare=False),
@@ -222,6 +266,35 @@ PLANTED = {
         replace(alone("give_up"), failures_reopen=False),
         1,
         "closed by failure|no end",
+    ),
+    "i11 a world stays larger than it may be": (
+        Rules(
+            4,
+            SET["sizes"][0],
+            later=SET["sizes"][1],
+            faults=("set",),
+            commits=False,
+            reforms=never("shrink"),
+        ),
+        1,
+        "it ends with",
+    ),
+    "i11 a world trains on though the job is paused": (
+        Rules(
+            3,
+            SET["a pause"][0],
+            later=SET["a pause"][1],
+            faults=("set",),
+            commits=False,
+            reforms=never("pause"),
+        ),
+        1,
+        "it ends with",
+    ),
+    "a newcomer ends a world that it cannot join": (
+        Rules(3, RoundPolicy(1, 3, unit=2), calm=True, commits=False, reforms=whoever_asks_joins),
+        0,
+        "is told to form again, though nothing has happened",
     ),
     "i6 a write of a stale incarnation": (
         replace(TWO, faults=("lapse", "land_late"), incarnation_compare=False),

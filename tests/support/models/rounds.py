@@ -23,7 +23,7 @@ from launcher_shim.c10d.rounds.decision import decide
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import LOST, RoundObservations, Standings, stand
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
-from launcher_shim.c10d.rounds.reform import reform
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.views import View, hand, view
 from tests.support.models.explorer import Broken, put
 
@@ -36,7 +36,7 @@ Mode = Literal["off", "joining", "meeting", "in", "failed"]
 Nodes = tuple[Node | None, ...]
 Fault = Literal[
     "kill", "fail", "cut", "lapse", "crash", "lose_answer", "land_late", "close", "give_up",
-    "hurry", "drain", "cancel", "replace",
+    "hurry", "drain", "cancel", "replace", "set",
 ]  # fmt: skip
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
@@ -49,7 +49,8 @@ class Rules:
     before anybody is let in, or let go from a whole world. ``meets``: who was handed a world waits
     until its first rank has said where they meet, or for a filler. ``never``: members whose
     launcher never comes, so that any call for them may be over at any moment. ``waits_long``: one
-    that asks in an open round is parked there, sooner or later.
+    that asks in an open round is parked there, sooner or later. ``later``: the policy that
+    somebody may set in the place of ``policy``, and ``policy`` again after that.
     """
 
     nodes: int
@@ -71,6 +72,8 @@ class Rules:
     meets: bool = False
     fillers_latched: bool = True
     failures_reopen: bool = True
+    later: RoundPolicy | None = None
+    reforms: Callable[..., Reform] = reform
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,6 +98,7 @@ class Mirror(NamedTuple):
     created: tuple[int, ...]
     registered: tuple[int, ...]
     drains: Drains
+    is_set: bool = False
 
 
 class Late(NamedTuple):
@@ -131,7 +135,8 @@ class Side(NamedTuple):
 class State(NamedTuple):
     """Everything. ``asked`` and ``shown`` are ghosts: what was true when the round was frozen.
 
-    ``said``: the newest round whose first rank has said where they meet.
+    ``said``: the newest round whose first rank has said where they meet. ``is_set``: the policy is
+    the later one.
     """
 
     revision: int
@@ -140,6 +145,7 @@ class State(NamedTuple):
     created: tuple[int, ...]
     registered: tuple[int, ...]
     drains: Drains
+    is_set: bool
     drained_at: int
     sides: tuple[Side, ...]
     faults: int
@@ -150,7 +156,13 @@ class State(NamedTuple):
     @property
     def mirror(self) -> Mirror:
         return Mirror(
-            self.revision, self.round, self.nodes, self.created, self.registered, self.drains
+            self.revision,
+            self.round,
+            self.nodes,
+            self.created,
+            self.registered,
+            self.drains,
+            self.is_set,
         )
 
 
@@ -180,6 +192,10 @@ class Sight(NamedTuple):
     decided: Round | None
     hurried: Round | None
     world: tuple[Seat, ...]
+
+
+def _policy(rules: Rules, known: Mirror | State) -> RoundPolicy:
+    return rules.later if known.is_set and rules.later else rules.policy
 
 
 def _membership(rules: Rules, mirror: Mirror) -> RoundMembers:
@@ -243,18 +259,19 @@ def look(
     known = word
     if mirror.round.complete and rules.leavers_excused:
         known = replace(word, membership=replace(membership, granted=membership.leaving))
-    decided = decide(NOW, known, seen, rules.policy).round
-    hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), rules.policy).round
+    policy = _policy(rules, mirror)
+    decided = decide(NOW, known, seen, policy).round
+    hurried = decide(NOW, known, replace(seen, met_min_s=NEVER), policy).round
     shown = word if mine is None else replace(word, nodes={**word.nodes, rules.names[me]: mine})
-    standings = stand(NOW, shown, seen, rules.policy)
+    standings = stand(NOW, shown, seen, policy)
     seen_by_agent = None
     handed = None
     if mine is not None:
         seen_by_agent = view(
             shown,
             standings,
-            rules.policy,
-            reform(NOW, word, seen, rules.policy),
+            policy,
+            rules.reforms(NOW, word, seen, policy),
             mine,
             parked=parked,
             parks=True,
@@ -358,6 +375,7 @@ def essence(rules: Rules, state: State) -> tuple[object, ...]:
             *m.drains.granted,
             number[m.drains.saved],
             number[m.drains.admitted],
+            m.is_set,
         )
 
     described = {at: of_mirror(m) for at, m in mirrors.items()}
@@ -445,9 +463,8 @@ def check_end(rules: Rules, state: State) -> None:
     if live and state.round.complete and state.drains.saved == state.round.number:
         raise Broken(f"it ends in round {state.round.number}, whose ranks stand still for ever")
     inside = [me for me in live if state.sides[me].mode == "in"]
-    expected = min(len(live), rules.policy.max_nodes)
-    if len(live) < rules.policy.min_nodes:
-        expected = 0
+    policy = _policy(rules, state)
+    expected = 0 if policy.paused else policy.sizes.largest(len(live))
     nowhere = [me for me in inside if state.sides[me].filled == state.round.number]
     if nowhere:
         raise Broken(f"it ends with {nowhere} in a world of nowhere")
@@ -515,15 +532,21 @@ def _let_go_and_in(rules: Rules, state: State) -> Iterator[Step]:
         elif drains.granted[me] and side.up:
             gone = _close_connection(rules, state, me)
             yield f"{me} is terminated", gone if side.mode != "off" else _down(state, me)
-    room = len(frozen) < rules.policy.max_nodes
+    policy = _policy(rules, state)
     asks = [
         node
         for at, node in enumerate(state.nodes)
         if node and node.state == "asking" and not drains.leaving[at] and state.registered[at]
     ]
     newcomers = [node for node in asks if node.seat not in state.round.frozen]
-    if rules.commits and whole and room and newcomers and drains.admitted != number:
-        yield "newcomers are let in", _drained(state, admitted=number, saved=number)
+    size = policy.sizes.largest(len(frozen) + len(newcomers))
+    if rules.commits and whole and drains.admitted != number:
+        if policy.paused:
+            yield "all save for a pause", _drained(state, admitted=number, saved=number)
+        elif 0 < size < len(frozen):
+            yield "all save to be fewer", _drained(state, admitted=number, saved=number)
+        elif size > len(frozen):
+            yield "newcomers are let in", _drained(state, admitted=number, saved=number)
 
 
 def _is_whole(rules: Rules, state: State) -> bool:
@@ -747,7 +770,7 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
         raise Broken(f"round {decided.number} after the run was closed")
     asked: list[Seat | None] = [None] * rules.nodes
     if decided.complete:
-        _check_frozen(rules, state, decided)
+        _check_frozen(rules, state, decided, _policy(rules, mirror))
         for seat in decided.frozen:
             at = rules.names.index(seat.member)
             node = state.nodes[at] or mirror.nodes[at]
@@ -763,9 +786,10 @@ def _carry_out(rules: Rules, state: State, me: int, decided: Round) -> State | N
     )
 
 
-def _check_frozen(rules: Rules, state: State, decided: Round) -> None:
-    if not rules.policy.min_nodes <= len(decided.frozen) <= rules.policy.max_nodes:
-        raise Broken(f"a world of {len(decided.frozen)}")
+def _check_frozen(rules: Rules, state: State, decided: Round, policy: RoundPolicy) -> None:
+    size = len(decided.frozen)
+    if policy.paused or policy.sizes.largest(size) != size:
+        raise Broken(f"a world of {size}")
     for seat in decided.frozen:
         node = state.nodes[rules.names.index(seat.member)]
         if node is not None and node.state != "asking":
@@ -805,6 +829,9 @@ def _check_over(rules: Rules, state: State, mirror: Mirror) -> None:
 
 def _go_wrong(rules: Rules, state: State) -> Iterator[Step]:
     may: Callable[[Fault], bool] = rules.faults.__contains__
+    if rules.later is not None and may("set"):
+        changed = state._replace(revision=state.revision + 1, is_set=not state.is_set)
+        yield "the bounds are set", changed
     for me, side in enumerate(state.sides):
         leaving = state.drains.leaving[me]
         if not side.up:
