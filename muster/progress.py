@@ -28,7 +28,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """Length of the line. Where a long host name does not fit, it is a multiple of this."""
 
-VARYING_BYTES = 368
+VARYING_BYTES = 397
 """Most that the fields after ``master`` can take."""
 
 REASON_CHARACTERS = 80
@@ -88,6 +88,7 @@ class ProgressFile:
         fixed = len('{"crc":"00000000"') + len(self._identity) + VARYING_BYTES + len("\n")
         self._blanks_to = -(-fixed // BLOCK_BYTES) * BLOCK_BYTES - len('{"crc":"00000000"')
         self._descriptor = -1
+        self._first = -1
         self.of_drain = False
         self.left: Optional[Callable[[], Rank]] = None
         self.saved = SavedSteps()
@@ -116,10 +117,14 @@ class ProgressFile:
         """Tell all of it; raises ``OSError``. The fields are those of ``docs/training.md``."""
         if not self.of_this_process:
             return
+        if self._first < 0:
+            self._first = step
         record = (
-            '%s"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d,"acked":%s,"failed":%s%s%s}'
+            '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
+            ',"acked":%s,"failed":%s%s%s}'
             % (
                 self._identity,
+                self._first,
                 step,
                 time.time(),
                 "true" if drain else "false",

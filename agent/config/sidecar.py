@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from agent.config import parsers as texts
 from agent.config.table import Setting, field
+from launcher_shim.pod.restarting import DEFAULT_STEPS, MAX_STEPS
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.store.access import Access
@@ -306,6 +307,16 @@ class Config(JobConfig):
             "hold|commit",
             "What a drain does that would leave fewer than min: hold waits for a replacement until"
             " the deadline, commit lets the pod go once all have saved.",
+        )
+    )
+    restart_steps: int = field(
+        Setting(
+            "--restart-steps",
+            texts.count(0, MAX_STEPS),
+            str(DEFAULT_STEPS),
+            "N",
+            "A torchrun that ends by a failure after its ranks have made so many steps is started"
+            " again by muster-run, and is no crash loop; 0: steps are not looked at.",
         )
     )
     start_timeout_s: float = field(

@@ -241,4 +241,5 @@ def torch_environment(config: Config) -> Mapping[str, str]:
         "MUSTER_RUN_DIR": config.run_dir,
         "MUSTER_MEMBER": config.member,
         "MUSTER_GRACE_S": f"{config.grace_s:g}",
+        "MUSTER_RESTART_STEPS": f"{config.restart_steps}",
     }

@@ -9,20 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.progress_line import read_whole
 from rdzv.drain.gate import RankProgress
-
-MAX_LINE_BYTES = 4096
-READS = 5
-"""How often a line is read that a rank may just be overwriting."""
-
-_SUM_END = len('{"crc":"00000000"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +78,9 @@ def read_lines(directory: Path) -> tuple[ProgressLine, ...]:
 
 
 def read_line(path: Path) -> ProgressLine | None:
-    """One rank's line; None where there is none, or none that is whole in ``READS`` reads."""
-    for _ in range(READS):
-        try:
-            content = read_untrusted(path, MAX_LINE_BYTES)
-        except OSError:
-            return None  # the training script may leave there what it wants
-        if is_whole(content):
-            return _parse(content)
-    return None
-
-
-def is_whole(content: bytes) -> bool:
-    """Whether the line is as one write made it."""
-    try:
-        checksum = int(content[len('{"crc":"') : _SUM_END - 1], 16)
-    except ValueError:
-        return False
-    return content.endswith(b"\n") and checksum == zlib.crc32(content[_SUM_END:])
+    """One rank's line; None where there is none that is whole."""
+    content = read_whole(path)
+    return None if content is None else _parse(content)
 
 
 def is_gone(line: ProgressLine) -> bool:

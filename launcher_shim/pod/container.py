@@ -39,11 +39,11 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Container:
-    """Starts one command and reaps whatever ends under this process."""
+    """Starts one command at a time and reaps whatever ends under this process."""
 
     def __init__(self) -> None:
         self.status: Optional[int] = None
-        """The command's exit status as a shell has it, once it has ended."""
+        """The exit status of the last command as a shell has it, once it has ended."""
         self.ended = asyncio.Event()
         self._process: Optional[subprocess.Popen[bytes]] = None
 
@@ -61,8 +61,15 @@ class Container:
         if os.getpid() != 1:
             _become_parent_of_orphans()
 
+    @property
+    def runs(self) -> bool:
+        """Whether a command was started and has not ended."""
+        return self._process is not None and self.status is None
+
     def start(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the command; one that cannot be started has ended at once."""
+        """Start a command, the first or the next; one that cannot be started has ended at once."""
+        self.status, self._process = None, None
+        self.ended.clear()
         try:
             self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
         except OSError as error:

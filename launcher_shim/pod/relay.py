@@ -70,6 +70,14 @@ class Relay:
             if client.relaying is not None:
                 client.relaying.cancel()
 
+    def renew(self) -> None:
+        """Take what is started next for the command of a new container: it begins from the start.
+
+        Its torchrun may pass over what has ended well, as after a restart of the container.
+        """
+        self._container = os.urandom(wire.CONTAINER_BYTES)
+        self.took_part = False
+
     def hurry(self) -> None:
         """Let no launcher wait for an answer any more, because they got SIGTERM."""
         self._hurried = True

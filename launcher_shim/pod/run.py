@@ -3,7 +3,8 @@
 
 It runs the command as a plain init would, with what the sidecar has delivered. A SIGTERM is held
 until the sidecar says that the drain is over, or the time is: until then the command trains on.
-Every other signal goes to the command at once.
+Every other signal goes to the command at once. A torchrun whose restarts are used up is started
+again, if its job makes progress.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Dict, Optional, Sequence
+from typing import Dict, Mapping, Optional, Sequence, Set
 
 from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED, EXIT_TERMINATED, EXIT_USAGE
 from launcher_shim.pod.container import Container
@@ -26,6 +27,8 @@ from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import OutgoingNotice, give_notice
 from launcher_shim.pod.overruling import merged
 from launcher_shim.pod.relay import Relay
+from launcher_shim.pod.restarting import Ended, restart_steps, starts_again
+from launcher_shim.pod.step_watch import StepWatch
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ async def _run(command: Sequence[str], run_dir: RunDirectory) -> int:
 
 
 class CommandRun:
-    """One command, from its start to its end."""
+    """One command, from its first start to its last end."""
 
     def __init__(self, command: Sequence[str], run_dir: RunDirectory) -> None:
         self._command = command
@@ -65,12 +68,12 @@ class CommandRun:
         self._container = Container()
         self._delivered: Optional[Dict[str, str]] = None
         self._relay: Optional[Relay] = None
-        self._started = False
         self._ended_early = asyncio.Event()
         self._ended_by: Optional[signal.Signals] = None
         self._drain: Optional[asyncio.Task[None]] = None
         self._grace_s = 0.0
         self._drained = False
+        self._passed: Set[int] = set()
         self._passed_on_until_s: Optional[float] = None
 
     async def run(self) -> int:
@@ -85,33 +88,70 @@ class CommandRun:
             environ = self._run_dir.environment(environ, self._delivered)
         try:
             self._grace_s = grace_s(environ)
+            restart_steps(environ)
             self._relay = await self._serve_port()
         except ValueError as error:
             log.error("%s", error)
             return EXIT_USAGE
-        if self._ended_by is not None:
-            log.info("%s came before the command was started", self._ended_by.name)
-            await self._close_relay()
-            return 128 + self._ended_by
-        self._started = True
+        try:
+            return await self._keep(environ)
+        finally:
+            if self._relay is not None:
+                await self._relay.close()
+
+    async def _keep(self, environ: Mapping[str, str]) -> int:
+        """Start the command, and again for as long as its torchrun ends after progress."""
+        while self._ended_by is None:
+            steps = await self._live(environ)
+            await self._container.kill_rest()
+            if not self._starts_again(steps):
+                return self._status()
+            if self._relay is not None:
+                self._relay.renew()
+        log.info("%s came before the command was started", self._ended_by.name)
+        return 128 + self._ended_by
+
+    async def _live(self, environ: Mapping[str, str]) -> Optional[int]:
+        """Run the command once; return how many steps its ranks have made, if they tell of any."""
+        watch = self._step_watch()
+        self._passed.clear()
         self._container.start(self._command, environ)
         reporter = Reporter(self._run_dir.path)
         reporting = asyncio.ensure_future(reporter.run())
         reporting.add_done_callback(_on_reporting_ended)
+        watching = asyncio.ensure_future(watch.run()) if watch is not None else None
         await self._container.ended.wait()
+        if watching is not None:
+            watching.cancel()
         reporting.cancel()
         reporter.withdraw()
-        if self._drain is not None:
-            self._drain.cancel()
         if self._passed_on_until_s is not None:
             await self._container.group_ended(self._passed_on_until_s)
-        await self._container.kill_rest()
-        await self._close_relay()
-        return self._status()
+        return watch.made() if watch is not None else None
 
-    async def _close_relay(self) -> None:
-        if self._relay is not None:
-            await self._relay.close()
+    def _step_watch(self) -> Optional[StepWatch]:
+        """Make what counts the steps of a torchrun beside a sidecar; None for any other command."""
+        counts = self._delivered is not None and self._is_torchrun()
+        return StepWatch(self._run_dir.path) if counts else None
+
+    def _starts_again(self, steps: Optional[int]) -> bool:
+        """Decide whether the command, which has ended, is started once more."""
+        status = self._container.status
+        assert status is not None
+        drained = self._drain is not None or self._passed_on_until_s is not None
+        if self._drain is not None:
+            self._drain.cancel()
+        ended = Ended(status, steps, frozenset(self._passed), drained)
+        # What is delivered now counts: another sidecar may be there, or the job is to end.
+        delivered = self._run_dir.delivered() or self._delivered or {}
+        try:
+            again, sentence = starts_again(ended, restart_steps({**os.environ, **delivered}))
+        except ValueError as error:
+            log.error("%s", error)
+            return False
+        if sentence:
+            log.info("%s", sentence)
+        return again
 
     def _status(self) -> int:
         status = self._container.status
@@ -180,13 +220,14 @@ class CommandRun:
     # -- signals
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if not self._started:
-            # There is no command yet that it could go to.
+        if not self._container.runs and self._passed_on_until_s is None:
+            # There is no command that it could go to, not yet or not any more.
             if number in ENDING and self._ended_by is None:
                 self._ended_by = number
                 self._ended_early.set()
             return
         if number != signal.SIGTERM:
+            self._passed.add(number)
             self._container.signal(number)
             return
         if self._delivered is None or self._passed_on_until_s is not None:

@@ -19,6 +19,7 @@ import pytest
 
 from agent.rundir.programs import PROGRAMS, program
 from tests.support.sidecars.notices import NoticeServer, notice_server
+from tests.support.sidecars.pod_programs import Started, deliver, started
 from tests.support.sidecars.processes import PATIENCE_S, until
 
 HEAVY = {"argparse", "email", "http", "importlib.metadata", "multiprocessing", "site", "urllib"}
@@ -64,57 +65,6 @@ def on_path(folder: Path, name: str, script: str) -> str:
     (folder / name).write_text(script)
     (folder / name).chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-def deliver(path: Path) -> None:
-    for name in PROGRAMS:
-        (path / "bin" / name).write_bytes(program(name))
-        (path / "bin" / name).chmod(0o755)
-
-
-class Started:
-    """A running program; ``lines`` of its output come as they are written."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.out: list[str] = []
-
-    async def said(self, line: str) -> None:
-        """Read its output up to a line."""
-        assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
-            while line not in self.out:
-                read = await self.process.stdout.readline()
-                assert read, self.out
-                self.out.append(read.decode().rstrip("\n"))
-
-    async def ended(self) -> int:
-        """Read on to its end; return its status."""
-        async with asyncio.timeout(PATIENCE_S):
-            rest, err = await self.process.communicate()
-        self.out += rest.decode().splitlines()
-        self.err = err.decode()
-        assert self.process.returncode is not None
-        return self.process.returncode
-
-
-@asynccontextmanager
-async def started(
-    directory: Path, name: str, *arguments: str, **environ: str
-) -> AsyncIterator[Started]:
-    process = await asyncio.create_subprocess_exec(
-        directory / "bin" / name,
-        *arguments,
-        env={**os.environ, **environ},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield Started(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
 
 
 def telltale(status: int) -> tuple[str, ...]:

@@ -15,8 +15,11 @@ from random import Random
 import pytest
 
 import console
+from console.local.launch.settings import read_delivery
+from console.local.nodes.node import start_nothing_again
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked, send_to_all
 from console.local.processes.ports import free_ports
+from launcher_shim.pod.restarting import restart_steps
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 60.0
@@ -124,3 +127,12 @@ def test_free_ports_are_free_and_differ() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", ports[0]))
         assert ports[0] not in free_ports(5, Random(1))
+
+
+def test_a_node_that_is_told_to_end_starts_no_torchrun_again(tmp_path: Path) -> None:
+    delivered = tmp_path / "env"
+    start_nothing_again(delivered)
+    assert not delivered.exists()
+    delivered.write_text("MUSTER_MEMBER=a\nMUSTER_RESTART_STEPS=200\n")
+    start_nothing_again(delivered)
+    assert restart_steps(read_delivery(delivered.read_text())) == 0

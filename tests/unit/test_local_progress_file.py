@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import muster
 import muster.progress
-from agent.rundir.progress import is_gone, is_whole, read_line, read_lines, read_ranks
+from agent.rundir.progress import is_gone, read_line, read_lines, read_ranks
+from launcher_shim.rundir.progress_line import is_whole
 from muster.progress import BLOCK_BYTES, ProgressFile
 from rdzv.drain.gate import RankProgress
 
@@ -59,6 +60,7 @@ def test_the_first_step_is_told_at_once_with_who_it_is(tmp_path: Path) -> None:
         "world_size": 8,
         "local_world_size": 2,
         "master": "10.0.0.7:40123",
+        "first": 41,
         "step": 41,
         "drain": False,
         "held": False,

@@ -29,6 +29,7 @@ from console.local.report.outcome import (
 )
 from console.local.report.timeline import Timeline
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_KILLED, EXIT_TERMINATED
+from launcher_shim.pod.restarting import VARIABLE as RESTART_STEPS
 from launcher_shim.rundir import layout
 
 State = Literal[
@@ -175,7 +176,7 @@ class LocalNode:
                 return Ending(self.name, "killed", status)
             if self._deleted:
                 return self._end("drained", status, f"its container ended with {status}")
-            if self._killed_by_event and payload.restarts != 0:
+            if self._killed_by_event and status != 0 and payload.restarts != 0:
                 reason = "its container was killed"
             else:
                 next_, reason = payload.after(self.name, status, self.restarts)
@@ -220,6 +221,8 @@ class LocalNode:
             # It cannot be called off: what it freezes after the SIGCONT would stay frozen.
             await asyncio.wait({self._freezing})
         await asyncio.to_thread(send_to_all, self._processes, signal.SIGCONT)
+        if self._payload.wrapped:
+            await asyncio.to_thread(start_nothing_again, self.run_dir / layout.ENVIRONMENT)
         # muster-run itself would take it for the end of its pod, and drain every node.
         send(await asyncio.to_thread(self._command_pids), signal.SIGTERM)
 
@@ -322,6 +325,14 @@ class LocalNode:
         if left:
             pids = ", ".join(map(str, sorted(left)))
             self._timeline.record("node", "stuck", self.name, f"outlive SIGKILL: {pids}")
+
+
+def start_nothing_again(delivered: Path) -> None:
+    """Let muster-run take the end of its torchrun for the last one, whatever that has trained."""
+    nascent = delivered.with_name(f".{delivered.name}.closing")
+    with contextlib.suppress(FileNotFoundError):  # no sidecar has delivered anything
+        nascent.write_text(f"{delivered.read_text()}{RESTART_STEPS}=0\n")
+        nascent.replace(delivered)
 
 
 def _last_message(sidecar_log: Path) -> str:

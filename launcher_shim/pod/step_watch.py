@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the steps that the ranks of one torchrun make, for as long as it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Optional
+
+from launcher_shim.rundir import layout
+from launcher_shim.rundir.step_count import count_from
+from launcher_shim.rundir.step_lines import read_steps
+
+LOOK_S = 2.0
+"""Between two looks: the ranks' files tell of no change. Ranks that live for less than this may go
+uncounted; those after them tell how far the job is."""
+
+
+class StepWatch:
+    """Counts from the moment that it is made."""
+
+    def __init__(self, run_directory: str) -> None:
+        self._path = os.path.join(run_directory, layout.PROGRESS)
+        self._count = count_from(read_steps(self._path))
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.made()
+
+    def made(self) -> Optional[int]:
+        """Look now; return how many steps were made, None while no rank tells of any."""
+        self._count = self._count.seen(read_steps(self._path))
+        return self._count.made

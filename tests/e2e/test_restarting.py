@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real torchrun jobs whose workers are killed again and again: progress keeps them going."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from tests.support.training.drain_job import account_of, draining_job
+from tests.support.training.job import Job
+from tests.support.training.step_log import World
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(1800)]
+
+RunJob = Callable[..., AbstractContextManager[Job]]
+
+STEPS = 20
+"""After so many, a torchrun is started again."""
+
+long = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kills"),
+    [
+        pytest.param(1, 5, id="alone"),
+        pytest.param(2, 10, id="both are needed"),
+        pytest.param(2, 50, id="50 in a row", marks=long),
+    ],
+)
+def test_workers_that_are_killed_in_a_row_end_no_job_that_makes_progress(
+    run_job: RunJob, embedded: list[str], nodes: int, kills: int
+) -> None:
+    with draining_job(
+        run_job,
+        embedded,
+        least=nodes,
+        most=nodes,
+        max_restarts=1,
+        script_environ={"DRAIN_LOOP_EVERY": "5"},
+        sidecar_environ={"MUSTER_RESTART_STEPS": f"{STEPS}"},
+    ) as job:
+        job.add(nodes)
+        world: World | None = None
+        for turn in range(kills):
+            world = job.world_of(job.nodes.values(), not_=world)
+            job.goes_on(world, 2 * STEPS)
+            job.tell(f"kill -9, the {turn + 1}th")
+            os.kill(world.workers[turn % nodes].pid, signal.SIGKILL)
+        job.goes_on(job.world_of(job.nodes.values(), not_=world))
+        job.stop_training()
+        assert job.launchers_end() == [0] * nodes
+        assert account_of(job.steps.directory).lost == []
+        job.never_two_worlds()
+        logs = [node.launcher_log() for node in job.nodes.values()]
+        assert all(log.count("it is started again") >= kills // 4 for log in logs)
+
+
+def test_without_progress_the_budget_is_the_last_word(run_job: RunJob, embedded: list[str]) -> None:
+    with draining_job(
+        run_job,
+        embedded,
+        least=1,
+        most=1,
+        max_restarts=1,
+        sidecar_environ={"MUSTER_RESTART_STEPS": "100000"},
+    ) as job:
+        (node,) = job.add()
+        world: World | None = None
+        for _ in range(2):
+            world = job.world_of([node], not_=world)
+            job.goes_on(world)
+            os.kill(world.workers[0].pid, signal.SIGKILL)
+        assert job.launchers_end() == [1]
+        assert "it is not started again, for that takes 100000" in node.launcher_log()
