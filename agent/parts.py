@@ -7,7 +7,7 @@ tests and benchmarks. ``agent.running`` keeps a whole one going.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from agent.surroundings import MemberSettings, Sockets, Surroundings
 from agent.sweeper import Sweeper
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.losses import Losses
@@ -91,9 +92,10 @@ def endpoint_of(
     sockets: Sockets,
     *,
     kept: Kept | None = None,
+    steps: Callable[[], Sequence[StepLine]] = tuple,
 ) -> Endpoint:
     """Make the rendezvous endpoint of a member. ``kept`` has what the next sidecar of the pod is
-    to know; None: there will be none.
+    to know; None: there will be none. ``steps`` reads what the ranks tell of theirs.
     """
     return Endpoint(
         client=member.client,
@@ -106,6 +108,7 @@ def endpoint_of(
         random=around.random,
         kept=kept,
         terms=settings.quarantine,
+        steps=steps,
     )
 
 
@@ -151,7 +154,7 @@ def launcher_parts(
         lambda: registrar.held.generation if registrar.held else None,
         nudges=identity.role == "launcher",
     )
-    endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir)
+    endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir, steps=run_dir.steps)
     drains = drains_of(around, settings, member, endpoint, run_dir, sockets.notice_path)
     policy = LauncherPolicy(
         settings.keys.job_name,

@@ -8,7 +8,7 @@ know of each other (``agent.parts``), are the same.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -108,7 +108,7 @@ class MemberSettings:
     """Whether that port is the relay's, in the training container."""
 
     quarantine: Terms = TERMS
-    """When a member whose launcher keeps failing is let into no round for a while."""
+    """When a member whose launcher keeps failing is let into no round, and for how long."""
 
     sweep_pause_s: float = PAUSE_S
     """Seconds between two sweeps of what gone pods have left in the store."""
@@ -125,6 +125,7 @@ class MemberSettings:
             last_call_s=config.last_call_s,
             grace_s=config.grace_s,
             below_min=config.below_min,
+            quarantine=replace(TERMS, steps=config.restart_steps),
             launcher_port=config.c10d_port or config.relay_port,
             relayed=not config.c10d_port,
         )

@@ -26,7 +26,7 @@ SCHEMA = 1
 DIRECTORY_NAME = "progress"
 
 BLOCK_BYTES = 512
-"""Length of the line. Where a long host name does not fit, it is a multiple of this."""
+"""The length of the line is a multiple of this: mostly two, more with a very long host name."""
 
 VARYING_BYTES = 397
 """Most that the fields after ``master`` can take."""

@@ -25,6 +25,7 @@ from agent.rundir.programs import PROGRAMS, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.step_lines import StepLine, read_steps
 from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
@@ -152,6 +153,10 @@ class RunDir:
     def ranks(self) -> tuple[RankProgress, ...]:
         """What the ranks of this pod have published, by local rank."""
         return read_ranks(self.path / layout.PROGRESS)
+
+    def steps(self) -> tuple[StepLine, ...]:
+        """How far the ranks of this pod are."""
+        return read_steps(self.path / layout.PROGRESS)
 
     def launch(self) -> LaunchReport | None:
         """What ``muster-run`` has told of the launcher below it, if it has."""

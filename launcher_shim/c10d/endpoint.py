@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
@@ -21,6 +21,7 @@ from launcher_shim.c10d.serving.server import C10dServer
 from launcher_shim.c10d.serving.session import LauncherSession
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.torch.agent import TorchAgent
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.drain.inputs import LiveRounds
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
@@ -35,6 +36,7 @@ class Endpoint:
     """Serves c10d on loopback and, where a path is given, on a unix socket.
 
     ``kept`` has what the next sidecar of this pod is to know; None: there will be none.
+    ``steps`` reads what the ranks of this pod tell of their steps; may block.
     ``port``: 0 chooses one, None serves on the unix socket alone. ``clock`` is monotonic, in
     seconds.
     """
@@ -52,6 +54,7 @@ class Endpoint:
         random: Random,
         kept: Kept | None = None,
         terms: Terms = TERMS,
+        steps: Callable[[], Sequence[StepLine]] = tuple,
     ) -> None:
         self.port: int | None = None
         self.listening = asyncio.Event()
@@ -72,6 +75,7 @@ class Endpoint:
             registered=self._registered,
             clock=clock,
             terms=terms,
+            steps=steps,
         )
         self._stages = KeptStages(kept)
         seat = PodSeat(self.launchers)

@@ -7,16 +7,25 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import time
 
 from launcher_shim.c10d.rounds.claim import Ending
+from launcher_shim.c10d.torchrun_lives import TorchrunLives
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registration import Identity
 from rdzv.records.history import Happening, HistoryEntry, entry_operations
-from rdzv.records.quarantine import Quarantine, QuarantineDecision, Terms, after_death, after_time
+from rdzv.records.quarantine import (
+    Death,
+    Quarantine,
+    QuarantineDecision,
+    Terms,
+    after_death,
+    after_time,
+)
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -35,6 +44,7 @@ class Quarantining:
     """Counts the deaths of the torchruns here, and lets one in again that has lived for a while.
 
     ``registered``: the registration in force, or None. ``clock`` is monotonic, in seconds.
+    ``steps`` reads what the ranks of this pod tell; may block.
     """
 
     def __init__(
@@ -45,6 +55,7 @@ class Quarantining:
         registered: Callable[[], Registered | None],
         clock: Callable[[], float],
         terms: Terms,
+        steps: Callable[[], Sequence[StepLine]] = tuple,
     ) -> None:
         self._client = client
         self._member = identity.member
@@ -52,7 +63,8 @@ class Quarantining:
         self._registered = registered
         self._clock = clock
         self._terms = terms
-        self._died: deque[str] = deque(maxlen=REMEMBERED)
+        self._died: deque[Death] = deque(maxlen=REMEMBERED)
+        self._lives = TorchrunLives(steps, self._count)
         self._alive: tuple[str, float] | None = None
         self._waited_s = 0.0
         self._seen: tuple[Quarantine | None, float] = (None, 0.0)
@@ -60,12 +72,13 @@ class Quarantining:
 
     def came(self, nonce: str) -> None:
         """Note a torchrun that asks for a place."""
+        self._lives.came(nonce)
         if self._alive is None or self._alive[0] != nonce:
             self._alive = (nonce, self._clock() - self._waited_s)
             self._stirred.set()
 
-    def ended(self, nonce: str, how: Ending) -> None:
-        """Note that a torchrun has ended.
+    def ended(self, nonce: str, how: Ending, world_s: float | None = None) -> None:
+        """Note that a torchrun has ended, and for how long it was in a world, if it was in one.
 
         One that is kept out longer than its time to join gives up waiting, where torch (before 2.3)
         knows no redundancy list. That is no death: the next one goes on with the time it lived.
@@ -75,11 +88,19 @@ class Quarantining:
             self._waited_s = lived_s if how == "gave up" else 0.0
             self._alive = None
         if how == "died":
-            self._died.append(nonce)
-            self._stirred.set()
+            self._lives.ended(Death(nonce, world_s=world_s))
+
+    def _count(self, death: Death) -> None:
+        self._died.append(death)
+        self._stirred.set()
 
     async def run(self) -> None:
         """Write what is due until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._lives.run(), name="lives of torchruns")
+            tasks.create_task(self._keep(), name="quarantine record")
+
+    async def _keep(self) -> None:
         while True:
             self._stirred.clear()
             snapshot = self._client.membership.snapshot()
@@ -107,8 +128,9 @@ class Quarantining:
         elif record is None or record.pod_uid != self._pod_uid:
             return math.inf
         else:
-            alive_s = self._alive[1] if self._alive else None
-            decision = after_time(now, record, self._seen[1], alive_s, self._terms)
+            nonce, alive_s = self._alive or ("", None)
+            steps = await self._lives.made(nonce) if record.fruitless and nonce else None
+            decision = after_time(now, record, self._seen[1], alive_s, self._terms, steps)
         if decision.record is None and not decision.drop:
             if self._died:
                 self._died.popleft()
@@ -145,18 +167,18 @@ class Quarantining:
         # One that cannot be read is no record, whoever wrote it.
         unchanged = Compare(key, "mod", "=", record.mod_revision if record else 0)
         compares = [] if key in snapshot.corrupt else [unchanged]
-        if decision.record is None:
-            return compares, [Delete(key)]
-        operations: list[Operation] = [Put(key, decision.record.to_json())]
-        was_out = record is not None and record.out
-        happening: Happening = "quarantine" if decision.record.out else "admit"
-        if decision.record.out or was_out:
+        after = decision.record
+        operations: list[Operation] = [Delete(key) if after is None else Put(key, after.to_json())]
+        is_out, was_out = after is not None and after.out, record is not None and record.out
+        happening: Happening = "quarantine" if is_out else "admit"
+        if is_out or was_out:
+            deaths = max(one.deaths for one in (after, record) if one is not None)
             entry = HistoryEntry(
                 happening,
                 self._member,
                 decision.reason,
                 time(),
-                details={"deaths": decision.record.deaths, "pod_uid": self._pod_uid},
+                details={"deaths": deaths, "pod_uid": self._pod_uid},
             )
             present = [kv.key for kv in self._client.mirror.under(keys.history)]
             operations += entry_operations(keys, entry, snapshot.revision, present)

@@ -6,6 +6,9 @@ again. So a member whose torchrun has died a few times within minutes is quarant
 in until a torchrun has lived there for a while, which doubles with each further death. The record
 is in the store, so that it is the same for everybody; only the member's own sidecar, which serves
 that torchrun, counts deaths and time.
+
+What a torchrun's ranks have made counts, too: a death after enough steps is no sign of a crash
+loop. A member that ends one world after the other without progress stays out until it is let in.
 """
 
 from __future__ import annotations
@@ -34,7 +37,19 @@ class Terms:
     longest_s: float = 3600.0
     """Upper bound of that."""
     forget_s: float = 600.0
-    """After this long without a death, all deaths are forgotten."""
+    """After this long without a death, all deaths are forgotten. Longer: a pod that has bad luck
+    twice a day is kept out. Shorter: one that takes long to die never is."""
+    steps: int = 200
+    """So many steps of its ranks since it came, and the death of a torchrun does not count, nor do
+    those before it; 0: steps are not looked at. Fewer: a pod that gets nowhere stops the others
+    again and again. More: one that works, but slowly, is taken for one that does not."""
+    worlds: int = 6
+    """So many worlds in a row that its torchruns have ended without progress, and it stays out
+    until it is let in by hand. Fewer: a bad hour costs a pod for good. More: the others are stopped
+    twice for each."""
+    brief_s: float = 60.0
+    """A world that lasted no longer was without progress, where the ranks tell no steps. Longer: a
+    pod whose script tells nothing, and that something else kills, may stay out."""
 
     def hold_s(self, deaths: int) -> float:
         """How long a torchrun has to live to be let in after so many deaths."""
@@ -46,10 +61,37 @@ TERMS = Terms()
 
 
 @dataclass(frozen=True, slots=True)
+class Death:
+    """A torchrun that has ended by itself; ``nonce`` names its connection.
+
+    ``steps``: how many its ranks have made since it came; None where they tell of none.
+    ``world_s``: how long the world had lasted that it was in; None where it was in none.
+    """
+
+    nonce: str
+    steps: int | None = None
+    world_s: float | None = None
+
+    def has_progress(self, terms: Terms) -> bool:
+        """Whether its ranks have made enough steps for it not to count."""
+        return bool(terms.steps) and self.steps is not None and self.steps >= terms.steps
+
+    def adds_to(self, row: int, terms: Terms) -> int:
+        """How many worlds in a row were ended without progress now, ``row`` of them before it."""
+        if self.world_s is None:
+            return row
+        if self.has_progress(terms):
+            return 0
+        told = bool(terms.steps) and self.steps is not None
+        return row + 1 if told or self.world_s < terms.brief_s else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantine:
     """How often the torchrun of one pod has died lately; ``out``: whether it is kept out for it.
 
     ``died``: the nonce of the torchrun that died last, so that no death counts twice.
+    ``fruitless``: how many worlds its torchruns have ended in a row without progress.
     """
 
     member: str
@@ -58,10 +100,20 @@ class Quarantine:
     died: str
     out: bool = False
     mod_revision: int = 0
+    fruitless: int = 0
+
+    def stays(self, terms: Terms) -> bool:
+        """Whether it is kept out until somebody lets it in."""
+        return self.out and self.fruitless >= terms.worlds
 
     @property
     def sentence(self) -> str:
         """Say why it is kept out, and what ends that."""
+        if self.stays(TERMS):
+            return (
+                f"quarantined: its torchruns have ended {self.fruitless} worlds in a row without"
+                f" progress; it stays out until muster admit {self.member}"
+            )
         return (
             f"quarantined: its torchrun has died {self.deaths} times; it is let in again once one"
             f" has lived for {TERMS.hold_s(self.deaths):g} s, or by muster admit {self.member}"
@@ -69,17 +121,26 @@ class Quarantine:
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        return dump_record(
-            {"pod_uid": self.pod_uid, "deaths": self.deaths, "died": self.died, "out": self.out}
-        )
+        fields: dict[str, object] = {
+            "pod_uid": self.pod_uid,
+            "deaths": self.deaths,
+            "died": self.died,
+            "out": self.out,
+        }
+        if self.fruitless:
+            fields["fruitless"] = self.fruitless
+        return dump_record(fields)
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
-        deaths = take(kv.key, fields, "deaths", int)
-        if deaths < 1:
-            raise RecordError(f"{kv.key}: 'deaths' is {deaths}, expected a number from 1 on")
+        deaths, row = take(kv.key, fields, "deaths", int), take(kv.key, fields, "fruitless", int, 0)
+        if deaths < 1 or row < 0:
+            raise RecordError(
+                f"{kv.key}: 'deaths' is {deaths} and 'fruitless' {row}, expected numbers from 1"
+                " and from 0 on"
+            )
         return cls(
             member=last_name(kv.key),
             pod_uid=take(kv.key, fields, "pod_uid", str),
@@ -87,6 +148,7 @@ class Quarantine:
             died=take(kv.key, fields, "died", str),
             out=take(kv.key, fields, "out", bool),
             mod_revision=kv.mod_revision,
+            fruitless=row,
         )
 
 
@@ -104,37 +166,62 @@ class QuarantineDecision:
 
 
 def after_death(
-    record: Quarantine | None, member: str, pod_uid: str, died: str, terms: Terms
+    record: Quarantine | None, member: str, pod_uid: str, death: Death, terms: Terms
 ) -> QuarantineDecision:
-    """Decide what the record becomes once the torchrun ``died`` of this pod has ended by itself."""
+    """Decide what the record becomes once a torchrun of this pod has ended by itself."""
     revision = record.mod_revision if record else 0
-    if record is None or record.pod_uid != pod_uid:
+    known = record is not None and record.pod_uid == pod_uid
+    if record is None or not known:
         record = Quarantine(member, pod_uid, 0, "")
-    elif record.died == died:
+    elif record.died == death.nonce:
         return QuarantineDecision(reason="that death is counted already")
-    deaths = record.deaths + 1
+    if death.has_progress(terms):
+        if record.stays(terms):
+            return QuarantineDecision(reason="it is quarantined until somebody lets it in")
+        why = f"its torchrun has died after {death.steps} steps: that is no crash loop"
+        return QuarantineDecision(drop=known, reason=why)
+    deaths, row = record.deaths + 1, death.adds_to(record.fruitless, terms)
+    out = deaths >= terms.deaths or row >= terms.worlds or record.stays(terms)
+    if record.stays(terms):
+        row = max(row, record.fruitless)
     record = replace(
-        record, deaths=deaths, died=died, out=deaths >= terms.deaths, mod_revision=revision
+        record, deaths=deaths, died=death.nonce, out=out, mod_revision=revision, fruitless=row
     )
     why = f"its torchrun has died {deaths} times"
-    if record.out:
+    if record.stays(terms):
+        why = (
+            f"its torchruns have ended {row} worlds in a row without progress: quarantined until"
+            f" muster admit {member}"
+        )
+    elif record.out:
         why += f": quarantined until one has lived for {terms.hold_s(deaths):g} s"
     return QuarantineDecision(record, reason=why)
 
 
 def after_time(
-    now: float, record: Quarantine, seen_s: float, alive_s: float | None, terms: Terms
+    now: float,
+    record: Quarantine,
+    seen_s: float,
+    alive_s: float | None,
+    terms: Terms,
+    steps: int | None = None,
 ) -> QuarantineDecision:
     """Decide what time makes of the record.
 
     ``seen_s``: since when it is as it is; ``alive_s``: since when a torchrun is there, if one is,
     and earlier by the time that those before it lived which only gave up waiting for a place.
+    ``steps``: as of a ``Death``, of the torchrun that is there.
     """
     if not record.out:
         forgotten_s = seen_s + terms.forget_s
-        if now >= forgotten_s:
-            return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
-        return QuarantineDecision(wake_at_s=forgotten_s)
+        if now < forgotten_s:
+            return QuarantineDecision(wake_at_s=forgotten_s)
+        if record.fruitless and steps is not None and steps < terms.steps:
+            # It has been there for long and got nowhere: its row goes on.
+            return QuarantineDecision(wake_at_s=now + terms.forget_s)
+        return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
+    if record.stays(terms):
+        return QuarantineDecision(reason="it is quarantined until somebody lets it in")
     if alive_s is None:
         return QuarantineDecision(reason="it is quarantined, and has no torchrun")
     hold_s = terms.hold_s(record.deaths)

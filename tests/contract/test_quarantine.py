@@ -13,6 +13,7 @@ pytest.importorskip("torch.distributed", reason="the handlers are torch's")
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.records.history import HistoryEntry
 from rdzv.records.quarantine import Quarantine, Terms
 from rdzv.store import Delete
@@ -88,6 +89,41 @@ async def test_a_crash_loop_is_damped_until_somebody_lets_it_in() -> None:
         await MemoryStore(one.engine).txn([], [Delete(KEYS.in_generation(1).quarantine("c"))])
         await one.world("abc")
     assert told_of(one, "c") == ["quarantine"] * 4
+
+
+async def test_who_ends_one_world_after_the_other_stays_out_until_somebody_lets_it_in() -> None:
+    terms = Terms(deaths=99, first_s=0.5, worlds=3)
+    async with job(QUICK, terms=terms, world="abc") as one:
+        for deaths in (1, 2):
+            await dies(one, "c", deaths)
+            one.torchrun("c")
+        await dies(one, "c", 3)
+        calm = [len(one.torchruns[name].worlds) for name in "ab"]
+        await parked(one, one.torchrun("c"))
+        await one.passed(TO_FORM_S)
+        assert [len(one.torchruns[name].worlds) for name in "ab"] == calm
+        known = record(one, "c")
+        assert known is not None
+        assert known.stays(terms)
+        await MemoryStore(one.engine).txn([], [Delete(KEYS.in_generation(1).quarantine("c"))])
+        await one.world("abc")
+    assert told_of(one, "c") == ["quarantine"]
+
+
+async def test_who_dies_after_progress_is_in_no_crash_loop() -> None:
+    async with job(QUICK, terms=replace(FOR_LONG, deaths=1), world="abc") as one:
+        for life in range(3):
+            await one.world("abc")
+            one.sidecars["c"].told = [StepLine((life, 0), 1, 500)]
+            one.torchruns["c"].kill()
+            await one.world("ab")
+            one.torchrun("c")
+        await one.world("abc")
+        assert record(one, "c") is None
+        one.sidecars["c"].told = [StepLine((9, 0), 501, 510)]
+        one.torchruns["c"].kill()
+        await one.until(lambda: counted(one, "c") == 1)
+        await one.world("ab")
 
 
 async def test_who_has_lived_for_a_while_is_let_in_again() -> None:

@@ -27,6 +27,7 @@ from tests.simulation.liveness import Liveness
 from tests.simulation.network import Sender
 from tests.simulation.nodes import KEYS
 from tests.simulation.pods import Pod, SimulatedJob
+from tests.simulation.quarantine_invariants import QuarantineInvariants
 from tests.simulation.ranks import Rank
 from tests.simulation.round_invariants import RoundInvariants
 from tests.simulation.torchrun import Torchrun
@@ -59,6 +60,7 @@ class Invariants:
         self.rounds = RoundInvariants(job, self.truth, self.break_)
         self.drains = DrainInvariants(job, self.rounds, self.break_)
         self.liveness = Liveness(job, self.break_)
+        self.quarantines = QuarantineInvariants(job, self.break_)
         job.invariants = self
         job.engine.on_commit = self._committed
         job.loop.after_turn = self._after_turn
@@ -128,6 +130,7 @@ class Invariants:
         if after is not before:
             self._note_listed(before, after, sender)
             self.drains.committed(before, after)
+            self.quarantines.committed(before, after)
 
     def _check_sender(
         self, before: Snapshot, events: Sequence[WatchEvent], sender: Sender | None

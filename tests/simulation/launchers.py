@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tests.simulation.pods import Pod
     from tests.simulation.story import Story
 
 
@@ -24,6 +25,36 @@ def end_torchrun(story: Story) -> None:
     if pod is not None and pod.torchrun is not None:
         pod.end_container()
         story.later(story.random.uniform(0.5, 4.0), pod.start_container)
+
+
+SEEN_S = 5.0
+"""Within so long a death has been counted, or not."""
+
+
+def end_torchrun_after_progress(story: Story) -> None:
+    """Kill one whose ranks have made enough steps: that is never counted."""
+    pod, steps = story.any(), story.job.shape.quarantine.steps
+    torchrun = pod.torchrun if pod is not None else None
+    rank = torchrun.rank if torchrun is not None else None
+    if pod is None or rank is None or pod.launcher != "steady":
+        return
+    if rank.world.trained.get(pod.name, 0) <= rank.world.start + steps:
+        return
+    story.say(pod, "it has made progress")
+    before = _deaths(story, pod)
+    pod.end_container()
+    story.later(story.random.uniform(0.5, 4.0), pod.start_container)
+
+    def check() -> None:
+        if _deaths(story, pod) > before:
+            story.invariants.break_(f"I11: {pod.name} has made progress, and its death counts")
+
+    story.later(SEEN_S, check)
+
+
+def _deaths(story: Story, pod: Pod) -> int:
+    record = story.invariants.snapshot.quarantines.get(pod.name)
+    return record.deaths if record is not None and record.pod_uid == pod.pod_uid else 0
 
 
 SLOW_S = (5.0, 60.0)

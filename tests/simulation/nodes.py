@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
@@ -17,6 +17,7 @@ from agent.running import RunningParts
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
+from rdzv.records.quarantine import TERMS, Terms
 from tests.simulation.network import Link, Sender
 from tests.support.clocks.virtual import LONGEST_S, Process, SimulatedLoop
 from tests.support.sidecars.run_dir import MemoryRunDir
@@ -39,6 +40,7 @@ class JobShape:
     grace_s: float = 30.0
     last_call_s: float = 2.0
     job_uid: str = "uid-digits"
+    quarantine: Terms = field(default=TERMS, repr=False)
 
 
 class Sidecar:
@@ -84,6 +86,7 @@ class Sidecar:
             grace_s=shape.grace_s,
             below_min=shape.below_min,
             relayed=True,
+            quarantine=shape.quarantine,
         )
         self._parts = RunningParts(
             Surroundings(store=link, clock=clock, boot_clock=clock, random=random),

@@ -23,6 +23,7 @@ import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
+import rdzv.records.quarantine
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
@@ -40,7 +41,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
 from rdzv.records.job import Job
-from rdzv.records.quarantine import QuarantineDecision
+from rdzv.records.quarantine import Death, Quarantine, QuarantineDecision
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.network import Link
@@ -176,6 +177,23 @@ def crash_loops_let_in() -> list[Patch]:
 def quarantined_for_ever() -> list[Patch]:
     """Whoever is quarantined is never let in again."""
     return [patch("launcher_shim.c10d.quarantining.after_time", lambda *_: QuarantineDecision())]
+
+
+@plant("failing-pods", 4)
+def progress_not_looked_at() -> list[Patch]:
+    """The death of a torchrun counts, whatever its ranks have made."""
+    return [patch.object(Death, "has_progress", lambda self, terms: False)]
+
+
+@plant("failing-pods", 4)
+def kept_out_for_a_time() -> list[Patch]:
+    """Whoever ends one world after the other is let in once its torchrun has lived for a while."""
+    original = rdzv.records.quarantine.after_time
+
+    def after_time(now: float, record: Quarantine, *others: Any) -> Any:
+        return original(now, replace(record, fruitless=0), *others)
+
+    return [patch("launcher_shim.c10d.quarantining.after_time", after_time)]
 
 
 @plant("drains", 60)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Literal
 
+from rdzv.records.quarantine import Terms
 from tests.simulation.nodes import JobShape
 
 if TYPE_CHECKING:
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
 
 Event = Callable[["Story"], None]
 Shape = Callable[[Random, int], JobShape]
-Launchers = Literal["steady", "absent", "crashing", "late"]
+Launchers = Literal["steady", "absent", "crashing", "failing", "late"]
 """What becomes of a pod's launcher: it is there; it never starts; it dies soon after each start;
-it starts after a time for which torch's own launchers do not wait."""
+it dies soon after it is in a world; it starts after a time for which torch's own launchers do not
+wait."""
 
 
 def roomy(random: Random, pods: int) -> JobShape:
@@ -50,6 +52,11 @@ def any_shape(random: Random, pods: int) -> JobShape:
 def one_is_enough(random: Random, pods: int) -> JobShape:
     """A place for each pod, and a world may be of one."""
     return JobShape(least=1, most=pods)
+
+
+def short_of_patience(random: Random, pods: int) -> JobShape:
+    """A place for each pod; three worlds in a row without ten steps are too many."""
+    return replace(one_is_enough(random, pods), quarantine=Terms(steps=10, worlds=3))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,14 @@ from tests.simulation.evictions import (
     evict_and_end_torchrun,
     evict_and_notice,
 )
-from tests.simulation.launchers import close, die, end_torchrun, fail_workers, stick
+from tests.simulation.launchers import (
+    close,
+    die,
+    end_torchrun,
+    end_torchrun_after_progress,
+    fail_workers,
+    stick,
+)
 from tests.simulation.other_runs import failed_run, other_run
 from tests.simulation.outages import (
     bad_weather,
@@ -37,6 +44,7 @@ from tests.simulation.plot import (
     in_twos,
     one_is_enough,
     roomy,
+    short_of_patience,
     tight,
 )
 from tests.simulation.restores import backup_of_former_lives, restore
@@ -139,6 +147,15 @@ PLOTS = (
     Plot("spare-absences", ABSENCES, MANY, tight, daily=125),
     Plot("never-started", MISFITS, (2, 3, 4), tight, misfits=("absent",), daily=150),
     Plot("crash-loops", MISFITS, (2, 3, 4), tight, misfits=("crashing", "absent"), daily=100),
+    Plot(
+        "failing-pods",
+        {end_torchrun_after_progress: 6, tear: 1, stall: 1},
+        (2, 3, 4),
+        short_of_patience,
+        (10, 20),
+        misfits=("failing",),
+        daily=50,
+    ),
     Plot("scarce", {cut_one: 1, crash: 1, tear: 1}, FEW, exact, misfits=("late",), daily=50),
     Plot(
         "returns",

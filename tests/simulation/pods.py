@@ -34,6 +34,9 @@ CRASHING_S = (0.5, 4.0)
 """How long a launcher that crashes lives each time. A kubelet would wait longer each time before
 it starts it again; here it never does."""
 
+FAILING_S = (0.5, 2.5)
+"""How long one that fails in each world is in it: less than ten steps take."""
+
 NEXT_STAGE_S = (0.05, 4.0)
 """Between two torchruns of one command: the second one has to import torch."""
 
@@ -153,6 +156,11 @@ class Pod:
         if container == self.container and self.torchrun is None and not self.terminating:
             self.stage += 1
             self._start_torchrun()
+
+    def entered(self, torchrun: Torchrun) -> None:
+        """Its torchrun is in a world."""
+        if self.launcher == "failing":
+            self._after(self._random.uniform(*FAILING_S), self._crash_launcher, torchrun)
 
     def _crash_launcher(self, torchrun: Torchrun) -> None:
         if self.torchrun is torchrun:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING
 
 from launcher_shim.c10d.torch.placeholders import NOWHERE_PORT
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.step_lines import StepLine
 from muster import boundary
 from muster.draining import ENTERED_STEP
 from muster.saved_steps import SavedSteps
@@ -29,6 +31,8 @@ SAVE_EVERY = 3
 FAILED_SAVES = 0.05
 LOOK_S = 0.5
 
+
+_PROCESSES = count(1)
 
 RoundId = tuple[str, int]
 """The run's id, and the number of the round."""
@@ -85,6 +89,8 @@ class Rank:
             job.timeline.add(pod.name, "is in a world of nowhere")
         self.world = job.world(round, master, 1_000_000 if nowhere else size)
         self._told = boundary.Rank(master)
+        self._process = (next(_PROCESSES), 0)
+        self._first = ENTERED_STEP
         self._saved = SavedSteps()
         self._task: asyncio.Task[None] | None = None
 
@@ -199,6 +205,9 @@ class Rank:
             failed=told.failed,
             saved=self._saved.named,
         )
+        if self._first == ENTERED_STEP:
+            self._first = told.step
+        self.pod.run_dir.told[0] = StepLine(self._process, self._first, told.step)
         await asyncio.sleep(0)
 
     async def _pod_gate_changed(self, timeout_s: float) -> None:

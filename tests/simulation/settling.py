@@ -14,6 +14,9 @@ from tests.simulation.pods import Pod, SimulatedJob
 SETTLED_STEPS = 2
 PASSING = ("hold", "commit", "done")
 
+STAYS_S = TERMS.first_s + 10.0
+"""For so long who is kept out for good must have been so."""
+
 UNDISTURBED_S = 20.0
 """For so long a world must have trained beside launchers that crash: they are let in at times."""
 
@@ -23,6 +26,13 @@ def terms_s(snapshot: Snapshot) -> Mapping[str, float]:
     listing = decide(snapshot)
     kept_out = listing.quarantined & listing.excluded.keys()
     return {name: TERMS.hold_s(snapshot.quarantines[name].deaths) for name in kept_out}
+
+
+def for_good(job: SimulatedJob, snapshot: Snapshot) -> set[str]:
+    """Who is kept out until somebody lets it in."""
+    terms, records = job.shape.quarantine, snapshot.quarantines
+    kept_out = decide(snapshot).quarantined
+    return {name for name in kept_out if records[name].stays(terms)}
 
 
 def unsettled(
@@ -39,7 +49,7 @@ def unsettled(
     """
     if job.last_step is not None:
         return _end(job, invariants)
-    why = _members(job, invariants) or _drains(job, invariants)
+    why = _members(job, invariants) or _drains(job, invariants) or _failing(job, invariants)
     return why or (_rounds(job, invariants, kept_out) if trains else None)
 
 
@@ -85,6 +95,15 @@ def _drains(job: SimulatedJob, invariants: Invariants) -> str | None:
     for drain in invariants.snapshot.drains.values():
         if not drain.outcome:
             return f"the drain of {drain.member} goes on"
+    return None
+
+
+def _failing(job: SimulatedJob, invariants: Invariants) -> str | None:
+    """Who fails in every world is kept out, and for longer than time alone would keep it out."""
+    for pod in job.present():
+        since_s = invariants.quarantines.since_s.get(pod.pod_uid)
+        if pod.launcher == "failing" and (since_s is None or job.loop.time() < since_s + STAYS_S):
+            return f"{pod.name} is not kept out for good, or not for long yet"
     return None
 
 

@@ -14,7 +14,7 @@ from tests.simulation.network import Backup, Weather
 from tests.simulation.nodes import LEASE_TTL_S
 from tests.simulation.plot import Plot
 from tests.simulation.pods import Pod, SimulatedJob
-from tests.simulation.settling import terms_s, unsettled
+from tests.simulation.settling import for_good, terms_s, unsettled
 
 SOON_S = (0.0, 2.0)
 LATE_S = (620.0, 900.0)
@@ -167,9 +167,11 @@ class Story:
     async def _until_settled(self) -> None:
         """See everything come right; who is quarantined for longer than usual comes in later."""
         began_s = self.job.loop.time()
-        await self._until_right(began_s, LIVENESS_S, lambda: terms_s(self.invariants.snapshot))
-        longest_s = max(terms_s(self.invariants.snapshot).values(), default=TERMS.first_s)
-        await self._until_right(began_s, LIVENESS_S + longest_s - TERMS.first_s, tuple)
+        invariants, job = self.invariants, self.job
+        await self._until_right(began_s, LIVENESS_S, lambda: terms_s(invariants.snapshot))
+        longest_s = max(terms_s(invariants.snapshot).values(), default=TERMS.first_s)
+        within_s = LIVENESS_S + longest_s - TERMS.first_s
+        await self._until_right(began_s, within_s, lambda: for_good(job, invariants.snapshot))
 
     async def _until_right(
         self, began_s: float, within_s: float, kept_out: Callable[[], Collection[str]]

@@ -25,6 +25,7 @@ LONG = 10
 """In the long run so many times the daily seeds of each plot are told."""
 
 LIVE = (
+    "failing-pods",
     "failures",
     "never-started",
     "other-runs",

@@ -225,6 +225,7 @@ class Torchrun:
             self._random,
         )
         self._job.loop.spawn(self.process, self._rank.run(), f"rank of {self.pod.name}")
+        self.pod.entered(self)
 
     async def _join(self) -> None:
         """torch's join operation."""

@@ -34,6 +34,9 @@ class Claim:
     """Whether its version of torch knows a redundancy list, and its maximum is the job's."""
     filled_round: int = -1
     """The round for which it was given fillers: there it never meets the others."""
+    world_since_s: float | None = None
+    """Since when it is in the world that it was last handed; None before the first, or where that
+    was a sidecar before this one."""
     gave_up: bool = False
     """Whether its torchrun has ended its wait for a place by itself."""
     addr: str = ""

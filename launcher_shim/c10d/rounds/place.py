@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -20,7 +21,8 @@ class Place:
     """Gives the place to one claim at a time, and sets the desired node as its holder asks.
 
     ``changed`` is called when the desired node has changed, ``came`` with the nonce of each
-    torchrun of this pod that asks, ``ended`` with that of one that is gone and how it has ended.
+    torchrun of this pod that asks, ``ended`` with that of one that is gone, how it has ended, and
+    how many seconds its last world had lasted, if it was in one.
     """
 
     def __init__(
@@ -35,7 +37,7 @@ class Place:
         random: Random,
         changed: Callable[[], None],
         came: Callable[[str], None],
-        ended: Callable[[str, Ending], None],
+        ended: Callable[[str, Ending, float | None], None],
     ) -> None:
         self.holder: Claim | None = None
         """The claim that counts."""
@@ -129,6 +131,11 @@ class Place:
             await self._write(replace(node, state="left", left_reason="exit", round=0))
         return True
 
+    def handed(self) -> None:
+        """Note that the holder's node may be in a world from now on."""
+        if self.holder is not None and (node := self.own_node(self.holder)) is not None:
+            self.holder.world_since_s = self._clock() if node.state == "in" else None
+
     def finish(self, claim: Claim) -> None:
         """Mark the node of ``claim`` as finished: its agent is in the exit barrier."""
         node = self.live_node(claim)
@@ -152,12 +159,17 @@ class Place:
             self._own.aim(replace(node, state="left", left_reason=reason, round=0))
             ordered = self._member in self._members().leaving or self._run.round.closed
             died = reason in ("closed", "hung") and not ordered
-            self._ended(node.nonce, "gave up" if claim.gave_up else "died" if died else "other")
+            how: Ending = "gave up" if claim.gave_up else "died" if died else "other"
+            self._ended(node.nonce, how, self._world_s(claim) if node.state == "in" else None)
             self._changed()
         elif node is not None and claim.gave_up:
-            self._ended(node.nonce, "gave up")
+            self._ended(node.nonce, "gave up", None)
         elif self._next is not None and self._next[0] is claim:
             self._next = None
+
+    def _world_s(self, claim: Claim) -> float:
+        since_s = claim.world_since_s
+        return math.inf if since_s is None else self._clock() - since_s
 
     def _resume(self, claim: Claim, node: Node) -> None:
         claim.resume(node)

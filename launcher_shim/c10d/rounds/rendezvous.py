@@ -64,7 +64,7 @@ class Rendezvous:
         random: Random,
         life_since_s: float = -math.inf,
         came: Callable[[str], None] = lambda nonce: None,
-        ended: Callable[[str, Ending], None] = lambda nonce, how: None,
+        ended: Callable[[str, Ending, float | None], None] = lambda nonce, how, world_s: None,
         last_seen: Round | None = None,
     ) -> None:
         self.member = member
@@ -84,7 +84,7 @@ class Rendezvous:
             store=client.store,
             registered=registered,
             random=random,
-            handed=self._own_node_changed,
+            handed=self._handed,
         )
         self._round_key = RoundKey(keys, drains, client.store, registered, random)
         self._run = MirroredRun(keys)
@@ -278,6 +278,10 @@ class Rendezvous:
             self._decisions.wake()
         if news:
             self._tell()
+
+    def _handed(self) -> None:
+        self.place.handed()
+        self._own_node_changed()
 
     def _own_node_changed(self) -> None:
         self._decisions.wake()

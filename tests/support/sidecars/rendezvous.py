@@ -28,6 +28,7 @@ from launcher_shim.c10d.rounds.records import Round
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import run_membership
 from launcher_shim.c10d.torch.agent import TorchAgent, connect
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.members.registration import Held
 from rdzv.records.quarantine import TERMS, Terms
 from rdzv.store import Put
@@ -85,12 +86,15 @@ class Sidecar:
         self.registrar = member_parts(around, settings, self._client, held=held).registrar
         keys = KEYS.in_generation(1)
         registered = self.registrar.guard(1)
+        self.told: list[StepLine] = []
+        """How far the ranks of its pod are."""
         self.quarantining = Quarantining(
             self._client,
             self.registrar.identity,
             registered=lambda: registered,
             clock=now,
             terms=terms,
+            steps=lambda: tuple(self.told),
         )
         self.rendezvous = Rendezvous(
             member=name,

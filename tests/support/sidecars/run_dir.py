@@ -13,6 +13,7 @@ from collections.abc import Callable
 from agent.rundir.files import RunDir, State
 from agent.rundir.launch_report import LaunchReport
 from launcher_shim.rundir import layout
+from launcher_shim.rundir.step_lines import StepLine
 from rdzv.drain.gate import RankProgress
 
 
@@ -20,13 +21,15 @@ class MemoryRunDir(RunDir):
     """A run directory whose files are a dictionary. ``written`` is set by the next write.
 
     ``progress``: what each rank tells, by local rank. ``on_hosts`` is called with each host list.
-    Of what ``muster-run`` reports of its launcher, and of workers of horovodrun, there is nothing.
+    ``told``: how far each rank is, by local rank. Of what ``muster-run`` reports of its launcher,
+    and of workers of horovodrun, there is nothing.
     """
 
     def __init__(self) -> None:
         super().__init__("/memory")
         self.files: dict[str, bytes] = {}
         self.progress: dict[int, RankProgress] = {}
+        self.told: dict[int, StepLine] = {}
         self.written = asyncio.Event()
         self.on_hosts: Callable[[bytes], None] = lambda content: None
 
@@ -46,6 +49,10 @@ class MemoryRunDir(RunDir):
     def ranks(self) -> tuple[RankProgress, ...]:
         """What the ranks of this pod have published."""
         return tuple(self.progress[rank] for rank in sorted(self.progress))
+
+    def steps(self) -> tuple[StepLine, ...]:
+        """How far the ranks of this pod are."""
+        return tuple(self.told[rank] for rank in sorted(self.told))
 
     def launch(self) -> LaunchReport | None:
         """Nothing is reported."""
