@@ -143,6 +143,8 @@ class DrainInvariants:
     def _check_may_grant(self, before: Snapshot, uid: str) -> None:
         if self._job.shape.below_min == "commit" or self._is_due(uid):
             return
+        if before.job is not None and before.job.paused:
+            return  # nobody is kept for a world that must not train
         if not is_enough(before, decide(before)):
             listed = [member.name for member in decide(before).listed]
             self._break(f"I10: {uid} is let go while only {listed} are listed")

@@ -2,7 +2,7 @@
 """I11: with ``min`` healthy pods that ask, and a store in reach, a world trains within a bound.
 
 A pod is healthy while its launcher runs, its sidecar does, and nothing stands between that and
-the store. Whatever the others do must not keep those from training.
+the store. Whatever the others do must not keep those from training. In a paused job none does.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Liveness:
         self._break = break_
         self._healthy_since_s: dict[str, float] = {}
         self._trained_s = -math.inf
+        self._paused_s = math.inf
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""
@@ -41,11 +42,15 @@ class Liveness:
         """Take note of who is healthy now, and hold the job to it."""
         now = self._job.loop.time()
         bound_s = STUCK_S if self._job.sticks else BOUND_S
-        healthy = {pod.pod_uid for pod in self._job.present() if is_healthy(pod)}
+        self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
+        if self._trained_s > self._paused_s + bound_s:
+            self._break(f"a world trains, though the job has been paused for {bound_s:.0f} s")
+        present = () if self._job.paused else self._job.present()
+        healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
         since_s = self._healthy_since_s
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
         for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
-        least = self._job.shape.least
+        least = self._job.sizes.smallest
         if len(for_long) >= least and now - self._trained_s > bound_s:
             self._break(
                 f"I11: {for_long} have asked for {bound_s:.0f} s, {least} are enough, and no world"

@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
 import launcher_shim.c10d.rounds.drain_view
+import launcher_shim.c10d.rounds.evaluation
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
 import rdzv.drain.decision
@@ -31,6 +32,7 @@ from agent.hosts import HostDelivery
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
+from launcher_shim.c10d.rounds.reform import Reform
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.stages import Stages, stage_name
@@ -42,6 +44,7 @@ from rdzv.members.registration import Refuse
 from rdzv.mirror import Mirror, Watching
 from rdzv.records.job import Job
 from rdzv.records.quarantine import Death, Quarantine, QuarantineDecision
+from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.network import Link
@@ -551,3 +554,44 @@ def min_not_compared() -> list[Patch]:
     return [
         patch("rdzv.drain.decision.is_enough", lambda membership, listing: True),
     ]
+
+
+# --- bounds ---
+
+
+def _never(cause: str) -> list[Patch]:
+    original = launcher_shim.c10d.rounds.evaluation.reform
+
+    def reform(*args: Any) -> Reform:
+        found = original(*args)
+        return Reform() if found.cause == cause else found
+
+    return [patch("launcher_shim.c10d.rounds.evaluation.reform", reform)]
+
+
+@plant("bounds", 40)
+def pause_ignored() -> list[Patch]:
+    """A world trains on though its job is paused."""
+    return _never("pause")
+
+
+@plant("sizes", 20)
+def too_large_a_world_stays() -> list[Patch]:
+    """A world keeps more nodes than the sizes that were set since allow."""
+    return _never("shrink")
+
+
+@plant("bounds", 40)
+def waves_never_over() -> list[Patch]:
+    """Newcomers are gathered for ever."""
+    return _never("join")
+
+
+@plant("sizes", 20)
+def any_size_forms() -> list[Patch]:
+    """A world forms of all who ask, whatever sizes are allowed."""
+
+    def any_size(policy: RoundPolicy) -> Sizes:
+        return Sizes(policy.min_nodes, policy.max_nodes)
+
+    return [patch.object(RoundPolicy, "sizes", property(any_size))]

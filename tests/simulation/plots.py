@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.simulation.aliens import alien_key
+from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
 from tests.simulation.evictions import (
     evict_and_crash,
@@ -124,6 +125,18 @@ ANYTHING: Mapping[Event, int] = {
     lag: 2,
 }
 
+BOUNDS: Mapping[Event, int] = {
+    set_sizes: 4,
+    set_gather: 2,
+    pause_for_a_while: 3,
+    notice: 4,
+    die: 1,
+    end_torchrun: 2,
+    crash: 2,
+    cut_one: 2,
+    tear: 1,
+}
+
 TRIOS, FEW, MANY = (3, 3, 4), (2, 3), (3, 4, 5)
 
 PLOTS = (
@@ -228,6 +241,9 @@ PLOTS = (
     Plot("former-pods-restored", {notice: 10, restore: 4}, FEW, daily=50),
     Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=50),
     Plot("unregistered", {crash_unregistered: 4, notice: 4, cut_one: 1}, MANY, any_shape, daily=50),
+    Plot("bounds", BOUNDS, MANY, any_shape, (4, 8), daily=100),
+    Plot("sizes", {set_sizes: 4, notice: 1}, MANY, any_shape, daily=50),
+    Plot("misfit-bounds", BOUNDS, MANY, tight, misfits=("absent", "crashing"), daily=50),
     Plot("lags", LAGS, (3, 4), any_shape, daily=75),
     Plot(
         "early-progress",

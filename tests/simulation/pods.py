@@ -14,6 +14,7 @@ from agent.drain.notice import Notice, Source
 from agent.drain.notice_socket import Phase
 from agent.running import LEAVE_TIMEOUT_S
 from launcher_shim.pod.grace import reserve_s
+from rdzv.records.sizes import Sizes
 from rdzv.store import WatchEvent
 from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
@@ -253,6 +254,7 @@ class SimulatedJob:
     """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail.
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
+    ``sizes``: those in force, the last of ``former_sizes``.
     """
 
     def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
@@ -267,6 +269,9 @@ class SimulatedJob:
         self.refuses = False
         self.disks_fail = True
         self.sticks = False
+        self.sizes = Sizes(shape.least, shape.most)
+        self.former_sizes = [self.sizes]
+        self.paused = False
         self.stages = 1
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []

@@ -106,9 +106,9 @@ class RoundInvariants:
         return self._went_back and not any(self._is_in(s.member, (run, number)) for s in seats)
 
     def _check_freeze(self, before: Snapshot, run: str, new: Round) -> None:
-        shape = self._job.shape
-        if not shape.least <= len(new.frozen) <= shape.most:
-            self._break(f"I1: a world of {len(new.frozen)} is formed, of {shape}")
+        size = len(new.frozen)
+        if not any(sizes.largest(size) == size for sizes in self._job.former_sizes):
+            self._break(f"I1: a world of {size} is formed, of {self._job.sizes}")
         generation = before.job.generation if before.job else 1
         keys = KEYS.in_generation(generation).run(run)
         draining = {d.member for d in before.drains.values() if before.has_name(d)}

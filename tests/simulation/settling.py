@@ -112,17 +112,20 @@ def _rounds(
 ) -> str | None:
     """I11: as many train as there are places, of those who ask; a pod that does not costs none."""
     steady = {pod.name for pod in job.present() if pod.launcher in ("steady", "late")}
-    if len(steady.difference(kept_out)) >= job.shape.least:
+    if len(steady.difference(kept_out)) >= job.sizes.smallest:
         steady.difference_update(kept_out)
-    if len(steady) < job.shape.least:
+    size = job.sizes.largest(len(steady))
+    if not size:
         return None
     current = invariants.rounds.round
     world = [seat.member for seat in current.frozen]
     trains = [name for name in world if name in steady]
     if not current.complete or current.closed:
         return f"the round is {current}, and {sorted(steady)} ask"
-    if len(trains) < min(len(steady), job.shape.most):
-        return f"the world is {world} of {job.shape}, and {sorted(steady)} ask"
+    if len(trains) < size:
+        return f"the world is {world} of {job.sizes}, and {sorted(steady)} ask"
+    if len(world) > size and "crashing" not in job.launchers.values():
+        return f"the world is {world}, more than {size} of {job.sizes}"
     for name in world:
         if (why := _idle(job.pod(name), current.number)) is not None:
             return why
