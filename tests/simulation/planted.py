@@ -17,7 +17,6 @@ from unittest.mock import patch
 
 import launcher_shim.c10d.rounds.decision
 import launcher_shim.c10d.rounds.drain_view
-import launcher_shim.c10d.rounds.evaluation
 import launcher_shim.c10d.rounds.run_membership
 import launcher_shim.c10d.rounds.views
 import rdzv.drain.decision
@@ -32,7 +31,7 @@ from agent.hosts import HostDelivery
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
-from launcher_shim.c10d.rounds.reform import Reform
+from launcher_shim.c10d.rounds.reform import Reform, reform
 from launcher_shim.c10d.rounds.round_key import RoundKey
 from launcher_shim.c10d.stage_starts import StageStarts
 from launcher_shim.c10d.stages import Stages, stage_name
@@ -560,13 +559,11 @@ def min_not_compared() -> list[Patch]:
 
 
 def _never(cause: str) -> list[Patch]:
-    original = launcher_shim.c10d.rounds.evaluation.reform
-
-    def reform(*args: Any) -> Reform:
-        found = original(*args)
+    def but_for(*args: Any) -> Reform:
+        found = reform(*args)
         return Reform() if found.cause == cause else found
 
-    return [patch("launcher_shim.c10d.rounds.evaluation.reform", reform)]
+    return [patch("launcher_shim.c10d.rounds.evaluation.reform", but_for)]
 
 
 @plant("bounds", 40)
