@@ -23,6 +23,7 @@ import os
 from typing import Any, Dict, Optional
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from muster.choice import of_rank_0
 from muster.draining import Drain, drain, last_commit
@@ -42,13 +43,15 @@ ASIDE = ".part"
 class MusterCallback(Callback):
     """Saves at the step that all ranks agree on, and waits there as long as told.
 
-    ``directory`` is given ``muster-<step>.ckpt``; the newest two of them are kept.
+    ``directory`` is given ``muster-<step>.ckpt``; the newest two of them are kept. What a
+    ``ModelCheckpoint`` saves there is put on record at the next step.
     """
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._drain: Optional[Drain] = None
         self._step = -1
+        self._told = -1
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise ``ValueError`` where Lightning's world is not the one that torchrun has started.
@@ -67,7 +70,7 @@ class MusterCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take part from now on."""
-        self._step = trainer.global_step
+        self._step = self._told = trainer.global_step
         self._drain = drain()
         self._drain.__enter__()
 
@@ -83,6 +86,7 @@ class MusterCallback(Callback):
         step = trainer.global_step
         if self._drain is None or step == self._step:
             return
+        self._tell_saved(trainer)
         self._step = step
         if self._drain.commit_due(step):
             self._save(trainer, step)
@@ -91,6 +95,7 @@ class MusterCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take part no longer."""
         if self._drain is not None:
+            self._tell_saved(trainer)
             self._drain.__exit__(None, None, None)
             self._drain = None
 
@@ -101,6 +106,25 @@ class MusterCallback(Callback):
         if self._drain is not None:
             self._drain.__exit__(type(exception), exception, exception.__traceback__)
             self._drain = None
+
+    def _tell_saved(self, trainer: Trainer) -> None:
+        """Put on record what a ``ModelCheckpoint`` has saved since the last step.
+
+        At the step itself this callback is called before that one. A save that is still written in
+        the background is not put on record, nor one without the optimizer.
+        """
+        if self._drain is None or isinstance(trainer.strategy.checkpoint_io, AsyncCheckpointIO):
+            return
+        for callback in trainer.checkpoint_callbacks:
+            step = getattr(callback, "_last_global_step_saved", self._told)
+            path = str(getattr(callback, "_last_checkpoint_saved", ""))
+            beside = os.path.dirname(os.path.abspath(path)) == os.path.abspath(self._directory)
+            whole = not getattr(callback, "save_weights_only", True)
+            # One of the worse ones is deleted at once; only rank 0 is sure to see that.
+            there = not trainer.is_global_zero or os.path.exists(path)
+            if step > self._told and beside and whole and there:
+                self._told = step
+                self._drain.committed(step)
 
     def _save(self, trainer: Trainer, step: int) -> None:
         """Write aside and rename, so that a kill leaves no checkpoint that is not whole."""

@@ -115,6 +115,8 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     now_unix_s = time()
     forming = [(run.run_id, view.awaited(run, now_unix_s)) for run in view.runs]
     grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
+    if (last_save := view.last_save) is not None:
+        grids.append(Grid(last_save.sentence(now_unix_s), (), ()))
     if view.snapshot.corrupt:
         corrupt = tuple(sorted(view.snapshot.corrupt.items()))
         grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt))
@@ -165,5 +167,6 @@ def _json(view: JobView) -> dict[str, object]:
             }
             for run in view.runs
         ],
+        "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
         "corrupt": dict(view.snapshot.corrupt),
     }

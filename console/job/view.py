@@ -6,15 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
-from rdzv.keys import GenerationKeys, JobKeys, spelled
+from rdzv.keys import GenerationKeys, JobKeys, last_name, spelled
 from rdzv.listing import NO_ROUND, Listing, Places, decide, first_to_go
 from rdzv.records.bypass import Bypass, member_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
+from rdzv.records.saves import PodSaves
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
@@ -65,6 +67,8 @@ class JobView:
     history: tuple[HistoryEntry, ...]
     bypasses: Mapping[str, Bypass]
     """By member: what is wrong with the launcher beside its sidecar."""
+    saves: Mapping[str, PodSaves]
+    """By member: what its ranks have saved, as told in some round."""
 
     @property
     def job(self) -> Job | None:
@@ -92,6 +96,27 @@ class JobView:
             if entry.member == member.name and entry.what == "join"
         ]
         return f" (joined {max(0.0, now_unix_s - joins[-1]):.0f} s ago)" if joins else ""
+
+    @property
+    def last_save(self) -> LastSave | None:
+        """What is known of saves and of the steps since; None where nothing is told."""
+        run = _newest(self.runs)
+        told = _told(run, self.saves) if run is not None and run.round.complete else []
+        last = self.snapshot.commit_to_start_from
+        if last is None and not told:
+            return None
+        furthest = max(told, key=lambda one: one.step, default=None)
+        step = -1 if last is None else last.step
+        newest = max((one.newest for one in told if one.newest is not None), default=step)
+        return LastSave(
+            step=None if last is None else last.step,
+            at_unix_s=0.0 if last is None else last.at_unix_s,
+            periodic=last is not None and last.periodic,
+            newest=newest if newest > step else None,
+            newest_of=tuple(one.member for one in told if one.newest == newest),
+            seen_step=None if furthest is None or furthest.step < 0 else furthest.step,
+            seen_at_unix_s=0.0 if furthest is None else furthest.at_unix_s,
+        )
 
     def members(self) -> list[tuple[Member, str, str]]:
         """Every member with its state, why it is not listed, what is wrong with its launcher."""
@@ -162,7 +187,26 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         runs,
         _history(keys, kvs),
         _bypasses(generation, kvs),
+        _saves(generation, kvs),
     )
+
+
+def _told(run: RunView, saves: Mapping[str, PodSaves]) -> list[PodSaves]:
+    """What the pods of the run's round have told of it, in rank order."""
+    told = (saves.get(seat.member) for seat in run.round.frozen)
+    here = (run.run_id, run.round.number)
+    return [one for one in told if one is not None and (one.run, one.round) == here]
+
+
+def _saves(keys: GenerationKeys, kvs: Iterable[KeyValue]) -> dict[str, PodSaves]:
+    saves = {}
+    for kv in kvs:
+        if kv.key.startswith(keys.saves):
+            try:
+                saves[last_name(kv.key)] = PodSaves.from_kv(kv)
+            except RecordError:
+                continue
+    return saves
 
 
 def _newest(runs: Iterable[RunView]) -> RunView | None:

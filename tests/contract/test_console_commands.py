@@ -19,10 +19,12 @@ import pytest
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.errors import StoreError
 from rdzv.keys import JobKeys
+from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.records.quarantine import Quarantine
+from rdzv.records.saves import PodSaves
 from rdzv.store import Put
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryStore
@@ -31,6 +33,8 @@ from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, until
 
 KEYS = JobKeys("default", "digits")
 LIVE = KEYS.in_generation(3)
+LAST = LastCommit(1200, 7, 0, periodic=True)
+SAVES = PodSaves("a", "uid-a", "digits", 7, (1220, 1200), 1220, 1234)
 
 
 def member(number: int, name: str) -> Member:
@@ -58,6 +62,8 @@ async def server() -> AsyncIterator[EmbeddedServer]:
             [
                 Put(KEYS.job, Job(1, 2, generation=3).to_json()),
                 *(Put(LIVE.member(m.name), m.to_json()) for m in members),
+                Put(LIVE.pod_saves("a"), SAVES.to_json()),
+                Put(KEYS.last_commit, LAST.to_json()),
                 Put(KEYS.incarnation("a"), Incarnation("a", 1, "uid-a").to_json()),
                 Put(LIVE.drain("uid-d"), Drain("uid-d", "d", "spot", "hand").to_json()),
                 Put(
@@ -93,6 +99,10 @@ async def test_status_shows_members_and_rounds(server: EmbeddedServer) -> None:
     ]
     assert "spot: d is delisted, and no save has begun" in ended.out
     assert "digits  7      training  a b            c" in ended.out
+    assert (
+        "last save: step 1,200 by all ranks (periodic save);"
+        " step 1,220 not by all ranks yet (by a); 34 steps at risk (at step 1,234)"
+    ) in ended.out
     assert "cannot be read" in ended.out
     assert "\x1b" not in ended.out
 
@@ -114,6 +124,16 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
         }
     ]
     assert list(state["corrupt"]) == [LIVE.member("bad")]
+    assert state["last_save"] == {
+        "step": 1220,
+        "by_all_ranks": False,
+        "at_unix_s": None,
+        "step_of_all_ranks": 1200,
+        "periodic": True,
+        "seen_step": 1234,
+        "seen_at_unix_s": None,
+        "steps_at_risk": 34,
+    }
 
 
 async def test_wide_status_shows_the_version_of_each_sidecar(server: EmbeddedServer) -> None:

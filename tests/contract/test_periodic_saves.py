@@ -47,8 +47,7 @@ async def test_what_all_have_saved_is_where_the_next_world_begins() -> None:
 
 
 async def test_a_save_that_one_rank_does_not_make_is_told_and_never_counts() -> None:
-    rank_0_alone = {"b": Loop(ranks=2), "c": Loop()}
-    async with job("abc", trains="abc", loop=EVERY_20, **rank_0_alone) as one:
+    async with job("abc", trains="abc", loop=EVERY_20, b=Loop(ranks=2), c=Loop()) as one:
         await one.until(lambda: "a" in reports(one) and reports(one)["a"].steps != ())
         await asyncio.sleep(10 * LOOK_S)
         assert last_step(one) == -1

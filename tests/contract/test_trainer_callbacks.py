@@ -82,6 +82,29 @@ def test_a_trainer_saves_parks_and_goes_on_from_there(
     assert (told.step, told.drain) == (steps, False)
 
 
+@pytest.mark.parametrize(
+    ("script", "checkpoint"),
+    [
+        ("transformers_loop.py", "checkpoint-{}/trainer_state.json"),
+        ("lightning_loop.py", "*step={}.ckpt"),
+    ],
+)
+def test_what_a_trainer_saves_by_itself_is_told_once_it_is_there(
+    tmp_path: Path, script: str, checkpoint: str
+) -> None:
+    pod = PodGate(tmp_path / "pod", MASTER)
+    pod.show(Gate(run="job", round=0, master=MASTER))
+    files = checkpoints, _ = tmp_path / "checkpoints", tmp_path / "log"
+    loop = SCRIPTS / script
+    with worker(loop, *files, ENDLESS, run_dir=pod.run_dir, master=MASTER, SAVE_STEPS="5"):
+        pod.until(lambda told: told.saved and told.saved[0] >= 10)
+        told = pod.told()
+        assert [step % 5 for step in told.saved] == [0] * len(told.saved)
+        assert told.saved[0] <= told.step
+        for step in told.saved:
+            assert list(checkpoints.glob(checkpoint.format(step))), f"step {step} is not there"
+
+
 @pytest.mark.parametrize("how", ["with", "without"])
 def test_a_second_trainer_trains_after_one_that_raised(tmp_path: Path, how: str) -> None:
     pod = PodGate(tmp_path / "run")

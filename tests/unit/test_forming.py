@@ -35,6 +35,6 @@ def test_what_a_round_waits_for_is_told(least: int, round_: Round, asking: str, 
     snapshot = Snapshot(job=Job(least, 4), members=members, revision=5)
     run = RunView("digits", round_, tuple(asks(name) for name in asking))
     joined = HistoryEntry("join", "b", "", NOW_S - 40)
-    view = JobView("team", "digits", snapshot, decide(snapshot), (run,), (joined,), {})
+    view = JobView("team", "digits", snapshot, decide(snapshot), (run,), (joined,), {}, {})
     assert view.awaited(run, NOW_S).startswith(said)
     assert bool(view.awaited(run, NOW_S)) == bool(said)

@@ -172,4 +172,4 @@ def test_a_loop_that_counts_anew_has_saved_nothing_of_later_steps() -> None:
     saved.come_to(41)
     assert saved.named == (40,)
     saved.come_to(1)
-    assert saved.named == ()
+    assert not saved.named

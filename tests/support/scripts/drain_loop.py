@@ -8,10 +8,10 @@ number that grows by one a step: its model. It ends, with all ranks at the same 
 
 From the environment: ``CHECKPOINT_DIR``, shared by all nodes; ``DRAIN_LOOP_STEP_S`` (0.05);
 ``DRAIN_LOOP_SAVE_S`` (0), what a save takes; ``DRAIN_LOOP_GATE``, a file: while it is there, each
-save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step;
-``DRAIN_LOOP_EVERY`` (0: never), rank 0's periodic checkpoint; ``DRAIN_LOOP_FAIL_SAVE``
-(``STEP:RANK``): the first save of this rank from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it
-is caught, and training goes on.
+save waits before that; ``DRAIN_LOOP_ACCUMULATE`` (1) batches to a step; ``DRAIN_LOOP_EVERY`` (0:
+never), rank 0's periodic checkpoint, which is not told of; ``DRAIN_LOOP_ALL_EVERY`` (0: never),
+that of all ranks, which is; ``DRAIN_LOOP_FAIL_SAVE`` (``STEP:RANK``): the first save of this rank
+from this step on raises; ``DRAIN_LOOP_CATCH`` (0): it is caught, and training goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ GATE = os.environ.get("DRAIN_LOOP_GATE", "")
 ACCUMULATE = int(os.environ.get("DRAIN_LOOP_ACCUMULATE", "1"))
 CATCH = bool(int(os.environ.get("DRAIN_LOOP_CATCH", "0")))
 EVERY = int(os.environ.get("DRAIN_LOOP_EVERY", "0"))
+ALL_EVERY = int(os.environ.get("DRAIN_LOOP_ALL_EVERY", "0"))
 FAIL_STEP, _, FAIL_RANK = os.environ.get("DRAIN_LOOP_FAIL_SAVE", "-1:-1").partition(":")
 
 
@@ -128,6 +129,9 @@ def main() -> None:
                     at_s = time.monotonic()
                     saves.write(f"{at_s} {step} {rank} {size} {restarts} {os.getpid()} {master}\n")
                     drain.committed(step)
+            if ALL_EVERY and step % ALL_EVERY == 0:
+                checkpoints.save(f"{step}.{rank}.json", step, model)
+                drain.committed(step)
             if EVERY and rank == 0 and step % EVERY == 0:
                 checkpoints.save("periodic.json", step, model)
             if int(wishes[1]):

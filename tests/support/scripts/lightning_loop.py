@@ -7,12 +7,14 @@ step.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -39,13 +41,17 @@ class Counter(LightningModule):
 
 
 def main() -> None:
+    every = int(os.environ.get("SAVE_STEPS", "0"))
+    periodic = []
+    if every:
+        periodic = [ModelCheckpoint(sys.argv[1], every_n_train_steps=every, save_top_k=-1)]
     trainer = Trainer(
         accelerator="cpu",
         max_steps=int(sys.argv[3]),
         accumulate_grad_batches=2,
-        callbacks=[MusterCallback(sys.argv[1])],
+        callbacks=[MusterCallback(sys.argv[1]), *periodic],
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(periodic),
         enable_progress_bar=False,
         enable_model_summary=False,
     )

@@ -7,6 +7,7 @@ step.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from muster.transformers import MusterCallback, last_checkpoint
+
+SAVE_STEPS = int(os.environ.get("SAVE_STEPS", "0"))
 
 
 class Counter(nn.Module):
@@ -46,7 +49,8 @@ def main() -> None:
         lr_scheduler_type="constant",
         optim="sgd",
         max_grad_norm=0,
-        save_strategy="no",
+        save_strategy="steps" if SAVE_STEPS else "no",
+        save_steps=SAVE_STEPS or 1,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
