@@ -13,6 +13,7 @@ import pytest
 
 from launcher_shim.pod import run as muster_run
 from launcher_shim.pod.delivery import RunDirectory
+from launcher_shim.pod.relay import Relay
 from muster.progress import ProgressFile
 from tests.support.sidecars.pod_programs import deliver, started
 from tests.support.sources import ROOT
@@ -213,6 +214,37 @@ async def test_a_signal_to_end_wins_over_the_next_start(
     assert await kept(monkeypatch, container, 1000).run() == status
     assert container.lives == 1
     assert container.got == ([number] if (moment, number) == ("runs", signal.SIGINT) else [])
+
+
+class FakeRelay:
+    """In the place of the rendezvous port."""
+
+    renewed = 0
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    async def close(self) -> None:
+        return
+
+
+async def test_each_start_is_that_of_a_container_of_its_own_for_the_sidecar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = kept(monkeypatch, container := FakeContainer({}), 1000, 1000, 3)
+    relay = FakeRelay()
+
+    async def serve() -> FakeRelay:
+        return relay
+
+    monkeypatch.setattr(one, "_serve_port", serve)
+    assert await one.run() == 1
+    assert (container.lives, relay.renewed) == (3, 2)
+    real = Relay(1, "/nowhere")
+    former, real.took_part = real._container, True
+    real.renew()
+    assert real._container != former
+    assert not real.took_part
 
 
 async def test_a_signal_that_ends_nothing_between_two_starts_is_no_reason_to_stop(

@@ -25,20 +25,21 @@ long = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kills"),
+    ("nodes", "least", "kills"),
     [
-        pytest.param(1, 5, id="alone"),
-        pytest.param(2, 10, id="both are needed"),
-        pytest.param(2, 50, id="50 in a row", marks=long),
+        pytest.param(1, 1, 5, id="alone"),
+        pytest.param(2, 2, 10, id="both are needed"),
+        pytest.param(2, 1, 10, id="one would be enough", marks=long),
+        pytest.param(2, 2, 50, id="50 in a row", marks=long),
     ],
 )
 def test_workers_that_are_killed_in_a_row_end_no_job_that_makes_progress(
-    run_job: RunJob, embedded: list[str], nodes: int, kills: int
+    run_job: RunJob, embedded: list[str], nodes: int, least: int, kills: int
 ) -> None:
     with draining_job(
         run_job,
         embedded,
-        least=nodes,
+        least=least,
         most=nodes,
         max_restarts=1,
         script_environ={"DRAIN_LOOP_EVERY": "5"},

@@ -66,7 +66,9 @@ class WorkerWatch:
         """Put a failure on the timeline; returns why the job is to be given up, if it is."""
         log = self._logs[node.launcher_log]
         pid = node.launcher.pid if node.launcher is not None else 0
-        log.failures = log.failures + 1 if pid == log.pid else 1
+        allowed = self._allowed(node)
+        # One more than allowed was the end of that torchrun: muster-run has started another.
+        log.failures = log.failures + 1 if pid == log.pid and log.failures <= allowed else 1
         log.pid = pid
         number = self._rounds.round.number
         has_place = node.name in self._rounds.nodes
@@ -74,7 +76,6 @@ class WorkerWatch:
         if has_place:
             rank = f"rank {self._rounds.ranks_of(node.name)[failure.local_rank]}"
         where = [f"round {number}"] if has_place else []
-        allowed = self._allowed(node)
         if log.failures <= allowed:
             where.append(f"restart {log.failures} of {allowed}")
         elif allowed:

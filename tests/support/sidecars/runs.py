@@ -79,7 +79,7 @@ class Pod:
             membership=self._membership,
             clock=lambda: now() + self.jumped_s,
             random=Random(self.name),
-            ended=lambda nonce, how: self.endings.append(how),
+            ended=lambda nonce, how, world_s: self.endings.append(how),
         )
 
     def _membership(self, current: Round) -> RoundMembers:
