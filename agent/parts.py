@@ -27,7 +27,8 @@ from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.members.losses import Losses
 from rdzv.members.registrar import Registrar
-from rdzv.members.registration import Held
+from rdzv.members.registration import EMPTY_LEASE_TIMES, Held
+from rdzv.members.roll_back import RollBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class MemberParts:
     client: JobClient
     registrar: Registrar
     losses: Losses
+    roll_back: RollBack
     sweeper: Sweeper
     store_version: StoreVersion
 
@@ -68,18 +70,20 @@ def member_parts(
     as, ``on_held`` keeps each registration for the next one.
     """
     identity = settings.identity
+    registrar = Registrar(
+        client,
+        identity,
+        lease_ttl_s=settings.lease_ttl_s,
+        clock=around.clock,
+        random=around.random,
+        held=held,
+        on_held=on_held,
+    )
     return MemberParts(
         client=client,
-        registrar=Registrar(
-            client,
-            identity,
-            lease_ttl_s=settings.lease_ttl_s,
-            clock=around.clock,
-            random=around.random,
-            held=held,
-            on_held=on_held,
-        ),
+        registrar=registrar,
         losses=Losses(client, identity.member),
+        roll_back=RollBack(client, registrar, patience_s=EMPTY_LEASE_TIMES * settings.lease_ttl_s),
         sweeper=Sweeper(client, identity.member, identity.pod_uid, pause_s=settings.sweep_pause_s),
         store_version=StoreVersion(client),
     )

@@ -24,7 +24,7 @@ from agent.surroundings import Surroundings
 from agent.telemetry.counted_store import CountedStore
 from agent.telemetry.metrics import Metrics
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
-from rdzv.errors import ConfigError, JobMismatch, MusterError, StoreError
+from rdzv.errors import ConfigError, MusterError, StoreError
 from rdzv.store.open import open_store
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def _report(error: BaseException) -> int:
     """Log why the process ends, one line a cause; return the exit status."""
     if isinstance(error, ExceptionGroup):
         return max(_report(cause) for cause in error.exceptions)
-    if isinstance(error, ConfigError | JobMismatch):
+    if isinstance(error, ConfigError):
         log.error("%s", error, extra={"event": "misconfigured"})
         return EXIT_USAGE
     if isinstance(error, StoreError):

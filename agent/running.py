@@ -90,6 +90,7 @@ class RunningParts:
             "watching": self.client.watching.run(),
             "c10d": self.launcher.endpoint.run(),
             "losses": self.member.losses.run(),
+            "roll-back": self.member.roll_back.run(),
             "drains": self.launcher.drains.run(),
             "lookout": self.launcher.lookout.run(),
             "sweeper": self.member.sweeper.run(),

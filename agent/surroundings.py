@@ -145,4 +145,7 @@ def identity_of(config: Config, pod_uid: str, version: str) -> Identity:
         job_uid=config.job_uid,
         index=config.index,
         version=version,
+        allowed_sizes=config.sizes,
+        unit=config.unit,
+        gather_s=config.gather_s,
     )

@@ -14,8 +14,7 @@
     │   ├── LeaseLost            the lease is gone: register again
     │   └── Compacted            the watched history is gone: re-list
     ├── MembershipError        the job's membership does not allow it
-    │   ├── Fenced               another pod holds this member's name
-    │   └── JobMismatch          min, max or schema disagree with the job's
+    │   └── Fenced               another pod holds this member's name
     ├── RecordError            bytes in the store that are no record of ours
     └── LauncherError          a launcher asked for something that it cannot have
         ├── WireError            bytes that are no c10d request within its limits
@@ -82,10 +81,6 @@ class MembershipError(MusterError):
 
 class Fenced(MembershipError):
     """Another pod has taken this member's name over; this sidecar must write no more."""
-
-
-class JobMismatch(MembershipError):
-    """This member's min, max or schema disagree with what the job's first member registered."""
 
 
 class RecordError(MusterError):

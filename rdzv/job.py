@@ -60,10 +60,15 @@ class JobClient:
         """Wait until the mirror shows all changes up to now; see ``Confirmation``."""
         await self.confirmation.confirm()
 
-    def history(self, entry: HistoryEntry) -> tuple[Operation, ...]:
-        """Return operations that write ``entry`` into the job's history and drop old entries."""
+    def history(self, *entries: HistoryEntry) -> tuple[Operation, ...]:
+        """Return operations that write ``entries`` into the job's history and drop old ones."""
         present = [kv.key for kv in self.mirror.under(self.keys.history)]
-        return entry_operations(self.keys, entry, self.mirror.revision, present)
+        operations = (
+            one
+            for entry in entries
+            for one in entry_operations(self.keys, entry, self.mirror.revision, present)
+        )
+        return tuple(dict.fromkeys(operations))
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[JobClient]:

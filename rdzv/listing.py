@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rdzv.records.job import Job, Member
+from rdzv.records.job import Member
+from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
 
 
@@ -32,7 +33,7 @@ class Listing:
     possible; where a launcher says who takes part, those come first, then those who ask to.
     ``excluded`` gives for every other member the reason. ``reason`` is one sentence.
     ``quarantined``: members whose torchrun dies again and again. They are excluded, unless without
-    them fewer than ``min`` would be listed.
+    them too few would be listed for the smallest world.
     """
 
     revision: int
@@ -58,18 +59,19 @@ def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
             out[member] = quarantine.sentence
         else:
             able.append(member)
-    if len(able) < snapshot.job.min_workers:
+    sizes = snapshot.job.sizes
+    if len(able) < sizes.smallest:
         able += out
     else:
         excluded |= {member.name: reason for member, reason in out.items()}
-    room = snapshot.job.max_workers
+    room = sizes.largest(len(able)) or sizes.most
     listed, standby = tuple(able[:room]), tuple(able[room:])
     return Listing(
         snapshot.revision,
         listed,
         standby,
         excluded,
-        _sentence(snapshot.job, listed, standby),
+        _sentence(sizes, listed, standby),
         frozenset(member.name for member in out),
     )
 
@@ -104,25 +106,14 @@ def _reason_against(member: Member, snapshot: Snapshot) -> str | None:
     holder = snapshot.incarnations.get(member.name)
     if holder is not None and holder.number > member.incarnation:
         return f"incarnation {holder.number} of it has been given out"
-    if (mismatch := job_mismatch(snapshot.job, member)) is not None:
-        return mismatch
     return None
 
 
-def job_mismatch(job: Job, member: Member) -> str | None:
-    """Say how min and max of ``member`` disagree with those of ``job``, or None."""
-    if member.min_workers == job.min_workers and member.max_workers == job.max_workers:
-        return None
-    return (
-        f"it was started with min {member.min_workers} and max {member.max_workers}, "
-        f"but the job has min {job.min_workers} and max {job.max_workers}: give every pod the same"
-    )
-
-
-def _sentence(job: Job, listed: tuple[Member, ...], standby: tuple[Member, ...]) -> str:
-    text = f"{len(listed)} listed of min {job.min_workers} and max {job.max_workers}"
+def _sentence(sizes: Sizes, listed: tuple[Member, ...], standby: tuple[Member, ...]) -> str:
+    text = f"{len(listed)} listed of {sizes}"
     if standby:
         text += f", {len(standby)} on standby"
-    if len(listed) < job.min_workers:
-        text += f": {job.min_workers - len(listed)} short of min"
+    if len(listed) < sizes.smallest:
+        least = "min" if sizes.smallest == sizes.least else f"{sizes.smallest}, the smallest size"
+        text += f": {sizes.smallest - len(listed)} short of {least}"
     return text

@@ -16,6 +16,9 @@ from urllib.parse import urlsplit
 NAME_LENGTH = 253
 """The longest name that Kubernetes gives a pod."""
 
+SIZES_MAX = 100
+"""Records are small; whoever has more of them means the multiples of a unit."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?", re.ASCII)
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
@@ -89,6 +92,16 @@ def count(least: int, most: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Some numbers of nodes, smallest first; none where the text is empty or ``any``."""
+    if text.strip() in ("", "any"):
+        return ()
+    numbers = {count(1, 100_000)(part) for part in text.split(",")}
+    if len(numbers) > SIZES_MAX:
+        raise ValueError(f"expected at most {SIZES_MAX} sizes, or --unit")
+    return tuple(sorted(numbers))
 
 
 def index(text: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
+from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field
 from launcher_shim.pod.restarting import DEFAULT_STEPS, MAX_STEPS
 from rdzv.errors import ConfigError
@@ -211,7 +212,7 @@ class Config(JobConfig):
             texts.count(1, 100_000),
             None,
             "N",
-            "Fewest nodes the job can train with; the same in every pod.",
+            "Fewest nodes the job can train with; other values than the job's change it.",
         )
     )
     max_nodes: int = field(
@@ -220,7 +221,35 @@ class Config(JobConfig):
             texts.count(1, 100_000),
             None,
             "N",
-            "Most nodes the job takes; more wait on standby; the same in every pod.",
+            "Most nodes the job takes; more wait on standby; likewise.",
+        )
+    )
+    sizes: tuple[int, ...] = field(
+        Setting(
+            "--sizes",
+            texts.sizes,
+            "",
+            "N,…",
+            "Numbers of nodes that a world may have, from min to max; by default any.",
+        )
+    )
+    unit: int = field(
+        Setting(
+            "--unit",
+            texts.count(1, 100_000),
+            "1",
+            "N",
+            "A world has a multiple of so many nodes; the rest wait on standby.",
+        )
+    )
+    gather_s: float = field(
+        Setting(
+            "--gather",
+            texts.duration_s(0, 86_400),
+            "60s",
+            "TIME",
+            "How long the first newcomer to a world that trains waits for others, which are then"
+            " let in with it, by one save and one restart; 0 lets each in at once.",
         )
     )
     run_dir: str = field(
@@ -342,12 +371,7 @@ class Config(JobConfig):
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
         """Say what is wrong between settings, and with the files that they name."""
         yield from StoreConfig.faults(values)
-        match values:
-            case {"min_nodes": least, "max_nodes": most} if least > most:
-                yield (
-                    f"{named('--min')} is {least}, more than {named('--max')}, which is"
-                    f" {most}: raise max or lower min"
-                )
+        yield from size_faults(values)
         match values:
             case {"c10d_port": c10d, "http_port": http} if c10d == http:
                 yield (

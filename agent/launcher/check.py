@@ -20,7 +20,9 @@ FINE = Bypass()
 
 @dataclass(frozen=True, slots=True)
 class LauncherPolicy:
-    """The options that the launcher should have."""
+    """The options that the launcher should have. The bounds are those of its pod, which stay as
+    they are when the job's change.
+    """
 
     run_id: str
     min_nodes: int
@@ -41,7 +43,7 @@ class LauncherView:
     ``expected``: a torchrun should come: the member is ready, takes part, and is a worker of a job
     that no horovodrun drives. ``over``: a run of this generation was closed. ``launch``: what
     ``muster-run`` tells, if it does. ``runs``: the run ids of the torchruns that are connected,
-    and whether each has shown another ``--nnodes`` than the job's. ``others``: run ids that
+    and whether each has shown another ``--nnodes`` than its sidecar's. ``others``: run ids that
     torchruns of other members are in. ``ranks``: training processes have told of themselves.
     """
 
@@ -112,19 +114,19 @@ def decide(
 def _of_connected(
     now: float, seen: LauncherObservations, sight: LauncherView, policy: LauncherPolicy
 ) -> Bypass:
-    job = f"{policy.min_nodes}:{policy.max_nodes}"
+    own = f"{policy.min_nodes}:{policy.max_nodes}"
     nnodes = sight.launch.nnodes if sight.launch else ""
     if nnodes and _bounds(nnodes) != (policy.min_nodes, policy.max_nodes):
         return Bypass(
             "nnodes",
-            f"its torchrun was given --nnodes={nnodes}, but the job has {job}, which is what"
-            " counts: give the same, or none",
+            f"its torchrun was given --nnodes={nnodes}, but its sidecar {own}, and the"
+            " sidecars' values count: give the same, or none",
         )
     if any(sight.runs.values()):
         return Bypass(
             "nnodes",
-            f"its torchrun was given another --nnodes than the job's {job}, which is what counts:"
-            " give the same, or none",
+            f"its torchrun was given another --nnodes than its sidecar's {own}, and the"
+            " sidecars' values count: give the same, or none",
         )
     apart = sorted(run for run in sight.runs if run not in {policy.run_id, *sight.others})
     if apart and now - seen.apart_since_s >= policy.patience_s:

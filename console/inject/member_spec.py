@@ -41,6 +41,9 @@ class Demand:
     namespace: str | None
     least: int
     most: int
+    sizes: tuple[int, ...]
+    unit: int | None
+    gather_s: float | None
     endpoints: str
     image: str
     secret: str | None
@@ -92,6 +95,9 @@ def demand(
         namespace=settings.namespace,
         least=least,
         most=most,
+        sizes=settings.sizes or (),
+        unit=settings.unit,
+        gather_s=settings.gather_s,
         endpoints=",".join(settings.etcd_endpoints or ()),
         image=settings.image or "",
         secret=settings.etcd_secret,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.config import parsers as texts
+from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field, settings_of
 from rdzv.errors import ConfigError
 from rdzv.flags import named
@@ -83,6 +84,36 @@ class TemplateSettings:
             "N",
             "Most pods the job takes.",
             otherwise="as an elastic object says",
+        )
+    )
+    sizes: tuple[int, ...] | None = field(
+        Setting(
+            "--sizes",
+            texts.sizes,
+            None,
+            "N,…",
+            "Numbers of pods that may train together.",
+            otherwise="any from min to max",
+        )
+    )
+    unit: int | None = field(
+        Setting(
+            "--unit",
+            texts.count(1, 100_000),
+            None,
+            "N",
+            "Train with a multiple of so many pods.",
+            otherwise="1",
+        )
+    )
+    gather_s: float | None = field(
+        Setting(
+            "--gather",
+            texts.duration_s(0, 86_400),
+            None,
+            "TIME",
+            "How long the first newcomer waits for others to be let in with it.",
+            otherwise="60s",
         )
     )
     etcd_endpoints: tuple[str, ...] | None = field(
@@ -178,12 +209,7 @@ class TemplateSettings:
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
         """Say what is wrong between settings."""
-        match values:
-            case {"min_nodes": int(least), "max_nodes": int(most)} if least > most:
-                yield (
-                    f"{named('--min')} is {least}, more than {named('--max')}, which is {most}:"
-                    " raise max or lower min"
-                )
+        yield from size_faults(values)
         match values:
             case {"etcd_endpoints": (*endpoints,), "etcd_secret": secret}:
                 yield from _store_faults(endpoints, secret, values.get("etcd_secret_keys") or ())

@@ -40,7 +40,15 @@ SECRET_VARIABLES = frozenset(
 )
 """What tells the sidecar how to be let into the store."""
 
-VARIABLES = SECRET_VARIABLES | {"MUSTER_JOB_UID", "MUSTER_INDEX", "MUSTER_ROLE", "MUSTER_SLOTS"}
+VARIABLES = SECRET_VARIABLES | {
+    "MUSTER_JOB_UID",
+    "MUSTER_INDEX",
+    "MUSTER_ROLE",
+    "MUSTER_SLOTS",
+    "MUSTER_SIZES",
+    "MUSTER_UNIT",
+    "MUSTER_GATHER",
+}
 """Those of the sidecar that it is told in some cases only."""
 
 BELOW_MIN = "MUSTER_BELOW_MIN"
@@ -126,6 +134,9 @@ class SidecarContainer:
             "MUSTER_NAMESPACE": self.want.namespace,
             "MUSTER_MIN": self.want.least,
             "MUSTER_MAX": self.want.most,
+            "MUSTER_SIZES": ",".join(map(str, self.want.sizes)) or None,
+            "MUSTER_UNIT": self.want.unit,
+            "MUSTER_GATHER": None if self.want.gather_s is None else f"{self.want.gather_s:g}s",
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
             "MUSTER_SLOTS": None if self.role == "launcher" else self.want.slots,

@@ -12,13 +12,14 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
 from agent.config.sidecar import Config, StoreConfig
+from agent.config.size_faults import size_faults
 from agent.config.table import load, settings_of
 from console.help import Command
 from console.local.launch.horovod_line import HorovodLine
@@ -79,6 +80,35 @@ Examples:
     show_envvar=True,
     show_default="all that --nodes and add events start",
     help="Train with no more nodes than this.",
+)
+@click.option(
+    "--sizes",
+    "sizes_text",
+    default="",
+    metavar="N,…",
+    envvar="MUSTER_SIZES",
+    show_envvar=True,
+    show_default="any from min to max",
+    help="Numbers of nodes that may train together.",
+)
+@click.option(
+    "--unit",
+    "unit_text",
+    default="1",
+    metavar="N",
+    envvar="MUSTER_UNIT",
+    show_envvar=True,
+    help="Train with a multiple of so many nodes.",
+)
+@click.option(
+    "--gather",
+    "gather_text",
+    default="2s",
+    metavar="TIME",
+    envvar="MUSTER_GATHER",
+    show_envvar=True,
+    help="How long the first newcomer waits for others to be let in with it: short, as here all"
+    " start at once and a new world costs a second.",
 )
 @click.option(
     "--event",
@@ -165,6 +195,9 @@ def local(
     nodes: int,
     min_nodes: int,
     max_nodes: int | None,
+    sizes_text: str,
+    unit_text: str,
+    gather_text: str,
     event_texts: Sequence[str],
     restarts: int,
     report: Path | None,
@@ -189,11 +222,17 @@ def local(
     events = [event for text in event_texts if (event := _try(faults, read_event, text))]
     line = _try(faults, _find_launcher, command)
     access = _try(faults, _access_to, etcd_endpoints) if etcd_endpoints else None
-    lease_ttl_s = _try(faults, _read_time, ("--lease-ttl", "lease_ttl_s", lease_text))
-    grace_s = _try(faults, _read_time, ("--grace", "grace_s", grace_text))
+    lease_ttl_s = _try(faults, _read_as_sidecar, ("--lease-ttl", "lease_ttl_s", lease_text))
+    grace_s = _try(faults, _read_as_sidecar, ("--grace", "grace_s", grace_text))
+    sizes = _try(faults, _read_as_sidecar, ("--sizes", "sizes", sizes_text))
+    unit = _try(faults, _read_as_sidecar, ("--unit", "unit", unit_text))
+    gather_s = _try(faults, _read_as_sidecar, ("--gather", "gather_s", gather_text))
     added = sum(event.action == "add" for event in events)
     max_nodes = min(nodes + added, MAX_NODES) if max_nodes is None else max_nodes
     faults += _faults_of_numbers(nodes, min_nodes, max_nodes)
+    if not faults:
+        bounds = {"min_nodes": min_nodes, "max_nodes": max_nodes, "sizes": sizes, "unit": unit}
+        faults += size_faults(bounds)
     for flag, directory in (("--report", report), ("--log-dir", log_dir)):
         if directory is not None:
             _try(faults, _make_directory, (flag, directory))
@@ -204,7 +243,9 @@ def local(
         faults += _faults_of_horovodrun(native=native, restarts_given=restarts_given)
     if isinstance(line, LaunchLine) and line.script and not Path(line.script).is_file():
         faults.append(f"{line.script}: there is no such file for torchrun to start")
-    if line is None or lease_ttl_s is None or grace_s is None or faults:
+    if line is None or lease_ttl_s is None or grace_s is None or gather_s is None:
+        raise click.UsageError("\n".join(faults))
+    if sizes is None or unit is None or faults:
         raise click.UsageError("\n".join(faults))
     logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
     checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints").absolute()
@@ -218,8 +259,11 @@ def local(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         restarts=restarts,
-        lease_ttl_s=lease_ttl_s,
+        lease_ttl_s=float(lease_ttl_s),
         grace_s=grace_s,
+        sizes=sizes,
+        unit=unit,
+        gather_s=gather_s,
         checkpoints=checkpoints,
         access=access,
         native=native,
@@ -264,12 +308,12 @@ def _make_directory(place: tuple[str, Path]) -> None:
         raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
 
 
-def _read_time(given: tuple[str, str, str]) -> float:
-    """Read a time as the sidecars will; ``given``: flag, name of the setting there, text."""
+def _read_as_sidecar(given: tuple[str, str, str]) -> Any:
+    """Read a text as the sidecars will; ``given``: flag, name of the setting there, text."""
     flag, name, text = given
     setting = settings_of(Config)[name]
     try:
-        return float(setting.parse(text))
+        return setting.parse(text)
     except ValueError as error:
         raise ConfigError(
             f"{flag} ({setting.variable}): {setting.quote(text)} is wrong: {error}"

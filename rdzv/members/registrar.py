@@ -19,7 +19,6 @@ from time import time
 from rdzv.diary import Diary
 from rdzv.errors import (
     Fenced,
-    JobMismatch,
     RecordError,
     StoreAmbiguous,
     StoreError,
@@ -120,7 +119,7 @@ class Registrar:
         """Register, and stay registered until cancelled.
 
         Raises ``Fenced`` when another pod holds the name or the job (``let_in_again`` tells when
-        to run it anew), ``JobMismatch`` when the settings disagree with the job's.
+        to run it anew).
         """
         await self._client.mirror.changed_after(0)
         pause_s = 0.0
@@ -144,7 +143,7 @@ class Registrar:
                 await asyncio.Event().wait()
             sequence = self._client.mirror.sequence
             decision = self._plan(waited_s=0.0)
-            if isinstance(decision, Refuse) and decision.fenced:
+            if isinstance(decision, Refuse):
                 self._refused = decision
             elif self._client.membership.snapshot().job is not None:
                 # Else it would seed an emptied store with a life that may be over.
@@ -176,8 +175,8 @@ class Registrar:
             sequence = self._client.mirror.sequence
             decision = self._plan(waited_s=self._clock() - since_s)
             if isinstance(decision, Refuse):
-                self._refused, self.fenced = decision, decision.fenced
-                raise (Fenced if decision.fenced else JobMismatch)(decision.reason)
+                self._refused, self.fenced = decision, True
+                raise Fenced(decision.reason)
             if isinstance(decision, RetryLater):
                 self._log_change(decision.reason)
                 await self._news(sequence, decision.retry_in_s)
@@ -247,6 +246,8 @@ class Registrar:
             f"registered as incarnation {decision.incarnation.number}"
             f" in generation {decision.job.generation}: {decision.reason}"
         )
+        if decision.change:
+            sentence += f"; the job goes by this pod's template now: {decision.change}"
         return _Registration(held, lease, revision, sentence), revision
 
     def _transaction(
@@ -258,7 +259,11 @@ class Registrar:
             Compare(self.keys.job, "mod", "=", decision.job.mod_revision),
             Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
         ]
-        entry = HistoryEntry("join", self.identity.member, decision.reason, time())
+        name = self.identity.member
+        entries = [HistoryEntry("join", name, decision.reason, time())]
+        if decision.change:
+            why = f"its template is the newest: {decision.change}"
+            entries.append(HistoryEntry("set", name, why, time()))
         operations: list[Operation] = []
         if decision.superseded_generation is not None:
             old = self.keys.in_generation(decision.superseded_generation)
@@ -268,7 +273,7 @@ class Registrar:
         operations += [
             Put(incarnation_key, decision.incarnation.to_json()),
             Put(keys.member(self.identity.member), decision.member.to_json(), lease_id),
-            *self._client.history(entry),
+            *self._client.history(*entries),
         ]
         return compares, operations
 

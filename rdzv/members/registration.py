@@ -10,14 +10,19 @@ and never starts a new one: the higher generation wins.
 UIDs have no order, so a late pod of a deleted job looks like the first one of a new job. The UIDs
 of former generations are kept and refused. A pod with an unknown UID waits for a while if there are
 members that do not drain: those of a deleted job drain, and a late pod of it is terminated.
+
+Nobody is refused for what it was started with: the job goes by that, or comes to, or stays as it
+is (``rdzv.members.templates``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rdzv.listing import job_mismatch
+from rdzv.members.templates import adopted, is_upheld
 from rdzv.records.job import Incarnation, Job, Member, Role
+from rdzv.records.job_change import change_between
+from rdzv.records.job_template import JobTemplate
 from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
 
@@ -45,6 +50,16 @@ class Identity:
     job_uid: str = ""
     index: int = -1
     version: str = ""
+    allowed_sizes: tuple[int, ...] = ()
+    unit: int = 1
+    gather_s: float = 0.0
+
+    @property
+    def template(self) -> JobTemplate:
+        """What of it the whole job goes by."""
+        return JobTemplate(
+            self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s
+        )
 
     @property
     def launched(self) -> Sizes:
@@ -62,7 +77,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Register like this. ``job`` is to be written where it differs from the stored one."""
+    """Register like this. ``job`` is to be written where it differs from the stored one.
+
+    ``change``: what becomes of the job's values, in words; empty where they stay.
+    """
 
     job: Job
     job_changes: bool
@@ -70,6 +88,7 @@ class Register:
     member: Member
     superseded_generation: int | None
     reason: str
+    change: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +101,8 @@ class RetryLater:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Never: ``fenced`` if another pod has the name or the job, else the settings disagree.
+    """Never: another pod has the name, or the job. ``for_good``: whatever becomes of the job."""
 
-    ``for_good``: whatever becomes of the job.
-    """
-
-    fenced: bool
     reason: str
     for_good: bool = True
 
@@ -113,7 +128,6 @@ def plan(
     # A holder of an older incarnation is that of a store that was restored since.
     if holder is not None and foreign and held is not None and holder.number > held.incarnation:
         return Refuse(
-            True,
             f"the name {identity.member} was taken over by pod {holder.pod_uid}; see"
             " docs/operations.md#two-pods-claim-one-name",
         )
@@ -126,6 +140,10 @@ def plan(
     if isinstance(chosen, RetryLater | Refuse):
         return chosen
     job, reason = chosen
+    stays = identity.pod_uid not in snapshot.drains
+    # Who has been here before only comes back, perhaps before those that the roll-out has brought.
+    former_wins = held is None and stays and not is_upheld(snapshot, beside=identity.member)
+    job = adopted(job, identity.template, former_wins=former_wins)
     newest = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(newest + 1, snapshot.revision)
     since = number
@@ -144,14 +162,10 @@ def plan(
         since=since,
         index=identity.index,
         version=identity.version,
+        template=str(identity.template),
     )
-    if (mismatch := job_mismatch(job, member)) is not None:
-        return Refuse(
-            False,
-            f"{identity.member} cannot register: {mismatch}; see"
-            " docs/operations.md#a-member-is-refused",
-        )
     stored = snapshot.job
+    superseded = stored.generation if stored and stored.generation != job.generation else None
     return Register(
         job=job,
         job_changes=stored is None or job != stored,
@@ -163,10 +177,9 @@ def plan(
             holder.mod_revision if holder else snapshot.unreadable_incarnations.get(member.name, 0),
         ),
         member=member,
-        superseded_generation=(
-            stored.generation if stored and stored.generation != job.generation else None
-        ),
+        superseded_generation=superseded,
         reason=reason,
+        change=change_between(stored, job) if stored and superseded is None else "",
     )
 
 
@@ -186,13 +199,14 @@ def _choose_job(
                 "the job record cannot be read: waiting for a member that knows the job to write"
                 " it anew, or for its removal",
             )
-        job = Job(
+        bare = Job(
             identity.min_workers,
             identity.max_workers,
             generation=held.generation if held else 1,
             uid=identity.job_uid,
             mod_revision=snapshot.unreadable_job,
         )
+        job = bare.with_values_of(identity.template)
         return job, "the job was not in the store" if held else "first member of the job"
     present = replace(stored, vacated=False)
     if held is not None and held.generation > stored.generation:
@@ -248,7 +262,6 @@ def _change_lives(
         )
     if (held is not None and (trained or not former)) or (former and not deserted):
         return Refuse(
-            True,
             f"the job was created again with UID {stored.uid or '(none)'}; see"
             " docs/operations.md#a-pod-of-a-deleted-job-comes-late",
             for_good=False,
@@ -269,14 +282,20 @@ def _change_lives(
 
 
 def _next_life(stored: Job, identity: Identity) -> Job:
+    """Begin with the values of ``identity``.
+
+    What was said by hand stays, unless the job is another one by its UID.
+    """
+    same_job = stored.uid == identity.job_uid
+    by_hand = replace(stored, desired=stored.desired if same_job else None)
     return replace(
-        stored,
-        min_workers=identity.min_workers,
-        max_workers=identity.max_workers,
+        by_hand.with_values_of(identity.template),
+        paused=stored.paused and same_job,
         generation=stored.generation + 1,
         uid=identity.job_uid,
         vacated=False,
         former_uids=_former_uids(stored, identity.job_uid),
+        former_templates=(),
     )
 
 

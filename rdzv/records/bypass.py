@@ -18,7 +18,7 @@ from rdzv.store import KeyValue
 Kind = Literal["", "unseen", "absent", "elsewhere", "run_id", "nnodes"]
 """``unseen``: nothing is known of the training container yet. ``absent``: it runs, and its
 launcher has not connected. ``elsewhere``: the launcher was told another rendezvous. ``run_id``: it
-asks for another run than the others. ``nnodes``: its ``--nnodes`` is not the job's."""
+asks for another run than the others. ``nnodes``: its ``--nnodes`` is not its sidecar's."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SENTENCE_LENGTH = 400

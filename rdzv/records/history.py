@@ -29,6 +29,9 @@ Happening = Literal[
     "forget",
     "quarantine",
     "admit",
+    "set",
+    "pause",
+    "resume",
 ]
 
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
 
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.job_template import JobTemplate
 from rdzv.records.sizes import Sizes
 from rdzv.store import KeyValue
 
@@ -22,7 +24,9 @@ class Job:
     None. ``vacated`` says that the last member left on purpose. ``uid`` is empty where the
     platform gives none; ``former_uids`` are those of the lives before, the newest last, and
     bounded. ``allowed_sizes`` and ``unit`` are as in ``Sizes``; ``gather_s`` is the gather window,
-    in seconds; ``paused``: no world may train. ``mod_revision`` is the store's, for a compare; 0
+    in seconds; ``paused``: no world may train. ``template`` is what the pods were started with
+    that it goes by, even where ``muster set`` has changed a value since, and ``former_templates``
+    those before, the newest last, and bounded. ``mod_revision`` is the store's, for a compare; 0
     for a record not stored.
     """
 
@@ -38,11 +42,34 @@ class Job:
     unit: int = 1
     gather_s: float = 0.0
     paused: bool = False
+    template: str = ""
+    former_templates: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> Sizes:
         """The sizes that its worlds may have."""
         return Sizes(self.min_workers, self.max_workers, self.allowed_sizes, self.unit)
+
+    @property
+    def template_in_force(self) -> str:
+        """Its template; made of its values where a sidecar of 0.1.0 has left it out."""
+        values = (self.min_workers, self.max_workers, self.allowed_sizes, self.unit, self.gather_s)
+        return self.template or str(JobTemplate(*values))
+
+    def with_values_of(self, template: JobTemplate) -> Self:
+        """Go by ``template``; what was wanted within the bounds before stays if it still is."""
+        wanted = self.desired
+        fits = wanted is not None and template.min_workers <= wanted <= template.max_workers
+        return replace(
+            self,
+            min_workers=template.min_workers,
+            max_workers=template.max_workers,
+            allowed_sizes=template.allowed_sizes,
+            unit=template.unit,
+            gather_s=template.gather_s,
+            desired=wanted if fits else None,
+            template=str(template),
+        )
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -59,6 +86,8 @@ class Job:
                 "sizes": list(self.allowed_sizes),
                 "unit": self.unit,
                 "gather_s": self.gather_s,
+                "template": self.template,
+                "former_templates": list(self.former_templates),
             }
         )
 
@@ -67,9 +96,6 @@ class Job:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
         desired = fields.get("desired")
-        former_uids = take(kv.key, fields, "former_uids", list, [])
-        if not all(isinstance(uid, str) for uid in former_uids):
-            raise RecordError(f"{kv.key}: 'former_uids' is {former_uids!r}, expected strings")
         sizes = take(kv.key, fields, "sizes", list, [])
         if not all(type(size) is int and size > 0 for size in sizes):
             raise RecordError(f"{kv.key}: 'sizes' is {sizes!r}, expected numbers from 1 on")
@@ -83,13 +109,22 @@ class Job:
             uid=take(kv.key, fields, "uid", str),
             desired=None if desired is None else take(kv.key, fields, "desired", int),
             vacated=take(kv.key, fields, "vacated", bool),
-            former_uids=tuple(former_uids),
+            former_uids=_texts(kv.key, fields, "former_uids"),
             mod_revision=kv.mod_revision,
             allowed_sizes=tuple(sizes),
             unit=unit,
             gather_s=take_seconds(kv.key, fields, "gather_s") if "gather_s" in fields else 0.0,
             paused=take(kv.key, fields, "paused", bool, False),
+            template=take(kv.key, fields, "template", str, ""),
+            former_templates=_texts(kv.key, fields, "former_templates"),
         )
+
+
+def _texts(key: str, fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = take(key, fields, name, list, [])
+    if not all(isinstance(text, str) for text in texts):
+        raise RecordError(f"{key}: {name!r} is {texts!r}, expected strings")
+    return tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +136,7 @@ class Member:
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
     when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
     pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
-    (empty: it is older than this field).
+    (empty: it is older than this field). ``template``: what the pod was started with.
     """
 
     name: str
@@ -119,6 +154,12 @@ class Member:
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
+    template: str = ""
+
+    @property
+    def own_template(self) -> str:
+        """Its template; made of its bounds where its sidecar (0.1.0) names none."""
+        return self.template or str(JobTemplate(self.min_workers, self.max_workers))
 
     @property
     def counts_newest_run(self) -> bool:
@@ -146,6 +187,7 @@ class Member:
                 "since": self.since,
                 "index": self.index,
                 "version": self.version,
+                "template": self.template,
             }
         )
 
@@ -172,6 +214,7 @@ class Member:
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,
+            template=take(kv.key, fields, "template", str, ""),
         )
 
 

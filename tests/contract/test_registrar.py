@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv.errors import Fenced, JobMismatch, StoreAmbiguous
+from rdzv.errors import Fenced, StoreAmbiguous
+from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
-from rdzv.records.history import HISTORY_LENGTH
+from rdzv.records.history import HISTORY_LENGTH, HistoryEntry
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine
 from rdzv.store.memory.faults import Faults
@@ -169,15 +170,28 @@ async def test_who_was_fenced_comes_back_when_the_job_is_its_own_again() -> None
             assert member.generation == 3
 
 
-async def test_a_member_whose_settings_disagree_is_told_so() -> None:
+def set_by(one: JobClient) -> list[tuple[str, str]]:
+    """Who has changed the values of the job, and to what, by its history."""
+    entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
+    return [(entry.member, entry.why) for entry in entries if entry.what == "set"]
+
+
+async def test_a_roll_out_changes_the_bounds_of_the_job_and_refuses_nobody() -> None:
     engine = MemoryEngine(now)
-    async with client(engine) as one:
-        first = registrar(one, identity("w-0"))
-        async with running(first):
-            await registered(first)
-            second = registrar(one, replace(identity("w-1"), max_workers=9))
-            with pytest.raises(JobMismatch, match="max 9"):
-                await second.run()
+    async with client(engine) as one, member_of(one):
+        new = registrar(one, replace(identity("w-1"), max_workers=9))
+        late = registrar(one, identity("w-2"))
+        async with running(new), running(late):
+            await registered(new)
+            await registered(late)
+            snapshot = one.membership.snapshot()
+            assert snapshot.job is not None
+            assert (snapshot.job.min_workers, snapshot.job.max_workers) == (1, 9)
+            assert len(one.membership.listing().listed) == 3
+            assert set_by(one) == [("w-1", "its template is the newest: max is 9 (before: 4)")]
+            await new.leave(timeout_s=5)
+        async with member_of(one, who=identity("w-3")):
+            assert [who for who, _ in set_by(one)] == ["w-1", "w-3"]  # the roll-out was taken back
 
 
 async def test_the_last_one_to_leave_notes_it_and_the_next_life_begins_at_once() -> None:

@@ -151,7 +151,7 @@ def restored_name_fences() -> list[Patch]:
     def plan(snapshot: Any, identity: Any, held: Any, **known: Any) -> Any:
         holder = snapshot.incarnations.get(identity.member)
         if held is not None and holder is not None and holder.pod_uid != identity.pod_uid:
-            return Refuse(True, "planted")
+            return Refuse("planted")
         return original(snapshot, identity, held, **known)
 
     return [patch("rdzv.members.registrar.plan", plan)]

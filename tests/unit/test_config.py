@@ -66,6 +66,20 @@ def test_every_fault_is_told_at_once_with_its_flag_and_variable() -> None:
     assert len(told) == 6
 
 
+def test_sizes_of_a_world_are_read_and_held_against_the_bounds() -> None:
+    config = read({"MUSTER_SIZES": "4, 2,4", "MUSTER_GATHER": "0"})
+    assert (config.sizes, config.unit, config.gather_s) == ((2, 4), 1, 0)
+    assert (read({}).sizes, read({}).unit, read({}).gather_s) == ((), 1, 60)
+    for told_of, said in (
+        ({"MUSTER_SIZES": "2,4", "MUSTER_UNIT": "2"}, "--sizes (MUSTER_SIZES) and --unit"),
+        ({"MUSTER_SIZES": "1,5"}, "--sizes (MUSTER_SIZES): none of the sizes 1, 5 lies between"),
+        ({"MUSTER_UNIT": "5"}, "--unit (MUSTER_UNIT): no multiple of 5 lies between min 2"),
+        ({"MUSTER_SIZES": "2,x"}, "--sizes (MUSTER_SIZES): '2,x' from MUSTER_SIZES is wrong"),
+    ):
+        (told,) = faults({**NEEDED, **told_of})
+        assert told.startswith(said)
+
+
 def test_relative_paths_count_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

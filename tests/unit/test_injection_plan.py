@@ -140,6 +140,20 @@ def test_a_sidecar_takes_what_it_is_told(wrap: str) -> None:
     assert (config.min_nodes, config.max_nodes, config.grace_s) == (2, 4, 60)
 
 
+def test_sizes_of_a_world_stay_on_the_template_and_go_with_their_annotation() -> None:
+    first = injected(manifest(command=["a"]), max_nodes="8", sizes="2,4,8", gather_s="30s").text
+    env = variables(sidecars(first)[0])
+    assert (env["MUSTER_SIZES"], env["MUSTER_GATHER"], "MUSTER_UNIT" in env) == (
+        "2,4,8",
+        "30s",
+        False,
+    )
+    assert again(first) == first
+    other = again(first, sizes="any", unit="4")
+    assert variables(sidecars(other)[0])["MUSTER_UNIT"] == "4"
+    assert "MUSTER_SIZES" not in variables(sidecars(other)[0])
+
+
 def test_settings_come_from_the_environment_last() -> None:
     environ = {"MUSTER_MIN": "1", "MUSTER_MAX": "8", "MUSTER_IMAGE": "j", "MUSTER_JOB": ""}
     text = inject(manifest(), Request({**FLAGS, "max_nodes": None, "job": None}, environ)).text

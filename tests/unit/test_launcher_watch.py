@@ -95,7 +95,7 @@ def test_one_with_other_bounds_is_named_with_them(nnodes: str, wrong: bool) -> N
     found = Watching().shows(sight)
     assert found.kind == ("nnodes" if wrong else "")
     if wrong:
-        assert f"--nnodes={nnodes}, but the job has 2:4" in found.sentence
+        assert f"--nnodes={nnodes}, but its sidecar 2:4" in found.sentence
 
 
 def test_a_fixed_size_is_one_number() -> None:

@@ -62,7 +62,6 @@ def test_each_excluded_member_has_its_reason() -> None:
             member("launcher", 1, role="launcher", slots=0),
             member("empty", 2, slots=0),
             member("leaver", 3),
-            member("wrong", 4, max_workers=9),
             member("stale", 5),
             member("fine", 6),
             drains={"uid-leaver": Drain("uid-leaver", "leaver", "node pressure", "preStop")},
@@ -70,9 +69,8 @@ def test_each_excluded_member_has_its_reason() -> None:
         )
     )
     assert names(listing.listed) == ["fine"]
-    assert set(listing.excluded) == {"launcher", "empty", "leaver", "wrong", "stale"}
+    assert set(listing.excluded) == {"launcher", "empty", "leaver", "stale"}
     assert "node pressure" in listing.excluded["leaver"]
-    assert "max 9" in listing.excluded["wrong"]
 
 
 def test_i6_a_stale_incarnation_is_not_listed() -> None:
@@ -84,10 +82,20 @@ def test_i6_a_stale_incarnation_is_not_listed() -> None:
 
 def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() -> None:
     listing = decide(snapshot(member("w-0", 1), job=Job(2, 3)))
-    assert listing.excluded.keys() == {"w-0"}  # its own min is 1: it disagrees
-    listing = decide(snapshot(member("w-0", 1, min_workers=2), job=Job(2, 3)))
     assert names(listing.listed) == ["w-0"]
     assert "1 short of min" in listing.reason
+
+
+def test_only_a_size_that_is_allowed_is_listed_unless_none_can_be() -> None:
+    members = [member(f"w-{n}", n + 1) for n in range(6)]
+    for job, listed, said in (
+        (Job(1, 8, unit=4), 4, "4 listed of min 1 and max 8, in multiples of 4, 2 on standby"),
+        (Job(1, 8, allowed_sizes=(2, 5)), 5, "1 on standby"),
+        (Job(1, 9, unit=8), 6, "2 short of 8, the smallest size"),
+    ):
+        listing = decide(snapshot(*members, job=job))
+        assert len(listing.listed) == listed
+        assert listing.reason.endswith(said)
 
 
 MEMBERS = st.lists(
@@ -97,15 +105,15 @@ MEMBERS = st.lists(
         st.integers(1, 20),
         slots=st.integers(0, 2),
         role=st.sampled_from(["worker", "launcher"]),
-        max_workers=st.sampled_from([3, 3, 3, 4]),
+        max_workers=st.sampled_from([3, 4]),
     ),
     unique_by=lambda m: m.name,
 )
 
 
-@given(MEMBERS, st.integers(1, 5))
-def test_everybody_is_in_exactly_one_place(members: list[Member], room: int) -> None:
-    found = snapshot(*members, job=Job(1, room))
+@given(MEMBERS, st.integers(1, 5), st.sampled_from([1, 2, 3]))
+def test_everybody_is_in_exactly_one_place(members: list[Member], room: int, unit: int) -> None:
+    found = snapshot(*members, job=Job(1, room, unit=unit))
     listing = decide(found)
     places = [*names(listing.listed), *names(listing.standby), *listing.excluded]
     assert sorted(places) == sorted(found.members)

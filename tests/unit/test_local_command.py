@@ -54,6 +54,15 @@ def test_times_are_written_as_for_the_sidecar(
     assert [(run.lease_ttl_s, run.grace_s) for run in runs] == [seconds, seconds]
 
 
+def test_sizes_are_those_of_the_sidecars(runs: list[LocalSettings], tmp_path: Path) -> None:
+    assert local(tmp_path, "--max", "4", "--unit", "2", "--gather", "5s").exit_code == 0
+    assert local(tmp_path, "--max", "4", environ={"MUSTER_SIZES": "1,4"}).exit_code == 0
+    assert [(run.sizes, run.unit, run.gather_s) for run in runs] == [((), 2, 5), ((1, 4), 1, 2)]
+    refused = local(tmp_path, "--max", "4", "--unit", "5")
+    assert refused.exit_code == 2
+    assert "no multiple of 5 lies between min 1 and max 4" in " ".join(refused.output.split())
+
+
 def test_both_times_that_are_wrong_are_told_with_what_was_expected(
     runs: list[LocalSettings], tmp_path: Path
 ) -> None:

@@ -35,12 +35,14 @@ def test_what_is_said_reaches_the_parts() -> None:
             MUSTER_GRACE_S="24s",
             MUSTER_BELOW_MIN="commit",
             MUSTER_C10D_PORT="2500",
+            MUSTER_UNIT="2",
+            MUSTER_GATHER="25s",
         ),
         "uid",
     )
     assert (told.keys.namespace, told.keys.job_name) == ("team", "digits")
     who = told.identity
-    assert (who.pod_uid, who.min_workers, who.max_workers) == ("uid", 2, 4)
+    assert (who.pod_uid, str(who.template)) == ("uid", "min=2 max=4 unit=2 gather=25s")
     assert (told.lease_ttl_s, told.start_timeout_s) == (20, 21)
     assert (told.first_call_s, told.last_call_s, told.grace_s) == (22, 23, 24)
     assert (told.below_min, told.launcher_port, told.relayed) == ("commit", 2500, False)

@@ -56,6 +56,9 @@ class LocalSettings:
     access: Access | None
     native: bool
     grace_s: float = 30.0
+    sizes: tuple[int, ...] = ()
+    unit: int = 1
+    gather_s: float = 2.0
     keep_going: bool = False
     strict: bool = False
 
@@ -101,6 +104,9 @@ def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> di
         "MUSTER_SLOTS": str(settings.line.slots),
         "MUSTER_MIN": str(settings.min_nodes),
         "MUSTER_MAX": str(settings.max_nodes),
+        "MUSTER_SIZES": ",".join(map(str, settings.sizes)),
+        "MUSTER_UNIT": str(settings.unit),
+        "MUSTER_GATHER": f"{settings.gather_s:g}s",
         "MUSTER_ETCD_ENDPOINTS": endpoints,
         "MUSTER_RUN_DIR": str(pod.run_dir),
         "MUSTER_C10D_PORT": "0",

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong between the settings that say how many nodes a world may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rdzv.flags import named
+from rdzv.records.sizes import Sizes
+
+
+def size_faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """Say it, one sentence each; a setting that is missing or None was not told."""
+    sizes, unit = values.get("sizes") or (), values.get("unit") or 1
+    if sizes and unit > 1:
+        yield (
+            f"{named('--sizes')} and {named('--unit')} are both given: give --sizes alone, which"
+            " names every size that is allowed"
+        )
+        return
+    match values:
+        case {"min_nodes": int(least), "max_nodes": int(most)}:
+            pass
+        case _:
+            return
+    if least > most:
+        yield (
+            f"{named('--min')} is {least}, more than {named('--max')}, which is {most}: raise max"
+            " or lower min"
+        )
+    elif fault := Sizes(least, most, sizes, unit).fault:
+        yield f"{named('--sizes' if sizes else '--unit')}: {fault}"

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By which of its pods' templates a job goes: pure.
+
+The newest wins: one that the job has not gone by in this generation is that of a roll-out. A former
+one is that of a pod which the roll-out has not replaced yet, or came late, as long as anybody is
+there who was started with the newer one; when nobody is, the roll-out was taken back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rdzv.records.job import Job
+from rdzv.records.job_template import JobTemplate
+from rdzv.snapshot import Snapshot
+
+FORMER_TEMPLATES_MAX = 16
+"""How many former templates a job remembers, to tell a late pod from a roll-out."""
+
+
+def is_upheld(snapshot: Snapshot, *, beside: str) -> bool:
+    """Whether a member that does not drain, other than ``beside``, has the job's template."""
+    return snapshot.job is not None and any(
+        member.name != beside
+        and member.pod_uid not in snapshot.drains
+        and member.own_template == snapshot.job.template_in_force
+        for member in snapshot.members.values()
+    )
+
+
+def left_to(snapshot: Snapshot, member: str, template: JobTemplate) -> Job | None:
+    """Return the job as it is by ``template`` if nobody with the present one comes back.
+
+    None where somebody upholds that, or ``member`` is not the youngest who stays: it is a pod of
+    the youngest that a roll-out has brought, be it one that takes another back.
+    """
+    staying = [one for one in snapshot.members.values() if one.pod_uid not in snapshot.drains]
+    youngest = max(staying, key=lambda one: one.age_order, default=None)
+    if snapshot.job is None or youngest is None or youngest.name != member:
+        return None
+    if is_upheld(snapshot, beside=member):
+        return None
+    offered = adopted(snapshot.job, template, former_wins=True)
+    return None if offered == snapshot.job else offered
+
+
+def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
+    """Return the job as it is once a pod with ``template`` has registered.
+
+    ``former_wins``: whether one wins that the job has gone by before.
+    """
+    text, in_force = str(template), job.template_in_force
+    if text == in_force or (text in job.former_templates and not former_wins):
+        return job
+    former = tuple(one for one in (*job.former_templates, in_force) if one != text)
+    return replace(job.with_values_of(template), former_templates=former[-FORMER_TEMPLATES_MAX:])
