@@ -42,6 +42,9 @@ TASKS = {
     },
     "Operate a job": {
         "drain": "console.job.drain:drain",
+        "set": "console.job.bounds:set_values",
+        "pause": "console.job.pause:pause",
+        "resume": "console.job.pause:resume",
         "admit": "console.job.admit:admit",
         "forget": "console.job.forget:forget",
     },

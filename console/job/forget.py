@@ -12,11 +12,10 @@ import click
 
 from agent.config.sidecar import JobConfig
 from console.help import Command
+from console.job.changing import check_present
 from console.job.drain import requester, write
 from console.job.reading import connected
 from console.options import configured_by, job_named
-from rdzv.errors import JobNotFound
-from rdzv.flags import named
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.snapshot import Snapshot
@@ -46,11 +45,7 @@ async def _forget(config: JobConfig) -> str:
     keys = JobKeys(config.namespace, config.job)
     async with connected(config) as client:
         before = client.membership.snapshot()
-        if not client.mirror.kvs:
-            raise JobNotFound(
-                f"the store has no job {config.job} in namespace {config.namespace}: check"
-                f" {named('--job')} and {named('--namespace')}"
-            )
+        check_present(config, client)
         if before.commit_to_start_from is None and keys.last_commit not in before.corrupt:
             return f"job {config.job} has no last commit: there is nothing to forget"
 

@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import click
 
@@ -15,6 +14,7 @@ from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.reading import following, look
+from console.job.view import moment
 from console.options import configured_by, job_named, shown_with
 from console.wrapping import wrapped
 from rdzv.records.history import HistoryEntry
@@ -47,10 +47,10 @@ def history(config: JobConfig, as_json: bool, watch: bool, interval_s: float) ->
 async def _follow(
     config: JobConfig, text: Callable[[HistoryEntry], str], interval_s: float
 ) -> None:
-    shown: set[tuple[int, str]] = set()
+    shown: set[tuple[int, str, str]] = set()
     async with following(config) as views:
         async for view in views:
-            present = {(entry.revision, entry.member): entry for entry in view.history}
+            present = {(one.revision, one.member, one.what): one for one in view.history}
             for key, entry in present.items():
                 if key not in shown:
                     click.echo(text(entry))
@@ -71,8 +71,7 @@ def _wrapped(entry: HistoryEntry) -> str:
 
 
 def _sentence(entry: HistoryEntry) -> str:
-    moment = datetime.fromtimestamp(entry.at_unix_s, UTC).isoformat(timespec="seconds")
-    return f"{moment.replace('+00:00', 'Z')}  {entry.what:<10} {entry.member}: {entry.why}"
+    return f"{moment(entry.at_unix_s)}  {entry.what:<10} {entry.member}: {entry.why}"
 
 
 def _details(entry: HistoryEntry) -> list[str]:

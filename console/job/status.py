@@ -82,7 +82,8 @@ def _headline(view: JobView) -> str:
     if view.job is None:
         return f"{view.namespace}/{view.name}: no member has registered yet"
     generation = f"generation {view.job.generation}"
-    return f"{view.namespace}/{view.name}, {generation}: {view.listing.reason}"
+    state = "; ".join(filter(None, (view.pause, view.listing.reason)))
+    return f"{view.namespace}/{view.name}, {generation}: {state}"
 
 
 def _members(view: JobView, *, wide: bool) -> Grid:
@@ -140,6 +141,12 @@ def _json(view: JobView) -> dict[str, object]:
         "generation": job.generation if job else None,
         "min": job.min_workers if job else None,
         "max": job.max_workers if job else None,
+        "desired": job.desired if job else None,
+        "sizes": list(job.allowed_sizes) if job else [],
+        "unit": job.unit if job else None,
+        "gather_s": job.gather_s if job else None,
+        "paused": bool(view.pause),
+        "pause": view.pause,
         "reason": view.listing.reason,
         "members": [
             {

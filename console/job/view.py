@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
@@ -75,15 +76,32 @@ class JobView:
         """The job's record."""
         return self.snapshot.job
 
+    @property
+    def places(self) -> Places:
+        """Who has a place in the run that counts."""
+        newest = _newest(self.runs)
+        return newest.places if newest else NO_ROUND
+
+    @property
+    def pause(self) -> str:
+        """Say since when the job is paused, by whom and why; empty if it is not."""
+        if self.job is None or not self.job.paused:
+            return ""
+        said = [entry for entry in self.history if entry.what == "pause"]
+        if not said:
+            return "paused"
+        return f"paused since {moment(said[-1].at_unix_s)} by {said[-1].member}: {said[-1].why}"
+
     def awaited(self, run: RunView, now_unix_s: float) -> str:
         """Say what a round that is forming waits for, and since when; empty for another one."""
-        if run.state != "forming" or self.job is None:
+        if run.state != "forming" or self.job is None or self.job.paused:
             return ""
         asking = run.places.asking
         silent = [m for m in self.listing.listed if m.slots and m.name not in asking]
         reasons = []
-        if len(asking) < self.job.min_workers:
-            reasons.append(f"{len(asking)} of at least {self.job.min_workers} torchruns ask")
+        least = self.job.sizes.smallest
+        if len(asking) < least:
+            reasons.append(f"{len(asking)} of at least {least} torchruns ask")
         if silent:
             names = ", ".join(f"{m.name}{self._joined(m, now_unix_s)}" for m in silent)
             reasons.append(f"waits for the torchrun of {names}")
@@ -144,12 +162,15 @@ class JobView:
     def _held_back(self, member: Member) -> str:
         """Say why ``member`` has no place, and who has it if it should be its own by age."""
         younger = [m.name for m in self.listing.listed if m.age_order > member.age_order]
+        here = len(self.listing.listed)
+        full = self.job is None or here >= self.job.max_workers
+        taken = "max are listed" if full else f"{here} are listed, and the next size needs more"
         if not younger:
-            return "max are listed"
+            return taken
         run = _newest(self.runs)
         asks = run is not None and member.name in run.places.asking
         why = "it was there first" if asks else "no torchrun asks for one here"
-        return f"max are listed: {younger[-1]} has its place, as {why}"
+        return f"{taken}: {younger[-1]} has its place, as {why}"
 
     def _with_bypass(self, member: Member, why: str) -> str:
         bypass = self.bypasses.get(member.name)
@@ -178,17 +199,23 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
     runs = _runs(generation, kvs)
-    newest = _newest(runs)
-    return JobView(
+    view = JobView(
         keys.namespace,
         keys.job_name,
         snapshot,
-        decide(snapshot, newest.places if newest else NO_ROUND),
+        Listing(snapshot.revision),
         runs,
         _history(keys, kvs),
         _bypasses(generation, kvs),
         _saves(generation, kvs),
     )
+    return replace(view, listing=decide(snapshot, view.places))
+
+
+def moment(unix_s: float) -> str:
+    """Spell a moment in UTC."""
+    spelt = datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
+    return spelt.replace("+00:00", "Z")
 
 
 def _told(run: RunView, saves: Mapping[str, PodSaves]) -> list[PodSaves]:

@@ -43,18 +43,19 @@ async def ended(
     arguments: tuple[str, ...], environ: dict[str, str], runner: tuple[str, ...] = CONSOLE
 ) -> Ended:
     """Run one command to its end, as ``runner`` has it."""
-    process = await _start(arguments, environ, runner)
+    process = await started(arguments, environ, runner)
     async with asyncio.timeout(PATIENCE_S):
         out, err = await process.communicate()
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())
 
 
-async def _start(
+async def started(
     arguments: tuple[str, ...],
     environ: dict[str, str],
     runner: tuple[str, ...] = CONSOLE,
 ) -> asyncio.subprocess.Process:
+    """Start a command, as ``runner`` has it; nothing but ``environ`` is set of our variables."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -163,7 +164,7 @@ async def sidecar(
         "MUSTER_LEASE_TTL": "60",
         **environ,
     }
-    process = await _start(("agent",), settings, runner)
+    process = await started(("agent",), settings, runner)
     found = Sidecar(process, settings["MUSTER_ADDRESS"], http_port, c10d_port, run_dir)
     reading = asyncio.create_task(_read_lines(process, found.lines))
     try:

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster pause`` and ``muster resume``: all save and leave; the next start goes on from there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import dataclass, replace
+from time import time
+
+import click
+
+from agent.config.parsers import free_text
+from agent.config.sidecar import JobConfig
+from agent.telemetry.logs import printable
+from console.help import Command
+from console.job.changing import check_versions, present_job
+from console.job.drain import requester, write
+from console.job.reading import connected, present_view
+from console.job.view import JobView
+from console.options import configured_by, job_named
+from rdzv.errors import ConfigError, MembershipError
+from rdzv.job import JobClient
+from rdzv.records.commit import Commit
+from rdzv.records.history import Happening, HistoryEntry
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Operation, Put
+
+STATUS = {"paused": 0, "resumed": 4, "unsaved": 6}
+"""Exit status by how the wait ended."""
+
+RoundName = tuple[str, int]
+"""The run and the number of a round that trains."""
+
+
+@dataclass(frozen=True, slots=True)
+class PausePhase:
+    """How far a pause is. ``ending`` is set once it is over: a key of ``STATUS``."""
+
+    name: str
+    sentence: str
+    ending: str = ""
+
+
+def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundName | None]:
+    """Tell the phase; ``ended`` is the world that trained when it was last told, and the next one.
+
+    Where several runs train, the phase is that of the newest.
+    """
+    job, commit = view.job, view.snapshot.commit
+    if job is None or not job.paused:
+        return PausePhase("resumed", "the job is not paused any more", "resumed"), None
+    training = [run for run in view.runs if run.round.complete and not run.round.closed]
+    if not training:
+        return _ended(view, ended), None
+    run = max(training, key=lambda run: run.round.mod_revision)
+    world = run.run_id, run.round.number
+    size = len(run.round.frozen)
+    if run.round.finishing:
+        return PausePhase("finishing", "its work is done: it ends by itself"), world
+    if commit is None or not _is_of(commit, world):
+        return PausePhase("pausing", f"{size} members train, and no save has begun"), world
+    if commit.phase == "hold":
+        return PausePhase("agreeing", "all ranks are asked to stop at their next step"), world
+    if commit.phase == "commit":
+        return PausePhase("saving", f"all ranks save at step {commit.step}"), world
+    if commit.phase == "done":
+        return PausePhase("saved", f"all ranks saved step {commit.step}: the world ends"), world
+    return PausePhase("pausing", commit.reason or f"{size} members train"), world
+
+
+def _ended(view: JobView, world: RoundName | None) -> PausePhase:
+    commit, last = view.snapshot.commit, view.snapshot.commit_to_start_from
+    at = "" if last is None else f"; the next start goes on from step {last.step}"
+    saved = commit is not None and commit.phase == "done" and commit.step is not None
+    if world is None or (saved and commit is not None and _is_of(commit, world)):
+        return PausePhase("paused", f"no world trains{at}", "paused")
+    why = "the world ended without a save: nothing to save, or a script takes no part"
+    return PausePhase("unsaved", f"{why}{at}", "unsaved")
+
+
+def _is_of(commit: Commit, world: RoundName) -> bool:
+    return (commit.run, commit.round) == world
+
+
+@click.command(
+    cls=Command,
+    statuses={
+        4: "with --wait: it was resumed",
+        6: "with --wait: the world ended without a save",
+    },
+    short_help="Save and stop a job, until it is resumed.",
+    epilog="\b\nExamples:\n  muster pause digits --wait\n  muster resume digits",
+)
+@job_named
+@configured_by(JobConfig)
+@click.option("--reason", default="asked for by hand", show_default=True, help="For the history.")
+@click.option("--wait", is_flag=True, help="Print each phase, until no world trains.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def pause(config: JobConfig, reason: str, wait: bool, as_json: bool) -> int:
+    """Pause JOB: all ranks save the same step, and leave.
+
+    The pods may stay, and wait, or be deleted: the job is paused until muster resume. The next
+    world goes on from what was saved.
+    """
+    try:
+        why = free_text(reason)
+    except ValueError as error:
+        raise ConfigError(f"--reason: {reason!r} is wrong: {error}") from error
+    return asyncio.run(_pause(config, why, wait=wait, as_json=as_json))
+
+
+@click.command(
+    cls=Command,
+    short_help="Let a paused job go on from where it was saved.",
+    epilog="\b\nExample:\n  muster resume digits",
+)
+@job_named
+@configured_by(JobConfig)
+def resume(config: JobConfig) -> int:
+    """Resume JOB: the members that are there, and those that come, form the next world."""
+    asyncio.run(_resume(config))
+    return 0
+
+
+async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -> int:
+    async with connected(config) as client:
+        _check(config.job, client.membership.snapshot())
+        _, world = phase_of(_as_paused(present_view(client)), None)
+        await _write(config, client, "pause", reason, paused=True)
+        return await _follow(client, world, to_the_end=wait, as_json=as_json)
+
+
+async def _resume(config: JobConfig) -> None:
+    async with connected(config) as client:
+        if await _write(config, client, "resume", "asked for by hand", paused=False):
+            members = len(client.membership.snapshot().members)
+            click.echo(f"job {config.job} is resumed: {members} members are there")
+        else:
+            click.echo(f"job {config.job} is not paused: nothing changes")
+
+
+def _as_paused(view: JobView) -> JobView:
+    job = view.job
+    paused = None if job is None else replace(job, paused=True)
+    return replace(view, snapshot=replace(view.snapshot, job=paused))
+
+
+def _check(job: str, snapshot: Snapshot) -> None:
+    check_versions(job, snapshot)
+    launchers = sorted(m.name for m in snapshot.members.values() if m.role == "launcher")
+    if launchers:
+        raise MembershipError(
+            f"job {job} cannot be paused: horovodrun in {launchers[0]} keeps what is trained in the"
+            " memory of its workers: let the script save a checkpoint, then delete the job's pods"
+        )
+
+
+async def _write(
+    config: JobConfig, client: JobClient, what: Happening, why: str, *, paused: bool
+) -> bool:
+    """Write it, and return whether it was to do."""
+    changed = False
+
+    def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
+        nonlocal changed
+        job = present_job(config, client, snapshot)
+        if job.paused == paused:
+            return None
+        changed = True
+        entry = HistoryEntry(what, requester(socket.gethostname()), why, time())
+        here = Compare(client.keys.job, "mod", "=", job.mod_revision)
+        put = Put(client.keys.job, replace(job, paused=paused).to_json())
+        return [here], [put, *client.history(entry)]
+
+    await write(client, plan)
+    return changed
+
+
+async def _follow(
+    client: JobClient, world: RoundName | None, *, to_the_end: bool, as_json: bool
+) -> int:
+    """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
+    told: PausePhase | None = None
+    while True:
+        sequence = client.mirror.sequence
+        phase, trains = phase_of(present_view(client), world)
+        world = trains or world
+        if phase != told:
+            told = phase
+            click.echo(_line(phase, as_json=as_json))
+        if phase.ending:
+            return STATUS[phase.ending] if to_the_end else 0
+        if not to_the_end:
+            return 0
+        await client.mirror.changed_after(sequence)
+
+
+def _line(phase: PausePhase, *, as_json: bool) -> str:
+    if as_json:
+        return json.dumps(
+            {"phase": phase.name, "sentence": phase.sentence, "outcome": phase.ending}
+        )
+    return printable(f"{phase.name:<10} {phase.sentence}")
