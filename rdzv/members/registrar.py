@@ -259,6 +259,10 @@ class Registrar:
             Compare(self.keys.job, "mod", "=", decision.job.mod_revision),
             Compare(incarnation_key, "mod", "=", decision.incarnation.mod_revision),
         ]
+        if decision.alone_at:
+            # Whoever has come since may have the newer template.
+            since = decision.alone_at + 1
+            compares.append(Compare(keys.members, "mod", "<", since, prefix=True))
         name = self.identity.member
         entries = [HistoryEntry("join", name, decision.reason, time())]
         if decision.change:

@@ -79,7 +79,8 @@ class Held:
 class Register:
     """Register like this. ``job`` is to be written where it differs from the stored one.
 
-    ``change``: what becomes of the job's values, in words; empty where they stay.
+    ``change``: what becomes of the job's values, in words; empty where they stay. ``alone_at``: the
+    job goes back to a former template, as nobody was there with the newer at that revision; 0: no.
     """
 
     job: Job
@@ -89,6 +90,7 @@ class Register:
     superseded_generation: int | None
     reason: str
     change: str = ""
+    alone_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,9 @@ def plan(
     stays = identity.pod_uid not in snapshot.drains
     # Who has been here before only comes back, perhaps before those that the roll-out has brought.
     former_wins = held is None and stays and not is_upheld(snapshot, beside=identity.member)
+    forward = adopted(job, identity.template, former_wins=False)
     job = adopted(job, identity.template, former_wins=former_wins)
+    alone_at = snapshot.revision if job != forward else 0
     newest = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(newest + 1, snapshot.revision)
     since = number
@@ -180,6 +184,7 @@ def plan(
         superseded_generation=superseded,
         reason=reason,
         change=change_between(stored, job) if stored and superseded is None else "",
+        alone_at=alone_at,
     )
 
 

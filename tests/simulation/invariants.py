@@ -15,9 +15,11 @@ from launcher_shim.horovod.hosts import SETTLE_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import last_name, spelled
 from rdzv.listing import decide
+from rdzv.members.templates import is_upheld
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Member
+from rdzv.records.job_change import change_between
 from rdzv.snapshot import Snapshot
 from rdzv.store import WatchEvent
 from rdzv.store.intervals import Interval
@@ -128,6 +130,7 @@ class Invariants:
         self.truth.apply(events, revision)
         after = self.snapshot
         if after is not before:
+            self._check_template(before, after, sender)
             self._note_listed(before, after, sender)
             self.drains.committed(before, after)
             self.quarantines.committed(before, after)
@@ -168,6 +171,20 @@ class Invariants:
                         f"I6: {sender.member} writes {last_name(key)} under a registration that"
                         " is not in force"
                     )
+
+    def _check_template(self, before: Snapshot, after: Snapshot, sender: Sender | None) -> None:
+        """I12: sidecars change the job's values with its template alone, and nobody takes one back
+        that another member upholds."""
+        was, now = before.job, after.job
+        if sender is None or was is None or now is None or was.generation != now.generation:
+            return
+        if was.template_in_force == now.template_in_force:
+            if change := change_between(was, now):
+                self.break_(f"I12: {sender.member} undoes what was set: {change}")
+        elif now.template_in_force not in was.former_templates:
+            return
+        elif is_upheld(before, beside=sender.member):
+            self.break_(f"I12: {sender.member} takes {was.template_in_force} back")
 
     def _note_listed(self, before: Snapshot, after: Snapshot, sender: Sender | None) -> None:
         listed = self._listed(after)

@@ -33,6 +33,7 @@ class Liveness:
         self._healthy_since_s: dict[str, float] = {}
         self._trained_s = -math.inf
         self._paused_s = math.inf
+        self._shapes = 1
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""
@@ -48,6 +49,9 @@ class Liveness:
         present = () if self._job.paused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
         since_s = self._healthy_since_s
+        if len(self._job.shapes) > self._shapes:
+            # What was enough before, or is from now on, says nothing of the time until now.
+            self._shapes, since_s = len(self._job.shapes), {}
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
         for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
         least = self._job.sizes.smallest

@@ -42,6 +42,11 @@ class JobShape:
     job_uid: str = "uid-digits"
     quarantine: Terms = field(default=TERMS, repr=False)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Its min and max."""
+        return self.least, self.most
+
 
 class Sidecar:
     """One life of one sidecar. ``skew_s`` sets its clock apart from the others'."""

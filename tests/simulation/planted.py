@@ -23,6 +23,7 @@ import rdzv.drain.decision
 import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
+import rdzv.members.templates
 import rdzv.records.quarantine
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
@@ -40,8 +41,10 @@ from rdzv.members.guard import Registered
 from rdzv.members.lease import RENEWALS_PER_TTL, MemberLease
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Refuse
+from rdzv.members.roll_back import RollBack
 from rdzv.mirror import Mirror, Watching
 from rdzv.records.job import Job
+from rdzv.records.job_template import JobTemplate
 from rdzv.records.quarantine import Death, Quarantine, QuarantineDecision
 from rdzv.records.sizes import Sizes
 from rdzv.snapshot import Snapshot
@@ -132,6 +135,30 @@ def name_not_compared() -> list[Patch]:
         return compares[:1], operations
 
     return [patch.object(Registrar, "_transaction", transaction)]
+
+
+@plant("roll-outs", 20)
+def former_template_wins() -> list[Patch]:
+    """Whoever registers has the newest template, be it one that the job has gone by before."""
+    return [patch("rdzv.members.registration.is_upheld", lambda snapshot, beside: False)]
+
+
+@plant("bounds-by-hand", 20)
+def set_undone_by_the_next_pod() -> list[Patch]:
+    """A pod makes the values of its template the job's, although that is in force already."""
+
+    def adopted(job: Job, template: JobTemplate, *, former_wins: bool) -> Job:
+        if str(template) == job.template_in_force:
+            return job.with_values_of(template)
+        return rdzv.members.templates.adopted(job, template, former_wins=former_wins)
+
+    return [patch("rdzv.members.registration.adopted", adopted)]
+
+
+@plant("roll-outs", 40)
+def last_pod_of_a_roll_back_missed() -> list[Patch]:
+    """Where no pod registers after the last newer one has gone, its template stays in force."""
+    return [patch.object(RollBack, "_left", lambda self, snapshot: None)]
 
 
 @plant("strays", 4)

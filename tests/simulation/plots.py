@@ -50,6 +50,7 @@ from tests.simulation.plot import (
 )
 from tests.simulation.restores import backup_of_former_lives, restore
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
+from tests.simulation.roll_outs import roll_out, set_bounds, straggler
 from tests.simulation.stages import start_container_again
 from tests.simulation.strays import former_lives, late_pod
 from tests.simulation.torchrun import LAST_STAGE
@@ -210,6 +211,26 @@ PLOTS = (
         one_is_enough,
         ends=True,
         uploads=True,
+        daily=50,
+    ),
+    Plot(
+        "roll-outs",
+        {roll_out: 6, straggler: 4, crash: 2, cut_one: 2, freeze: 1, tear: 1},
+        MANY,
+        trains=False,
+        daily=100,
+    ),
+    Plot(
+        "roll-outs-and-rounds",
+        {roll_out: 4, set_bounds: 3, straggler: 2, crash: 1, end_torchrun: 1, cut_one: 1, tear: 1},
+        FEW,
+        daily=50,
+    ),
+    Plot(
+        "bounds-by-hand",
+        {set_bounds: 5, die: 3, roll_out: 1, crash: 2, cut_one: 1},
+        FEW,
+        trains=False,
         daily=50,
     ),
     Plot("strays", LATE, FEW, prologue=former_lives, daily=75),

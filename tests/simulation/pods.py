@@ -255,11 +255,14 @@ class SimulatedJob:
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``sizes``: those in force, the last of ``former_sizes``.
+    ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
+    the end; ``shapes``: all that it may have gone by.
     """
 
     def __init__(self, loop: SimulatedLoop, shape: JobShape, random: Random) -> None:
         self.loop = loop
-        self.shape = shape
+        self.shape = self.template = shape
+        self.shapes = [shape]
         self.random = random
         self.timeline = Timeline(loop.time)
         self.engine = SimulatedEngine(loop.time)
@@ -286,17 +289,24 @@ class SimulatedJob:
         self._uids = 0
         self._numbers = 0
 
+    def go_by(self, shape: JobShape) -> None:
+        """Expect these bounds in the end, and worlds of them from now on."""
+        self.shape = shape
+        self.shapes.append(shape)
+        self.sizes = Sizes(shape.least, shape.most)
+        self.former_sizes.append(self.sizes)
+
     def add(self, name: str) -> Pod:
         """Start a pod under a name that nobody living has."""
         self._uids += 1
-        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.shape)
+        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.template)
         pod.start()
         return pod
 
     def stray(self, name: str, job_uid: str) -> Pod:
         """Start a pod of another Job of this name, one that is deleted."""
         self._uids += 1
-        shape = replace(self.shape, job_uid=job_uid)
+        shape = replace(self.template, job_uid=job_uid)
         pod = Pod(self, name, f"uid-{name}{self._uids}", shape)
         self.strays.append(pod)
         pod.start()

@@ -88,6 +88,9 @@ def _members(job: SimulatedJob, invariants: Invariants) -> str | None:
             return f"the mirror of {pod.name} is not what the store holds"
     if len(snapshot.members) != len(job.present()):
         return "somebody who is gone is still a member"
+    stored = snapshot.job
+    if stored is None or (stored.min_workers, stored.max_workers) != job.shape.bounds:
+        return f"the job is {stored}, not {job.shape}"
     return None
 
 

@@ -230,7 +230,7 @@ class Torchrun:
     async def _join(self) -> None:
         """torch's join operation."""
         deadline_s = self._job.loop.time() + JOIN_S
-        shape, me = self._job.shape, self._me
+        shape, me = self.pod.shape, self._me
         waits = False
         while True:
             state = self._state
