@@ -95,16 +95,24 @@ class Job(Training, Pods):
     # -- starting and ending
 
     def add(
-        self, count: int = 1, *, uid: str = "", launch: bool = True, program: Path = ROOT
+        self,
+        count: int = 1,
+        *,
+        uid: str = "",
+        launch: bool = True,
+        program: Path = ROOT,
+        environ: Mapping[str, str] | None = None,
     ) -> list[Node]:
         """Start nodes and wait until their sidecars are ready; then their torchruns.
 
-        ``program``: which Muster the sidecars are of.
+        ``program``: which Muster the sidecars are of. ``environ``: what they are told otherwise
+        than those of before.
         """
         nodes = []
         for _ in range(count):
             node = self.node(f"node-{self._added}", self._added + 1, uid)
             node.program = program
+            node.sidecar_settings.update(environ or {})
             self._added += 1
             nodes.append(node)
             self.nodes[node.name] = node
