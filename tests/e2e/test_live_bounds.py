@@ -49,9 +49,7 @@ def test_bounds_change_by_a_roll_out_and_by_hand_and_no_step_is_lost(
         wider = job.add(2, environ={"MUSTER_MAX": "4"})
         four = job.world_of([*two, *wider])
         job.goes_on(four, 5)
-        assert f"set        {wider[0].name}: its template is the newest: max is 4 (before: 2)" in (
-            muster(job, "history")
-        )
+        assert ": its template is the newest: max is 4 (before: 2)" in muster(job, "history")
 
         assert "1 of 4 members will stand by" in muster(job, "set", "--max", "3")
         three = job.until_world(
