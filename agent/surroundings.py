@@ -148,4 +148,5 @@ def identity_of(config: Config, pod_uid: str, version: str) -> Identity:
         allowed_sizes=config.sizes,
         unit=config.unit,
         gather_s=config.gather_s,
+        topology=config.topology,
     )

@@ -41,6 +41,16 @@ def free_text(text: str) -> str:
     return text
 
 
+def topology(text: str) -> str:
+    """A path of names, any of them empty where it is not known; without slashes at its end."""
+    if not re.fullmatch(r"[A-Za-z0-9._:/-]*", text, re.ASCII) or len(text) > NAME_LENGTH:
+        raise ValueError(
+            "expected a path such as block/rack, the most general part first, of letters, digits,"
+            f" '.', '_', ':' and '-', no longer than {NAME_LENGTH}"
+        )
+    return text.rstrip("/")
+
+
 def directory(text: str) -> str:
     """A path that needs no quotes in a shell; a relative one is resolved, as by a shell."""
     path = _from_here(text)

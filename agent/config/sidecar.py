@@ -192,7 +192,24 @@ class Config(JobConfig):
         )
     )
     node: str = field(
-        Setting("--node", texts.free_text, "", "NAME", "Name of the machine, for people to read.")
+        Setting(
+            "--node",
+            texts.free_text,
+            "",
+            "NAME",
+            "Name of the machine: for people to read, and its pods have ranks that follow one"
+            " another.",
+        )
+    )
+    topology: str = field(
+        Setting(
+            "--topology",
+            texts.topology,
+            "",
+            "PATH",
+            "Where the machine is, the most general part first, as in block/rack: neighbours have"
+            " ranks that follow one another. A part that is unknown may be empty.",
+        )
     )
     role: Literal["worker", "launcher"] = field(
         Setting(

@@ -53,6 +53,7 @@ class Identity:
     allowed_sizes: tuple[int, ...] = ()
     unit: int = 1
     gather_s: float = 0.0
+    topology: str = ""
 
     @property
     def template(self) -> JobTemplate:
@@ -167,6 +168,7 @@ def plan(
         index=identity.index,
         version=identity.version,
         template=str(identity.template),
+        topology=identity.topology,
     )
     stored = snapshot.job
     superseded = stored.generation if stored and stored.generation != job.generation else None

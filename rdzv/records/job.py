@@ -136,7 +136,9 @@ class Member:
     worker processes its pod runs (0 for a launcher pod). ``created_revision`` orders members by
     when they came; ``lease`` is the lease the record hangs on. ``index`` is the number that the
     pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
-    (empty: it is older than this field). ``template``: what the pod was started with.
+    (empty: it is older than this field). ``template``: what the pod was started with. ``topology``
+    says where its machine, the ``node``, is: a path such as ``block/rack``, the most general part
+    first (empty: unknown).
     """
 
     name: str
@@ -151,6 +153,7 @@ class Member:
     since: int = 0
     index: int = -1
     version: str = ""
+    topology: str = ""
     created_revision: int = 0
     mod_revision: int = 0
     lease: int = 0
@@ -171,6 +174,17 @@ class Member:
         """Sorts the oldest first. A pod keeps its place when it registers again after a cut."""
         return (self.since or self.incarnation, self.name)
 
+    @property
+    def location(self) -> tuple[str, ...]:
+        """Where it is, the most general part first: the parts of its topology, then its machine.
+
+        A part that is not known is empty if another one follows.
+        """
+        parts = [*self.topology.split("/"), self.node] if self.topology else [self.node]
+        while parts and not parts[-1]:
+            parts.pop()
+        return tuple(parts)
+
     def to_json(self) -> bytes:
         """Encode for the store."""
         return dump_record(
@@ -188,6 +202,7 @@ class Member:
                 "index": self.index,
                 "version": self.version,
                 "template": self.template,
+                "topology": self.topology,
             }
         )
 
@@ -211,6 +226,7 @@ class Member:
             since=take(kv.key, fields, "since", int, 0),
             index=take(kv.key, fields, "index", int, -1),
             version=take(kv.key, fields, "version", str, ""),
+            topology=take(kv.key, fields, "topology", str, ""),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
             lease=kv.lease,

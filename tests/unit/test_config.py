@@ -180,6 +180,26 @@ def test_what_is_no_endpoint(text: str) -> None:
         values.endpoints(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("", ""),
+        ("b1/r2", "b1/r2"),
+        ("/zone-a/", "/zone-a"),
+        ("//", ""),
+        ("eu:1/R_2.x", "eu:1/R_2.x"),
+    ],
+)
+def test_topologies(text: str, path: str) -> None:
+    assert values.topology(text) == path
+
+
+@pytest.mark.parametrize("text", ["block rack", "$(ZONE)/r1", "block\\rack", "b\n", "é", "a" * 254])
+def test_what_is_no_topology(text: str) -> None:
+    with pytest.raises(ValueError, match="a path such as block/rack"):
+        values.topology(text)
+
+
 @given(st.text(max_size=300))
 def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
     parsers = (

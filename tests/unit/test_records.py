@@ -41,6 +41,7 @@ RECORDS: st.SearchStrategy[Any] = (
     | st.builds(
         Member, TEXT, TEXT, st.integers(), TEXT, TEXT, st.sampled_from(["worker", "launcher"]),
         st.integers(), st.integers(), st.integers(), index=st.integers(-1, 99), version=TEXT,
+        topology=TEXT,
     )
     | st.builds(
         Commit, COUNT, TEXT, COUNT, st.sampled_from(["idle", "hold", "commit", "done", "void"]),
@@ -140,6 +141,7 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (Drain, "seconds_left", float("nan")),
         (Job, "former_uids", [1]),
         (Member, "version", 1),
+        (Member, "topology", 1),
         (Quarantine, "deaths", 0),
         (Quarantine, "out", "x"),
         (Node, "state", "elsewhere"),

@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, stand
+from launcher_shim.c10d.rounds.rank_order import in_rank_order
 from launcher_shim.c10d.rounds.records import Node, Round
 
 
@@ -112,8 +114,7 @@ def _complete(
             None, f"{here}, waiting for a world that a restored store may have lost", until_s
         )
 
-    frozen = tuple(node.seat for node in sorted(chosen, key=lambda node: node.rank_order))
-    freeze = replace(current, complete=True, frozen=frozen, former=())
+    freeze = partial(_freeze, snapshot, chosen)
     met_min_s = now if observations.met_min_s is None else observations.met_min_s
     awaited = _awaited(now, snapshot, observations, policy, met_min_s)
     if sizes.largest(len(asking) + len(awaited)) == len(chosen):
@@ -121,7 +122,7 @@ def _complete(
         awaited = _holders(awaited, snapshot, chosen)
     if len(chosen) == sizes.full:
         if not awaited:
-            return RoundDecision(freeze, f"{here}, which is the maximum: complete")
+            return RoundDecision(freeze(), f"{here}, which is the maximum: complete")
     elif policy.desired is not None and len(asking) < policy.desired:
         patience_s = policy.first_call_s if current.is_first else policy.last_call_s
         awaited[f"{policy.desired} desired nodes"] = met_min_s + patience_s
@@ -131,8 +132,15 @@ def _complete(
             None, f"{here}, waiting for {', '.join(sorted(pending))}", min(pending.values())
         )
     if awaited:
-        return RoundDecision(freeze, f"{here}, the last call is over: complete")
-    return RoundDecision(freeze, f"{here}, and nobody else is coming: complete")
+        return RoundDecision(freeze(), f"{here}, the last call is over: complete")
+    return RoundDecision(freeze(), f"{here}, and nobody else is coming: complete")
+
+
+def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node]) -> Round:
+    """Complete the round with ``chosen`` in the order of their ranks."""
+    current, locations = snapshot.round, snapshot.membership.locations
+    frozen = tuple(node.seat for node in in_rank_order(chosen, current.former, locations))
+    return replace(current, complete=True, frozen=frozen, former=())
 
 
 def _worlds_return_until_s(

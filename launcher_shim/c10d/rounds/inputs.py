@@ -93,6 +93,8 @@ class RoundMembers:
     """The order of members by age: the smallest number is the oldest."""
     quarantined: frozenset[str] = frozenset()
     """Of those listed, the ones whose torchrun keeps dying."""
+    locations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Where each of those listed is, as in ``rdzv.records.job.Member``."""
 
     def may_join(self, member: str) -> bool:
         """Whether a node of ``member`` may be frozen into a round."""

@@ -53,7 +53,7 @@ class Node:
     ask: int
     """How many times this torchrun has asked; see ``Seat``."""
     addr: str
-    """With ``pid`` and ``local_id``, torch's description of the node; ranks are ordered by it."""
+    """With ``pid`` and ``local_id``, torch's description of the node."""
     pid: int
     local_id: int
     round: int = 0
@@ -75,7 +75,10 @@ class Node:
 
     @property
     def rank_order(self) -> tuple[str, int, int, str]:
-        """torch's order of ranks, and the member's name where two descriptions are equal."""
+        """torch's order of ranks, and the member's name where two descriptions are equal.
+
+        It decides where ``rank_order`` knows no better.
+        """
         return (self.addr, self.pid, self.local_id, self.member)
 
     def is_later_than(self, other: Node) -> bool:
@@ -148,8 +151,8 @@ class Round:
     mod_revision: int = 0
     """The store's revision of the record; 0 before it is stored."""
     former: tuple[str, ...] = ()
-    """While the round is open: members of the world before it. Nobody else takes their places as
-    long as they are here."""
+    """While the round is open: members of the world before it, in rank order. Nobody else takes
+    their places as long as they are here."""
     restored: bool = False
     """Whether the store had lost it, and it was written again, or has lost keys of it. Keys that
     its nodes had stored for each other, such as the master's address, may be gone, so no node

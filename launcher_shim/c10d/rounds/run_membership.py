@@ -47,6 +47,7 @@ def run_membership(
         saved=saved,
         ages={member.name: age for age, member in enumerate(fit)},
         quarantined=listing.quarantined,
+        locations={member.name: member.location for member in fit},
     )
 
 

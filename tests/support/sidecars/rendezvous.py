@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -67,6 +67,7 @@ class Sidecar:
         ttl_s: float,
         held: Held | None,
         terms: Terms,
+        topology: str,
     ) -> None:
         self.name = name
         self.cut = Cut()
@@ -81,7 +82,9 @@ class Sidecar:
         who = identity(name, least=policy.min_nodes, most=policy.max_nodes)
         # With a UID the job has one life, even if all of its pods are gone for a while.
         settings = MemberSettings(
-            keys=KEYS, identity=replace(who, job_uid="uid-digits"), lease_ttl_s=ttl_s
+            keys=KEYS,
+            identity=replace(who, job_uid="uid-digits", topology=topology),
+            lease_ttl_s=ttl_s,
         )
         self.registrar = member_parts(around, settings, self._client, held=held).registrar
         keys = KEYS.in_generation(1)
@@ -337,6 +340,7 @@ class Job:
     ttl_s: float
     tasks: asyncio.TaskGroup
     terms: Terms = TERMS
+    topologies: Mapping[str, str] = field(default_factory=dict)
     sidecars: dict[str, Sidecar] = field(default_factory=dict)
     running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     torchruns: dict[str, Torchrun] = field(default_factory=dict)
@@ -345,7 +349,8 @@ class Job:
 
     async def sidecar(self, name: str, held: Held | None = None) -> Sidecar:
         """Start a sidecar and wait until it is registered."""
-        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms)
+        topology = self.topologies.get(name, "")
+        one = Sidecar(self.engine, name, self.policy, self.ttl_s, held, self.terms, topology)
         self.sidecars[name] = one
         self.running[name] = self.tasks.create_task(one.run())
         async with asyncio.timeout(30):
@@ -454,15 +459,20 @@ class Job:
 
 @asynccontextmanager
 async def job(
-    policy: RoundPolicy, ttl_s: float = 60.0, terms: Terms = TERMS, world: str = ""
+    policy: RoundPolicy,
+    ttl_s: float = 60.0,
+    terms: Terms = TERMS,
+    world: str = "",
+    topologies: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Job]:
     """A job whose first world is of the nodes in ``world``; all of it is gone afterwards.
 
-    ``ttl_s`` is to be short where a lease has to end, and only there.
+    ``ttl_s`` is to be short where a lease has to end, and only there. ``topologies``: of members,
+    by name.
     """
     with torch_in_strands():
         async with asyncio.TaskGroup() as tasks:
-            one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms)
+            one = Job(MemoryEngine(now), policy, ttl_s, tasks, terms, topologies or {})
             try:
                 for name in world:
                     await one.sidecar(name)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of ranks in a world: neighbours stand together, and who stays keeps its rank.
+
+Rings run along the ranks, so each border between two blocks that they cross costs. A rank that
+moves costs once: what its worker has cached, or logs under its number, is another rank's now. So
+the rules are, the first one first: each block has one run of ranks, and each part of a block one
+run within it; rank 0 stays rank 0; few ranks move. Where nothing is known, it is torch's order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+
+from launcher_shim.c10d.rounds.records import Node
+
+Location = tuple[str, ...]
+"""Where a node is, the most general part first: block, rack, machine."""
+
+
+def in_rank_order(
+    chosen: Sequence[Node], former: Sequence[str], locations: Mapping[str, Location]
+) -> list[Node]:
+    """Return ``chosen`` in the order of their ranks.
+
+    ``former``: the members of the world before, in the order of its ranks. ``locations``: where
+    each member is. One whose location is empty, or has ended, stands anywhere between the others.
+    """
+    ranks = {member: rank for rank, member in enumerate(former)}
+    # Nodes that stay, by former rank; then the others, as torch orders them. Groups keep it.
+    natural = sorted(
+        chosen, key=lambda node: (ranks.get(node.member, len(former)), node.rank_order)
+    )
+    return list(_Order(ranks, locations).of(natural, 0, 0)) if former or locations else natural
+
+
+class _Order:
+    """Orders the nodes of one group after the other, from the most general one down."""
+
+    def __init__(self, ranks: Mapping[str, int], locations: Mapping[str, Location]) -> None:
+        self._ranks = ranks
+        self._locations = locations
+
+    def of(self, nodes: Sequence[Node], start: int, depth: int) -> Iterator[Node]:
+        """Yield ``nodes``, whose locations agree up to ``depth``, for ranks from ``start`` on."""
+        for group in self._arranged(self._groups(nodes, depth), start):
+            if len(group) == 1:
+                yield group[0]
+            else:
+                yield from self.of(group, start, depth + 1)
+            start += len(group)
+
+    def _groups(self, nodes: Sequence[Node], depth: int) -> list[list[Node]]:
+        """Part ``nodes`` by where they are; each of which that is not known is by itself."""
+        groups: dict[tuple[str, bool], list[Node]] = {}
+        for node in nodes:
+            parts = self._locations.get(node.member, ())
+            known = depth < len(parts)
+            groups.setdefault((parts[depth] if known else node.member, known), []).append(node)
+        return list(groups.values())
+
+    def _arranged(self, groups: list[list[Node]], start: int) -> Iterator[list[Node]]:
+        """Yield ``groups`` in order, so that few of their nodes move.
+
+        A group with former ranks to keep goes where it keeps most of them. The others fill the
+        gaps that this leaves, the largest that fits first, and come last otherwise. So one that is
+        new takes the place of one that has gone.
+        """
+        if len(groups) == 1:
+            yield from groups
+            return
+        end = start + sum(map(len, groups))
+        settled: list[tuple[int, list[int], list[Node]]] = []
+        free: dict[int, deque[list[Node]]] = {len(group): deque() for group in groups}
+        for group in groups:
+            held = (self._ranks.get(node.member, -1) for node in group)
+            kept = [rank for rank in held if start <= rank < end]
+            if kept:
+                settled.append((_best_start(kept, len(group), start, end), kept, group))
+            else:
+                free[len(group)].append(group)
+        settled.sort(key=lambda one: one[0])
+        for wished, kept, group in settled:
+            while start < wished and (
+                fitting := [size for size in free if free[size] and size <= wished - start]
+            ):
+                size = max(fitting)
+                yield free[size].popleft()
+                start += size
+            if _count(kept, start, len(group)):
+                yield group
+                start += len(group)
+            else:
+                # Others have grown into its ranks: it moves anyway, so no further one does for it.
+                free[len(group)].append(group)
+        left = {id(group) for queue in free.values() for group in queue}
+        yield from (group for group in groups if id(group) in left)
+
+
+def _best_start(ranks: Sequence[int], size: int, start: int, end: int) -> int:
+    """Return the first rank of a run of ``size`` that has most of ``ranks``, which are sorted.
+
+    The lowest such run between ``start`` and ``end``; the one that has rank 0 if ``ranks`` do.
+    """
+    if ranks[0] == 0:
+        return 0
+    starts = (min(max(rank - size + 1, start), end - size) for rank in ranks)
+    return max(starts, key=lambda first: (_count(ranks, first, size), -first))
+
+
+def _count(ranks: Sequence[int], first: int, size: int) -> int:
+    return bisect_left(ranks, first + size) - bisect_left(ranks, first)
