@@ -61,6 +61,7 @@ class Sidecar:
         shape: JobShape,
         random: Random,
         skew_s: float,
+        topology: str,
     ) -> None:
         self.name = name
         self.pod_uid = pod_uid
@@ -80,6 +81,7 @@ class Sidecar:
             shape.most,
             job_uid=shape.job_uid,
             version=VERSION,
+            topology=topology,
         )
         settings = MemberSettings(
             keys=KEYS,

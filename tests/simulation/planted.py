@@ -29,6 +29,7 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
 from agent.hosts import HostDelivery
+from launcher_shim.c10d.rounds import rank_order
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
 from launcher_shim.c10d.rounds.observations import stand
@@ -282,6 +283,26 @@ def places_by_age() -> list[Patch]:
         return replace(original(snapshot, *others), listed=frozenset(oldest))
 
     return [patch("launcher_shim.c10d.rounds.run_membership.run_membership", members)]
+
+
+@plant("blocks", 2)
+def ranks_by_address() -> list[Patch]:
+    """Ranks are given by address, wherever the nodes are, and whichever they had before."""
+
+    def in_rank_order(chosen: Any, former: Any, locations: Any) -> Any:
+        return sorted(chosen, key=lambda node: node.rank_order)
+
+    return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
+
+
+@plant("blocks", 60)
+def ranks_forgotten() -> list[Patch]:
+    """Blocks stand together, in whatever order: nobody knows the world before."""
+
+    def in_rank_order(chosen: Any, former: Any, locations: Any) -> Any:
+        return rank_order.in_rank_order(chosen, (), locations)
+
+    return [patch("launcher_shim.c10d.rounds.decision.in_rank_order", in_rank_order)]
 
 
 @plant("rounds", 100)

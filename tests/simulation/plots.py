@@ -154,8 +154,16 @@ PLOTS = (
         daily=75,
     ),
     Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS, daily=75),
+    # Who comes for one that went, under its name or another one, often stands in another block.
+    Plot(
+        "blocks",
+        {evict_and_end_torchrun: 4, die: 3, end_torchrun: 3, notice: 1, crash: 1, cut_one: 1},
+        (4, 5, 6),
+        blocks=2,
+        daily=75,
+    ),
     Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True, daily=100),
-    Plot("spare-rounds", ROUNDS, MANY, tight, daily=125),
+    Plot("spare-rounds", ROUNDS, MANY, tight, blocks=3, daily=125),
     Plot("spare-drains", DRAINS, MANY, tight, daily=200),
     Plot("spare-evictions", SPREAD, MANY, tight, daily=125),
     Plot("spare-absences", ABSENCES, MANY, tight, daily=125),
@@ -273,7 +281,7 @@ PLOTS = (
         any_shape,
         daily=75,
     ),
-    Plot("long", ANYTHING, MANY, any_shape, (12, 25), daily=25),
+    Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2, daily=25),
 )
 """``daily``: how many seeds of each CI tells; 0: told only where asked for by name."""
 

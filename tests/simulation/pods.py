@@ -48,12 +48,15 @@ class Pod:
     ``finished``: its training container has ended well. ``due_s``: when its SIGTERM passes at the
     latest, in virtual time. ``run``: the run id that its launcher is started with. ``stage``: of
     which torchrun of its command it is the turn, in this ``container``; ``took_part``: whether one
-    of that container has come to a rendezvous.
+    of that container has come to a rendezvous. ``topology``: where its machine stands.
     """
 
-    def __init__(self, job: SimulatedJob, name: str, pod_uid: str, shape: JobShape) -> None:
+    def __init__(
+        self, job: SimulatedJob, name: str, pod_uid: str, shape: JobShape, topology: str = ""
+    ) -> None:
         self.name = name
         self.shape = shape
+        self.topology = topology
         self.pod_uid = pod_uid
         self.run_dir = MemoryRunDir()
         self.sidecar: Sidecar | None = None
@@ -104,6 +107,7 @@ class Pod:
             self.shape,
             Random(job.random.random()),
             self._skew_s,
+            self.topology,
         )
         self.sidecar.task.add_done_callback(job.ended)
         self.sidecar.mirror.subscribe(self._saw)
@@ -254,6 +258,7 @@ class SimulatedJob:
     """All pods of the job, past and present, and the store. ``disks_fail``: some saves fail.
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
+    ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
     ``sizes``: those in force, the last of ``former_sizes``.
     ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
     the end; ``shapes``: all that it may have gone by.
@@ -276,6 +281,7 @@ class SimulatedJob:
         self.former_sizes = [self.sizes]
         self.paused = False
         self.stages = 1
+        self.blocks = 0
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}
@@ -299,7 +305,9 @@ class SimulatedJob:
     def add(self, name: str) -> Pod:
         """Start a pod under a name that nobody living has."""
         self._uids += 1
-        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.template)
+        # A pod that comes for another one of its name may stand elsewhere.
+        where = f"block-{self._uids % self.blocks}/rack-{self._uids % 3}" if self.blocks else ""
+        pod = self.pods[name] = Pod(self, name, f"uid-{name}{self._uids}", self.template, where)
         pod.start()
         return pod
 

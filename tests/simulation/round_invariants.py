@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from launcher_shim.c10d.rounds.records import Node, Round, Seat
 from rdzv.drain.decision import granted
@@ -93,6 +94,7 @@ class RoundInvariants:
             frozen = None
         if frozen is None:
             self._check_freeze(before, run, new)
+            self._check_ranks(before, new, known)
             self.frozen[run, new.number] = new.frozen
             if run == RUN and self.at_freeze is not None:
                 act, self.at_freeze = self.at_freeze, None
@@ -122,6 +124,21 @@ class RoundInvariants:
         for other, number in [one for one in self.frozen if one[0] == run and one[1] < new.number]:
             if self.trains_whole(before, (other, number)):
                 self._break(f"I1: round {new.number} is formed while all of {number} train on")
+
+    def _check_ranks(self, before: Snapshot, new: Round, known: Round | None) -> None:
+        """The ranks of a block, and of a rack in it, follow one another, and rank 0 stays."""
+        members = [seat.member for seat in new.frozen]
+        if not set(members) <= before.members.keys():
+            return  # of a store that was restored
+        places = [before.members[member].topology.split("/") for member in members]
+        for depth in (1, 2):
+            parts = [tuple(place[:depth]) for place in places]
+            borders = sum(one != other for one, other in pairwise(parts))
+            if borders != len(set(parts)) - 1:
+                self._break(f"ranks: round {new.number} mixes neighbours: {members}, at {places}")
+        former = known.former if known is not None else ()
+        if former and former[0] in members and members[0] != former[0]:
+            self._break(f"ranks: {former[0]} stays, and is rank 0 of round {new.number} no more")
 
     def _check_life(self, before: Snapshot, new: Job) -> None:
         """Nobody who trains is taken along into the next life of the same Job."""

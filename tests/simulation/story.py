@@ -54,6 +54,7 @@ class Story:
         """Tell all of it."""
         plot = self.plot
         self.job.stages = plot.stages
+        self.job.blocks = plot.blocks
         names = "abcdefgh"[:pods]
         if plot.misfits:
             most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
