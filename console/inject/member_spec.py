@@ -49,6 +49,7 @@ class Demand:
     secret: str | None
     secret_keys: tuple[str, ...]
     slots: int
+    topology: tuple[str, ...]
     http_port: int
     relay_port: int
     on_host_network: bool
@@ -103,6 +104,7 @@ def demand(
         secret=settings.etcd_secret,
         secret_keys=settings.etcd_secret_keys or (),
         slots=settings.slots or facts.slots(container, [workload.told(p) for p in kind.slots]),
+        topology=settings.topology or (),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
         endless=kind.endless,
         relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),

@@ -113,6 +113,11 @@ class Former:
         """``container``, with what hands have added to the former one."""
         names = {variable["name"] for variable in container["env"]}
         ours = sidecar.VARIABLES | (set() if self.says_below_min else {sidecar.BELOW_MIN})
-        env = [v for v in self.container.get("env") or [] if v.get("name") not in names | ours]
+        env = [
+            variable
+            for variable in self.container.get("env") or []
+            if (name := str(variable.get("name"))) not in names | ours
+            and not name.startswith(sidecar.TOPOLOGY_PART)
+        ]
         others = {key: value for key, value in self.container.items() if key not in _WRITTEN}
         return {**container, "env": [*container["env"], *env], **others}

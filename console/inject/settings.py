@@ -24,6 +24,9 @@ LABEL = DOMAIN + "job"
 SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"
 
+_FIELD_PART = re.compile(r"\{metadata\.(labels|annotations)\['[A-Za-z0-9._/-]+'\]\}", re.ASCII)
+"""A part of a topology that each pod reads from itself, in the words of the downward API."""
+
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 
 
@@ -47,6 +50,18 @@ def _secret_keys(text: str) -> tuple[str, ...]:
         if (one in keys) != (other in keys):
             raise ValueError(f"{one} and {other} go together")
     return keys
+
+
+def _topology(text: str) -> tuple[str, ...]:
+    parts = tuple(re.split(r"/(?![^{]*})", text)) if text else ()
+    for part in parts:
+        if not part.startswith("{"):
+            texts.topology(part)
+        elif not _FIELD_PART.fullmatch(part):
+            raise ValueError(
+                "a part in braces is {metadata.labels['KEY']} or {metadata.annotations['KEY']}"
+            )
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +198,17 @@ class TemplateSettings:
             "N",
             "Worker processes in a pod.",
             otherwise="as the spec says, else 1",
+        )
+    )
+    topology: tuple[str, ...] | None = field(
+        Setting(
+            "--topology",
+            _topology,
+            None,
+            "PATH",
+            "Where the pods' machines stand, the most general part first; a part in braces is read"
+            " from each pod, as {metadata.labels['topology.kubernetes.io/zone']}.",
+            otherwise="unknown",
         )
     )
     http_port: int | None = field(

@@ -48,8 +48,12 @@ VARIABLES = SECRET_VARIABLES | {
     "MUSTER_SIZES",
     "MUSTER_UNIT",
     "MUSTER_GATHER",
+    "MUSTER_TOPOLOGY",
 }
 """Those of the sidecar that it is told in some cases only."""
+
+TOPOLOGY_PART = "TOPOLOGY_PART_"
+"""What of the topology a pod reads from itself; numbered, and read by the kubelet alone."""
 
 BELOW_MIN = "MUSTER_BELOW_MIN"
 """Told where a replacement cannot come while the pod is there, unless hands say another."""
@@ -162,7 +166,21 @@ class SidecarContainer:
                 for name, path in fields.items()
                 if path is not None
             ),
+            *self._topology(),
         ]
+
+    def _topology(self) -> list[dict[str, Any]]:
+        """The variable of the topology, after those that it is put together from."""
+        parts, variables = [], []
+        for number, part in enumerate(self.want.topology, 1):
+            if part.startswith("{"):
+                name = f"{TOPOLOGY_PART}{number}"
+                field = {"fieldRef": {"fieldPath": part.strip("{}")}}
+                variables.append({"name": name, "valueFrom": field})
+                part = f"$({name})"
+            parts.append(part)
+        whole = [{"name": "MUSTER_TOPOLOGY", "value": "/".join(parts)}] if parts else []
+        return [*variables, *whole]
 
     def delivered(self) -> list[dict[str, Any]]:
         """The variables of the training container: what muster-run does not read for itself."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from time import time
 
 import click
@@ -16,6 +17,8 @@ from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.job import Member
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
+
+TOPOLOGY = "TOPOLOGY"
 
 AUTH_TIMEOUT_S = 2.5
 """For an answer from the next endpoint, where the first one is dead: an attempt is 1 s at first."""
@@ -87,16 +90,23 @@ def _headline(view: JobView) -> str:
 
 
 def _members(view: JobView, *, wide: bool) -> Grid:
-    more = ("ROLE", "ADDRESS", "INCARNATION", "VERSION") if wide else ()
+    known = any(member.topology for member, _, _ in view.members())
+    columns = {name: tell for name, tell in _MORE.items() if wide and (known or name != TOPOLOGY)}
     rows = tuple(
-        (m.name, state, str(m.slots), m.node, *(_more(m) if wide else ()), why)
+        (m.name, state, str(m.slots), m.node, *(tell(m) for tell in columns.values()), why)
         for m, state, why in view.members()
     )
-    return Grid(_headline(view), ("MEMBER", "STATE", "SLOTS", "NODE", *more, "WHY"), rows)
+    return Grid(_headline(view), ("MEMBER", "STATE", "SLOTS", "NODE", *columns, "WHY"), rows)
 
 
-def _more(member: Member) -> tuple[str, ...]:
-    return (member.role, member.address, str(member.incarnation), member.version or "-")
+_MORE: Mapping[str, Callable[[Member], str]] = {
+    "ROLE": lambda member: member.role,
+    "ADDRESS": lambda member: member.address,
+    "INCARNATION": lambda member: str(member.incarnation),
+    "VERSION": lambda member: member.version or "-",
+    TOPOLOGY: lambda member: member.topology or "-",
+}
+"""The columns of ``--wide``; that of topologies only where a member has one."""
 
 
 def _grids(view: JobView, *, wide: bool) -> list[Grid]:
@@ -157,6 +167,7 @@ def _json(view: JobView) -> dict[str, object]:
                 "slots": member.slots,
                 "address": member.address,
                 "node": member.node,
+                "topology": member.topology,
                 "incarnation": member.incarnation,
                 "version": member.version,
                 "launcher": view.bypasses[member.name].kind if member.name in view.bypasses else "",

@@ -137,15 +137,18 @@ async def test_status_as_json(server: EmbeddedServer) -> None:
 
 
 async def test_wide_status_shows_the_version_of_each_sidecar(server: EmbeddedServer) -> None:
-    newer = replace(member(2, "b"), version="0.2.0")
+    assert "TOPOLOGY" not in (await muster("status", "--wide", **of(server))).out
+    newer = replace(member(2, "b"), version="0.2.0", topology="b1/r2")
     await MemoryStore(server.engine).txn([], [Put(LIVE.member("b"), newer.to_json())])
     wide = (await muster("status", "--wide", **of(server))).out.splitlines()
     place = wide[1].index("VERSION")
     assert "10.0.0.2" in wide[3]
+    assert wide[3][wide[1].index("TOPOLOGY") :].split()[0] == "b1/r2"
     assert [row[place:].split()[0] for row in wide[2:6]] == ["-", "0.2.0", "-", "-"]
     assert "VERSION" not in (await muster("status", **of(server))).out
     state = json.loads((await muster("status", "--json", **of(server))).out)
     assert [one["version"] for one in state["members"]] == ["", "0.2.0", "", ""]
+    assert [one["topology"] for one in state["members"]] == ["", "b1/r2", "", ""]
 
 
 async def test_status_names_who_has_the_place_of_an_older_member(server: EmbeddedServer) -> None:

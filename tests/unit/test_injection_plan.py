@@ -162,6 +162,36 @@ def test_settings_come_from_the_environment_last() -> None:
     assert inject(text, Request({}, {"MUSTER_MAX": "9"})).text == text
 
 
+ZONE = "{metadata.labels['topology.kubernetes.io/zone']}"
+RACK = "{metadata.annotations['example.org/rack']}"
+
+
+def test_a_topology_is_put_together_from_what_each_pod_says_of_itself() -> None:
+    assert "MUSTER_TOPOLOGY" not in told(manifest())
+    assert told(manifest(), topology="b1/r2")["MUSTER_TOPOLOGY"] == "b1/r2"
+    made = injected(manifest(), topology=f"{ZONE}/b1/{RACK}").text
+    assert (
+        variables(sidecars(made)[0]).items()
+        >= {
+            "MUSTER_TOPOLOGY": "$(TOPOLOGY_PART_1)/b1/$(TOPOLOGY_PART_3)",
+            "TOPOLOGY_PART_1": label("topology.kubernetes.io/zone"),
+            "TOPOLOGY_PART_3": field("metadata.annotations['example.org/rack']"),
+        }.items()
+    )
+    # A variable is put into another one only if it stands before it.
+    names = [variable["name"] for variable in sidecars(made)[0]["env"]]
+    assert names[-3:] == ["TOPOLOGY_PART_1", "TOPOLOGY_PART_3", "MUSTER_TOPOLOGY"]
+    # The next call knows it by the annotation, and another one leaves no part behind.
+    assert again(made) == made
+    assert not [name for name in told(made, topology="b1") if name.startswith("TOPOLOGY_PART")]
+
+
+@pytest.mark.parametrize("text", ["{zone}", "b1/{metadata.name}", ZONE + "}", "b 1", "$(ZONE)/r1"])
+def test_what_is_no_topology_of_a_template(text: str) -> None:
+    (sentence,) = refused(manifest(), topology=text)
+    assert "--topology (MUSTER_TOPOLOGY)" in sentence
+
+
 BELOW_MIN = {
     "commit": ("own-rendezvous", "anchors", "mpi", "training-job", "volcano", "many-documents"),
     None: ("commented-deployment", "block-scalars", "cron", "jobset", "runtime"),
