@@ -22,6 +22,7 @@ BENCHMARKS = {
     "c10d": "the endpoint's operations beside torch's own server and a raw etcd transaction, 3 min",
     "join": "64 and 256 of torch's handlers join at once, beside native c10d, 6 min",
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
+    "gather": "eight nodes come in two minutes, beside no gathering and native torchrun, 11 min",
     "step": "a step boundary with no drain going, beside a loop without it, 10 s",
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
     "horovod": "hosts leave and join a real horovodrun, beside one on a bare file, 15 min",

@@ -4,6 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from benchmarks import gather
 from benchmarks.figures import Bar, Figure, of_medians, percentile
 from benchmarks.picture import draw_figures
 
@@ -55,3 +56,17 @@ def test_the_picture_is_sound_and_says_what_was_missed() -> None:
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert "value &lt;= 1, missed" in picture
     assert picture.count("<circle") == 4
+
+
+def test_worlds_for_newcomers_and_the_share_of_time_trained() -> None:
+    def world(first_s: float, last_s: float) -> dict[str, object]:
+        at = [first_s + 0.5 * n for n in range(round((last_s - first_s) / 0.5) + 1)]
+        return {"points": [(moment, 1) for moment in at]}
+
+    undisturbed = {"worlds": [world(3, 200)]}
+    assert gather.judged(undisturbed) == (0, 1.0)
+    joined = {"worlds": [world(3, 60), world(67, 200), {"points": []}]}
+    assert gather.judged(joined) == (1, 1 - 7 / gather.JUDGED_S)
+    # The last world does not come about.
+    lost = {"worlds": [world(3, gather.BEGIN_S + gather.JUDGED_S / 2)]}
+    assert gather.judged(lost) == (0, 0.5)
