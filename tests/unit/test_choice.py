@@ -8,7 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher_shim.c10d.rounds.choice import choose
-from tests.support.records import node
+from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy
+from launcher_shim.c10d.rounds.observations import RoundObservations
+from tests.support.records import node, run
+
+WAITED = RoundObservations(met_min_s=-1e9)
 
 
 def chosen(
@@ -59,3 +64,13 @@ def test_as_many_as_there_is_room_for_and_nobody_who_trained_for_one_who_did_not
     picked = chosen("".join(asking), size, former="".join(sorted(former)), blocks=blocks)
     assert len(picked) == len(set(picked)) == min(size, len(asking))
     assert former <= set(picked) or set(picked) <= former
+
+
+def test_the_world_that_forms_is_of_those_who_are_chosen() -> None:
+    members = RoundMembers(
+        frozenset("abcdef"), locations={"a": ("x",), **dict.fromkeys("bcdef", ("y", "rack"))}
+    )
+    policy = RoundPolicy(2, 6, allowed_sizes=(5,))
+    decision = decide(0, run(map(node, "abcdef"), membership=members), WAITED, policy)
+    assert decision.round is not None
+    assert "".join(seat.member for seat in decision.round.frozen) == "bcdef"

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from launcher_shim.c10d.rounds.choice import choose
 from launcher_shim.c10d.rounds.inputs import RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.observations import GONE, RoundObservations, stand
 from launcher_shim.c10d.rounds.rank_order import in_rank_order
@@ -102,7 +103,7 @@ def _complete(
     current = snapshot.round
     sizes = policy.sizes
     asking = snapshot.candidates(sizes.smallest)
-    chosen = asking[: sizes.largest(len(asking))]
+    chosen = _chosen(snapshot, asking, sizes.largest(len(asking)))
     ask = "node asks" if len(asking) == 1 else "nodes ask"
     here = f"round {current.number}: {len(asking)} {ask}"
     if policy.paused:
@@ -134,6 +135,12 @@ def _complete(
     if awaited:
         return RoundDecision(freeze(), f"{here}, the last call is over: complete")
     return RoundDecision(freeze(), f"{here}, and nobody else is coming: complete")
+
+
+def _chosen(snapshot: RunSnapshot, asking: Sequence[Node], size: int) -> list[Node]:
+    members = snapshot.membership
+    blocks = {member: parts[0] for member, parts in members.locations.items() if parts}
+    return choose(asking, size, snapshot.round.former, members.quarantined, blocks)
 
 
 def _freeze(snapshot: RunSnapshot, chosen: Sequence[Node]) -> Round:
