@@ -524,10 +524,10 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
 
 
 def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
-    """Whether the ranks of this round are held, or save, to form it again."""
+    """Whether the ranks of this round are held, or save, to form it again, or do so without."""
     if commit is None or (commit.run, commit.round) != (run, number):
         return False
-    return commit.joins and commit.phase in ("hold", "commit", "done")
+    return commit.joins and (commit.refused or commit.phase in ("hold", "commit", "done"))
 
 
 def ends_round(membership: Snapshot, run: str, number: int) -> bool:

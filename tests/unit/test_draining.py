@@ -16,6 +16,7 @@ from rdzv.drain.decision import (
     decide,
     ends_round,
     granted,
+    join_agreed,
     joins_wait,
     transaction,
 )
@@ -208,6 +209,15 @@ def test_a_no_lets_those_newcomers_in_whom_it_was_asked_for() -> None:
         assert joins_wait(membership, listing.decide(membership), "run", 3) == waits
     assert decided(scene(asked, live=here)).commit is None
     assert not becomes(scene(replace(asked, joins=False), live=here)).refused
+
+
+def test_a_no_ends_the_wave_of_newcomers_for_every_sidecar() -> None:
+    """One that gathers still, as it was started in between, would ask the ranks again and again."""
+    asked = replace(VOID, leaving=(), joins=True, refused=True, failures=0)
+    held = replace(asked, phase="hold", refused=False)
+    void, later = replace(asked, refused=False), replace(asked, round=4)
+    commits = (held, asked, replace(asked, joins=False), void, later)
+    assert [join_agreed(one, "run", 3) for one in commits] == [True, True, False, False, False]
 
 
 def test_a_join_waits_so_long_for_ranks_that_are_away_from_their_loop() -> None:

@@ -83,7 +83,8 @@ class RoundMembers:
     """Whether the present world saves before it lets anybody in, makes room or pauses: a newcomer
     must not end it."""
     join_agreed: bool = False
-    """Whether the ranks of the present world are held, or save, to form it again."""
+    """Whether the ranks of the present world are held, or save, to form it again, or do so without
+    a save."""
     ends_round: bool = False
     """Whether the present world has saved and waits for a leave or a join: it must form again."""
     saved: frozenset[str] = frozenset()
