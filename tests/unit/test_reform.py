@@ -62,6 +62,8 @@ def test_newcomers_are_gathered_until_nobody_has_come_for_a_third_of_the_window(
 def test_a_wave_that_is_complete_is_let_in_at_once() -> None:
     three = Sidecar(TWO, replace(POLICY, desired=3))
     assert three.look(0, "c").cause == "join"
+    # Those that come to more than was desired anyway are gathered.
+    assert Sidecar(TWO, replace(POLICY, desired=2)).look(0, "c").cause == ""
     full = Sidecar(TWO, replace(POLICY, max_nodes=4))
     assert [full.look(now, asking).cause for now, asking in ((0, "c"), (1, "cd"))] == ["", "join"]
     assert Sidecar(TWO, replace(POLICY, gather_s=0)).look(0, "c").cause == "join"

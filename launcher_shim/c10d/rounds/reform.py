@@ -51,10 +51,10 @@ def reform(
         return Reform()
     wave = f"{newcomers} more {'asks' if newcomers == 1 else 'ask'} to join a world of {here}"
     if snapshot.membership.join_agreed:
-        return Reform("join", f"{wave}: its ranks save for that already")
+        return Reform("join", f"{wave}: its ranks were asked to save for that")
     if size == policy.sizes.full:
         return Reform("join", f"{wave}, which makes it full")
-    if policy.desired is not None and size >= policy.desired:
+    if policy.desired is not None and here < policy.desired <= size:
         return Reform("join", f"{wave}, which makes the desired {policy.desired}")
     since_s = now if observations.gather_since_s is None else observations.gather_since_s
     over_s = min(
