@@ -46,7 +46,8 @@ class Listing:
 
 def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
     """List the members of ``snapshot``; a function of it and of who has a place already."""
-    if snapshot.job is None:
+    rules = snapshot.rules
+    if rules is None:
         return Listing(snapshot.revision)
     excluded: dict[str, str] = {}
     able: list[Member] = []
@@ -59,7 +60,7 @@ def decide(snapshot: Snapshot, places: Places = NO_ROUND) -> Listing:
             out[member] = quarantine.sentence
         else:
             able.append(member)
-    sizes = snapshot.job.sizes
+    sizes = rules.sizes
     if len(able) < sizes.smallest:
         able += out
     else:

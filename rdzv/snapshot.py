@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rdzv.records.commit import Commit, LastCommit
 from rdzv.records.drain import Drain
@@ -40,6 +40,22 @@ class Snapshot:
     """The newest step that all ranks have saved."""
     unreadable_commit: int = 0
     quarantines: Mapping[str, Quarantine] = field(default_factory=dict)
+
+    @property
+    def all_know_sizes(self) -> bool:
+        """Whether no sidecar is there that goes by the bounds alone, as one of 0.1.0 does."""
+        return not any(member.knows_bounds_alone for member in self.members.values())
+
+    @property
+    def rules(self) -> Job | None:
+        """The job by those of its values that every sidecar there goes by.
+
+        Beside one that knows no pauses and no sizes, nobody goes by them: each would break off what
+        the other has the ranks held for, without end.
+        """
+        if self.job is None or self.all_know_sizes:
+            return self.job
+        return replace(self.job, allowed_sizes=(), unit=1, gather_s=0.0, paused=False)
 
     @property
     def commit_to_start_from(self) -> LastCommit | None:

@@ -27,6 +27,7 @@ from rdzv.job import JobClient
 from rdzv.members.guard import Registered
 from rdzv.members.registrar import Registrar
 from rdzv.records.quarantine import TERMS, Terms
+from rdzv.snapshot import Snapshot
 
 COALESCE_S = 0.02
 """Pause between two looks at what the mirror and the rendezvous tell of."""
@@ -62,6 +63,7 @@ class Endpoint:
         self._registrar = registrar
         self._wanted_port = port
         self._unix_path = unix_path
+        self._made: tuple[Snapshot, RoundPolicy] | None = None
         self._calls = partial(RoundPolicy, last_call_s=last_call_s, first_call_s=first_call_s)
         self._clock = clock
         self._random = random
@@ -196,15 +198,22 @@ class Endpoint:
         return None if number is None else self._registrar.guard(number)
 
     def _policy(self) -> RoundPolicy:
-        identity, job = self._registrar.identity, self._client.membership.snapshot().job
-        if job is None:
+        snapshot, made = self._client.membership.snapshot(), self._made
+        if made is None or made[0] is not snapshot:
+            made = self._made = snapshot, self._policy_by(snapshot)
+        return made[1]
+
+    def _policy_by(self, snapshot: Snapshot) -> RoundPolicy:
+        identity, rules = self._registrar.identity, snapshot.rules
+        if rules is None:
             return self._calls(identity.min_workers, identity.max_workers)
         return self._calls(
-            job.min_workers,
-            job.max_workers,
-            desired=job.desired,
-            allowed_sizes=job.allowed_sizes,
-            unit=job.unit,
-            gather_s=job.gather_s,
-            paused=job.paused,
+            rules.min_workers,
+            rules.max_workers,
+            desired=rules.desired,
+            allowed_sizes=rules.allowed_sizes,
+            unit=rules.unit,
+            gather_s=rules.gather_s,
+            paused=rules.paused,
+            shrinks=snapshot.all_know_sizes,
         )

@@ -27,6 +27,7 @@ from rdzv.keys import JobKeys
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
+from rdzv.records.job import Job
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -95,7 +96,8 @@ class _Scene:
         observations: DrainObservations,
         policy: DrainPolicy,
     ) -> None:
-        assert snapshot.membership.job is not None
+        rules = snapshot.membership.rules
+        assert rules is not None
         self.now = now
         self.snapshot = snapshot
         self.observations = observations
@@ -112,22 +114,22 @@ class _Scene:
         }
         self.leavers = {uid: drain for uid, drain in self.inside.items() if not drain.outcome}
         self.concerned = any(snapshot.member_of(drain) is not None for drain in drains.values())
-        self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask()
-        paused = snapshot.membership.job.paused
+        self.enough = is_enough(snapshot.membership, snapshot.listing) and self._enough_ask(rules)
+        paused = rules.paused
         self.may_grant = self.enough or paused or policy.below_min == "commit"
         # Without enough others the next world could not form: a newcomer waits with the leavers.
         self.reforms: ReformCause = ""
         if self.round is not None and (self.enough or paused):
             self.reforms = self.round.reforms
 
-    def _enough_ask(self) -> bool:
+    def _enough_ask(self, rules: Job) -> bool:
         """Whether ``min`` of those who stay train or ask to; a launcher may never come at all."""
-        round, job = self.round, self.snapshot.membership.job
-        if round is None or job is None:
+        round = self.round
+        if round is None:
             return True
         there = (frozenset(round.members) - round.left) | round.asking
         listed = self.snapshot.listing.listed
-        return sum(member.name in there for member in listed) >= job.sizes.smallest
+        return sum(member.name in there for member in listed) >= rules.sizes.smallest
 
     @property
     def untrained(self) -> bool:
@@ -490,7 +492,8 @@ def is_enough(membership: Snapshot, listing: Listing) -> bool:
     A quarantined one does not count: nobody is let go because of who may die at once.
     """
     fit = [member for member in listing.listed if member.name not in listing.quarantined]
-    return membership.job is not None and len(fit) >= membership.job.sizes.smallest
+    rules = membership.rules
+    return rules is not None and len(fit) >= rules.sizes.smallest
 
 
 def savers(
@@ -514,7 +517,8 @@ def savers(
 
 def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) -> bool:
     """Whether this round saves before it forms again; else it does so at once."""
-    paused = membership.job is not None and membership.job.paused
+    rules = membership.rules
+    paused = rules is not None and rules.paused
     if not paused and not is_enough(membership, listing):
         return True
     commit = membership.commit
@@ -555,11 +559,11 @@ def transaction(
     drain that ends being still there, and on no drain having come since. Where somebody is let go,
     it rests on the listed members whom ``min`` counts, too: one may have vanished since.
     """
-    membership = snapshot.membership
-    assert membership.job is not None
-    here = keys.in_generation(membership.job.generation)
+    rules = snapshot.membership.rules
+    assert rules is not None
+    here = keys.in_generation(rules.generation)
     compares = [
-        Compare(keys.job, "mod", "=", membership.job.mod_revision),
+        Compare(keys.job, "mod", "=", rules.mod_revision),
         Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
         # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision:
         # a foreign key among the drains does not move that.
@@ -569,7 +573,7 @@ def transaction(
         round_key = here.run(snapshot.round.run).round
         compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
     if decision.drains:
-        least = min(membership.job.sizes.smallest, COUNTED_MAX)
+        least = min(rules.sizes.smallest, COUNTED_MAX)
         counted = snapshot.listing.listed[:least]
         compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
     operations: list[Operation] = []
@@ -578,7 +582,7 @@ def transaction(
         if decision.commit.epoch != snapshot.commit.epoch:
             operations.append(Delete(here.votes, prefix=True))
     if decision.last_commit is not None:
-        made = replace(decision.last_commit, job_uid=membership.job.uid)
+        made = replace(decision.last_commit, job_uid=rules.uid)
         operations.append(Put(keys.last_commit, made.to_json()))
     for uid, drain in sorted(decision.drains.items()):
         compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))

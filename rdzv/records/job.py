@@ -170,6 +170,11 @@ class Member:
         return not self.version
 
     @property
+    def knows_bounds_alone(self) -> bool:
+        """Whether its sidecar goes by no more than min, max and desired, as 0.1.0 does."""
+        return not self.version
+
+    @property
     def age_order(self) -> tuple[int, str]:
         """Sorts the oldest first. A pod keeps its place when it registers again after a cut."""
         return (self.since or self.incarnation, self.name)

@@ -87,7 +87,7 @@ def test_a_member_below_min_is_listed_all_the_same_and_the_sentence_says_so() ->
 
 
 def test_only_a_size_that_is_allowed_is_listed_unless_none_can_be() -> None:
-    members = [member(f"w-{n}", n + 1) for n in range(6)]
+    members = [member(f"w-{n}", n + 1, version="0.2.0") for n in range(6)]
     for job, listed, said in (
         (Job(1, 8, unit=4), 4, "4 listed of min 1 and max 8, in multiples of 4, 2 on standby"),
         (Job(1, 8, allowed_sizes=(2, 5)), 5, "1 on standby"),
@@ -96,6 +96,9 @@ def test_only_a_size_that_is_allowed_is_listed_unless_none_can_be() -> None:
         listing = decide(snapshot(*members, job=job))
         assert len(listing.listed) == listed
         assert listing.reason.endswith(said)
+        # One of 0.1.0 knows no sizes, and lets all six in.
+        old = replace(members[5], version="")
+        assert len(decide(snapshot(*members[:5], old, job=job)).listed) == 6
 
 
 MEMBERS = st.lists(

@@ -30,6 +30,8 @@ class RoundPolicy:
     work. 0: each is let in at once."""
     paused: bool = False
     """Whether the job is paused: no world may train."""
+    shrinks: bool = True
+    """Whether a world that has become too large gives nodes up, and does not train on as it is."""
     last_call_s: float = 2.0
     """How long a world of ``min_nodes`` waits for a torchrun that was in the world before, counted
     from when it left or may ask again. Longer: fewer worlds that form twice. Shorter: less time

@@ -45,7 +45,7 @@ def reform(
         return Reform("pause", "the job is paused")
     here, newcomers = len(current.frozen), len(snapshot.newcomers())
     size = policy.sizes.largest(here + newcomers)
-    if 0 < size < here:
+    if policy.shrinks and 0 < size < here:
         return Reform("shrink", f"a world of {here} may have no more than {size} nodes")
     if size <= here:
         return Reform()
