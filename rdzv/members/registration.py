@@ -291,13 +291,15 @@ def _change_lives(
 def _next_life(stored: Job, identity: Identity) -> Job:
     """Begin with the values of ``identity``.
 
-    What was said by hand stays, unless the job is another one by its UID.
+    What was said by hand stays, unless the job is another one by its UID; that of the values, only
+    if the pods come back with the template of before.
     """
     same_job = stored.uid == identity.job_uid
-    by_hand = replace(stored, desired=stored.desired if same_job else None)
+    begun = stored if same_job else replace(stored, desired=None, paused=False)
+    if not same_job or stored.template_in_force != str(identity.template):
+        begun = begun.with_values_of(identity.template)
     return replace(
-        by_hand.with_values_of(identity.template),
-        paused=stored.paused and same_job,
+        begun,
         generation=stored.generation + 1,
         uid=identity.job_uid,
         vacated=False,

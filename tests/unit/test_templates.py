@@ -106,6 +106,20 @@ def test_what_was_set_by_hand_stays_until_another_template_comes() -> None:
     assert pods.register("e", JobTemplate(4, 8)).desired is None  # 3 is below its min
 
 
+def test_what_was_set_by_hand_outlasts_pods_that_come_back_as_they_were() -> None:
+    for template, most in ((OLD, 3), (NEW, 8)):
+        pods = rolled_out()
+        assert pods.seen.job is not None
+        by_hand = replace(pods.seen.job, max_workers=3, desired=3, gather_s=9, paused=True)
+        away = replace(by_hand, vacated=True, former_templates=("min=1 max=1",))
+        pods.seen = replace(pods.seen, job=away, members={})
+        job = pods.register("c", template)
+        assert (job.generation, job.max_workers, job.desired, job.paused) == (2, most, 3, True)
+        assert job.former_templates == ()
+        if template == OLD:
+            assert replace(job, generation=1) == by_hand
+
+
 def test_a_record_that_an_older_sidecar_has_written_goes_by_its_bounds() -> None:
     pods = rolled_out("c")
     assert pods.seen.job is not None
