@@ -41,15 +41,18 @@ def unsettled(
     *,
     trains: bool,
     kept_out: Collection[str] = (),
+    at_last: bool = True,
 ) -> str | None:
     """Say what is not as it should be once all faults are over, or None.
 
     ``trains``: there are torchruns and ranks. ``kept_out``: who need not train yet, if others are
-    enough.
+    enough. ``at_last``: who fails in every world has had the time to be kept out for good.
     """
     if job.last_step is not None:
         return _end(job, invariants)
-    why = _members(job, invariants) or _drains(job, invariants) or _failing(job, invariants)
+    why = _members(job, invariants) or _drains(job, invariants)
+    if at_last:
+        why = why or _failing(job, invariants)
     return why or (_rounds(job, invariants, kept_out) if trains else None)
 
 
