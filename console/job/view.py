@@ -87,19 +87,22 @@ class JobView:
         """Say since when the job is paused, by whom and why; empty if it is not."""
         if self.job is None or not self.job.paused:
             return ""
+        ignored = "" if self.snapshot.all_know_sizes else ", once no sidecar of 0.1.0 is there,"
         said = [entry for entry in self.history if entry.what == "pause"]
         if not said:
-            return "paused"
-        return f"paused since {moment(said[-1].at_unix_s)} by {said[-1].member}: {said[-1].why}"
+            return f"paused{ignored}"
+        since, last = moment(said[-1].at_unix_s), said[-1]
+        return f"paused{ignored} since {since} by {last.member}: {last.why}"
 
     def awaited(self, run: RunView, now_unix_s: float) -> str:
         """Say what a round that is forming waits for, and since when; empty for another one."""
-        if run.state != "forming" or self.job is None or self.job.paused:
+        rules = self.snapshot.rules
+        if run.state != "forming" or rules is None or rules.paused:
             return ""
         asking = run.places.asking
         silent = [m for m in self.listing.listed if m.slots and m.name not in asking]
         reasons = []
-        least = self.job.sizes.smallest
+        least = rules.sizes.smallest
         if len(asking) < least:
             reasons.append(f"{len(asking)} of at least {least} torchruns ask")
         if silent:

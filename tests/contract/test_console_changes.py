@@ -129,6 +129,14 @@ async def test_a_sidecar_that_would_not_understand_keeps_the_job_as_it_is(stored
     assert not (await stored.job()).paused
 
 
+async def test_a_pause_that_waits_for_an_older_sidecar_to_go_says_so(stored: Stored) -> None:
+    await stored.muster("pause", "--reason", "night")
+    old = replace(member(1, "a"), version="")
+    await stored.store.txn([], [Put(LIVE.member("a"), old.to_json())])
+    status = (await stored.muster("status")).out
+    assert ": paused, once no sidecar of 0.1.0 is there, since " in status
+
+
 async def test_a_job_of_horovodrun_is_not_paused(stored: Stored) -> None:
     launcher = member(9, "launcher", "launcher")
     await stored.store.txn([], [Put(LIVE.member("launcher"), launcher.to_json())])
