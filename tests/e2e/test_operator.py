@@ -9,7 +9,7 @@ import pytest
 
 from sidecar_image.image import sidecar_archive
 from tests.support.cluster.drills import STEPS_BETWEEN, Act, befall, scale_down, scale_up
-from tests.support.cluster.lab import KubectlFailed, Kubelab
+from tests.support.cluster.lab import Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob, OperatorJob, delete_worker_0
 
 pytestmark = [
@@ -24,19 +24,6 @@ ACTS: dict[str, Act] = {
     "replicas 3 to 2": scale_down,
     "worker-0 deleted": delete_worker_0,
 }
-
-
-READY = ("deployment/training-operator", "--timeout=5s")
-
-
-@pytest.fixture(scope="module")
-def operator(kubelab: Kubelab) -> Kubelab:
-    """The lab with the operator in it."""
-    try:
-        kubelab.kubectl("-n", "kubeflow", "rollout", "status", *READY)
-    except KubectlFailed:
-        kubelab.command("operator", timeout_s=1500)
-    return kubelab
 
 
 def test_replicas_follow_and_nothing_is_lost(operator: Kubelab, tmp_path: Path) -> None:

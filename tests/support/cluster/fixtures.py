@@ -12,11 +12,13 @@ import pytest
 
 from sidecar_image.image import IMAGE, sidecar_archive
 from tests.support.cluster.claim import claimed
-from tests.support.cluster.lab import UNFIT, Kubelab
+from tests.support.cluster.lab import UNFIT, KubectlFailed, Kubelab
 
 PREPARE_TIMEOUT_S = 900.0
 """The first time, Kubernetes is built."""
 UP_TIMEOUT_S = 600.0
+OPERATOR_TIMEOUT_S = 1500.0
+"""The first time, the training-operator is built."""
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +65,15 @@ def sidecar_in_lab(kubelab: Kubelab) -> str:
     """The sidecar's image of the present working tree, loaded into both nodes; its name."""
     kubelab.command("load", str(sidecar_archive()), timeout_s=300)
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def operator(kubelab: Kubelab) -> Kubelab:
+    """The cluster with Kubeflow's training-operator in it."""
+    ready = ("rollout", "status", "deployment/training-operator", "--timeout=5s")
+    with _time_of_its_own():
+        try:
+            kubelab.kubectl("-n", "kubeflow", *ready)
+        except KubectlFailed:
+            kubelab.command("operator", timeout_s=OPERATOR_TIMEOUT_S)
+    return kubelab
