@@ -207,3 +207,27 @@ async def test_a_login_without_answer_moves_on_and_breaks_nothing(
     # Of whatever the pause leaves of its time.
     await calls.call(RANGE, None, 30, Effect.READ)
     await calls.close()
+
+
+async def test_an_attempt_that_the_deadline_cuts_short_does_not_tell_why() -> None:
+    (one,) = members(1)
+    calls = 0
+
+    async def first_refused_then_slow(method: Method, timeout_s: float) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise NotSentError("connection refused")
+        await asyncio.sleep(timeout_s)
+        nothing = grpc.aio.Metadata()
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+        raise grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+
+    one.fails = first_refused_then_slow
+    client = Calls([one], 0, Access(("m0:1",)), Random(5))
+    with pytest.raises(StoreUnavailable, match="connection refused"):
+        await client.call(RANGE, None, one.patience.attempt_s, Effect.READ)
+    assert calls > 1
+    # One that had its time does.
+    with pytest.raises(StoreUnavailable, match="Deadline Exceeded"):
+        await client.call(RANGE, None, TIMEOUT_S, Effect.READ)

@@ -125,6 +125,7 @@ class Calls:
         tried: tuple[EtcdEndpoint, ...] = ()
         ambiguous = False
         login_renewed = False
+        reason = ""
         while True:
             endpoint = self.rotation.current
             left_s = deadline_s - loop.time()
@@ -139,7 +140,9 @@ class Calls:
                     continue
                 if failed.outcome not in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
                     raise failed.verdict() from None
-                reason = str(failed)
+                # One that the deadline cut short tells less of the store than one before it.
+                if not reason or left_s >= max(endpoint.patience.attempt_s, attempt_s):
+                    reason = str(failed)
                 if failed.tried is not None:
                     tried = failed.tried
                 ambiguous |= failed.outcome is Outcome.AMBIGUOUS and effect is not Effect.READ
