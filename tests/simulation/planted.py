@@ -392,8 +392,8 @@ def leavers_excused() -> list[Patch]:
             snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
         return launcher_shim.c10d.rounds.decision.decide(now, snapshot, *others)
 
-    def shown(snapshot: Any, standings: Any, policy: Any, node: Any, **known: Any) -> Any:
-        made = launcher_shim.c10d.rounds.views.view(snapshot, standings, policy, node, **known)
+    def shown(snapshot: Any, standings: Any, policy: Any, why: Any, node: Any, **known: Any) -> Any:
+        made = launcher_shim.c10d.rounds.views.view(snapshot, standings, policy, why, node, **known)
         leaves = node.member in snapshot.membership.leaving
         return replace(made, phantom=made.phantom and not leaves)
 
