@@ -15,8 +15,9 @@ from agent.drain.timings import Chronicle
 from agent.drain.view import DrainView
 from agent.drain.writer import DrainWriter
 from rdzv.diary import Diary
-from rdzv.drain.decision import DrainDecision, decide, transaction
+from rdzv.drain.decision import DrainDecision, decide
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
+from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.drain import Drain

@@ -18,8 +18,8 @@ from agent.drain.own_record import SAME_DEADLINE_S, OwnDrainRecord
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from launcher_shim.rundir import layout
-from rdzv.drain.decision import first_write, outdate_first_write
 from rdzv.drain.phases import phase_of
+from rdzv.drain.transactions import first_write, outdate_first_write
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity

@@ -22,8 +22,8 @@ from console.help import Command
 from console.job.reading import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
-from rdzv.drain.decision import cancel, first_write
 from rdzv.drain.phases import phase_of
+from rdzv.drain.transactions import cancel, first_write
 from rdzv.errors import (
     ConfigError,
     MembershipError,

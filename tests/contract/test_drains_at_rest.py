@@ -12,8 +12,8 @@ import pytest
 
 import agent.drain.service
 from agent.drain.view import DrainView
-from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
+from rdzv.drain.transactions import cancel
 from rdzv.records.drain import Drain
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore

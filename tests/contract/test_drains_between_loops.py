@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 import agent.drain.service
-from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainPolicy
+from rdzv.drain.transactions import cancel
 from rdzv.store.memory.client import MemoryStore
 from tests.support.sidecars.drains import Job, job
 from tests.support.sidecars.jobs import KEYS

@@ -12,8 +12,8 @@ import pytest
 
 import agent.drain.service
 from agent.drain.notice import Source
-from rdzv.drain.decision import cancel
 from rdzv.drain.inputs import DrainPolicy
+from rdzv.drain.transactions import cancel
 from rdzv.records.drain import Drain
 from rdzv.store import Delete, Put
 from rdzv.store.memory.client import MemoryStore

@@ -14,7 +14,8 @@ from agent.drain.view import DrainView
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from launcher_shim.c10d.rounds.records import Round
-from rdzv.drain.decision import DrainDecision, transaction
+from rdzv.drain.decision import DrainDecision
+from rdzv.drain.transactions import transaction
 from rdzv.records.commit import Commit
 from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore

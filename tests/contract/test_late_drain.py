@@ -13,7 +13,7 @@ from agent.drain.notice import Notice
 from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
-from rdzv.drain.decision import cancel, first_write
+from rdzv.drain.transactions import cancel, first_write
 from rdzv.records.commit import Commit
 from rdzv.records.drain import Drain
 from rdzv.store import Put

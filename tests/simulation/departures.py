@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rdzv.drain.decision import cancel
+from rdzv.drain.transactions import cancel
 from rdzv.store.memory.client import transact
 from tests.simulation.nodes import KEYS
 

@@ -10,18 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdzv import listing
-from rdzv.drain.decision import (
-    DrainDecision,
-    cancel,
-    decide,
-    ends_round,
-    granted,
-    join_agreed,
-    joins_wait,
-    transaction,
-)
+from rdzv.drain.decision import DrainDecision, decide, ends_round, granted, join_agreed, joins_wait
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound, observe
 from rdzv.drain.phases import phase_of
+from rdzv.drain.transactions import cancel, transaction
 from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain

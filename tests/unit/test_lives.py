@@ -12,9 +12,10 @@ import muster
 import muster.draining
 import muster.progress
 from console.job.forget import forgetting
-from rdzv.drain.decision import decide, transaction
+from rdzv.drain.decision import decide
 from rdzv.drain.gate import Gate
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.transactions import transaction
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
 from rdzv.records.commit import Commit, LastCommit, Vote

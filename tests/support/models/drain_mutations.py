@@ -15,7 +15,7 @@ from typing import Any
 from muster import boundary
 from rdzv import listing
 from rdzv.drain import decision as draining
-from rdzv.drain import gate
+from rdzv.drain import gate, transactions
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.gate import Here, Move
 from rdzv.drain.inputs import DrainingSnapshot as Seen
@@ -236,7 +236,7 @@ def listing_ignores_drains(
 
 
 def _written(keys: JobKeys, seen: Seen, decision: DrainDecision, *, prefix: str) -> Transaction:
-    compares, operations = draining.transaction(keys, seen, decision)
+    compares, operations = transactions.transaction(keys, seen, decision)
     return [c for c in compares if c.prefix or not c.key.startswith(prefix)], operations
 
 
@@ -265,7 +265,7 @@ def saved_after_all(
 
 def min_from_a_stale_snapshot(keys: JobKeys, seen: Seen, decision: DrainDecision) -> Transaction:
     """A grant does not ask whether another drain has come since."""
-    compares, operations = draining.transaction(keys, seen, decision)
+    compares, operations = transactions.transaction(keys, seen, decision)
     return [compare for compare in compares if not compare.prefix], operations
 
 
@@ -273,7 +273,7 @@ def cancel_without_the_commit(
     keys: JobKeys, membership: Snapshot, pod_uid: str
 ) -> Transaction | str:
     """A cancel does not touch the commit."""
-    made = draining.cancel(keys, membership, pod_uid)
+    made = transactions.cancel(keys, membership, pod_uid)
     if isinstance(made, str):
         return made
     return made[0], [operation for operation in made[1] if isinstance(operation, Delete)]

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from muster import boundary
 from rdzv import listing
 from rdzv.drain import decision as draining
-from rdzv.drain import gate
+from rdzv.drain import gate, transactions
 from rdzv.drain.gate import Gate, Here, Move, RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
@@ -236,9 +236,9 @@ class World:
     boundary_decide = staticmethod(boundary.decide)
     gate_local = staticmethod(gate.local)
     draining_decide = staticmethod(draining.decide)
-    transaction = staticmethod(draining.transaction)
+    transaction = staticmethod(transactions.transaction)
     vote_transaction = staticmethod(vote_transaction)
-    cancel = staticmethod(draining.cancel)
+    cancel = staticmethod(transactions.cancel)
     ends_round = staticmethod(draining.ends_round)
     savers = staticmethod(draining.savers)
     joins_wait = staticmethod(draining.joins_wait)

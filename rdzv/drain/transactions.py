@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How decisions about drains are written: transactions that compare all that they rest on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rdzv.drain.decision import DrainDecision, granted
+from rdzv.drain.inputs import DrainingSnapshot
+from rdzv.keys import JobKeys
+from rdzv.records.drain import Drain
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare, Delete, Operation, Put
+
+COUNTED_MAX = 64
+"""How many of the members that ``min`` counts one transaction compares: etcd takes 128 at most."""
+
+
+def transaction(
+    keys: JobKeys, snapshot: DrainingSnapshot, decision: DrainDecision
+) -> tuple[list[Compare], list[Operation]]:
+    """Make the transaction that carries ``decision`` out; the caller adds its registration.
+
+    It rests on the commit, the round and the job being what they are in ``snapshot``, on each
+    drain that ends being still there, and on no drain having come since. Where somebody is let go,
+    it rests on the listed members whom ``min`` counts, too: one may have vanished since.
+    """
+    rules = snapshot.membership.rules
+    assert rules is not None
+    here = keys.in_generation(rules.generation)
+    compares = [
+        Compare(keys.job, "mod", "=", rules.mod_revision),
+        Compare(here.commit, "mod", "=", snapshot.commit.mod_revision),
+        # Blind to deletions: a cancel changes the commit as well. Not by the membership's revision:
+        # a foreign key among the drains does not move that.
+        Compare(here.drains, "mod", "<", snapshot.revision + 1, prefix=True),
+    ]
+    if snapshot.round is not None:
+        round_key = here.run(snapshot.round.run).round
+        compares.append(Compare(round_key, "mod", "=", snapshot.round.mod_revision))
+    if decision.drains:
+        least = min(rules.sizes.smallest, COUNTED_MAX)
+        counted = snapshot.listing.listed[:least]
+        compares += [Compare(here.member(one.name), "create", ">", 0) for one in counted]
+    operations: list[Operation] = []
+    if decision.commit is not None:
+        operations.append(Put(here.commit, decision.commit.to_json()))
+        if decision.commit.epoch != snapshot.commit.epoch:
+            operations.append(Delete(here.votes, prefix=True))
+    if decision.last_commit is not None:
+        made = replace(decision.last_commit, job_uid=rules.uid)
+        operations.append(Put(keys.last_commit, made.to_json()))
+    for uid, drain in sorted(decision.drains.items()):
+        compares.append(Compare(here.drain(uid), "mod", "=", drain.mod_revision))
+        if drain.outcome == "expired" and snapshot.commit.phase == "commit":
+            # One whose acknowledgement has come since is not given up: the others still save.
+            vote = snapshot.votes.get(drain.member)
+            known = vote.mod_revision if vote is not None else 0
+            compares.append(
+                Compare(here.vote(snapshot.commit.epoch, drain.member), "mod", "=", known)
+            )
+        operations.append(Put(here.drain(uid), drain.to_json()))
+    return compares, operations
+
+
+def first_write(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain
+) -> tuple[list[Compare], list[Operation]]:
+    """Make the transaction that puts a drain on record.
+
+    Sent again, or landing late, it finds no record once the drain was cancelled, as when it was
+    first sent; but whoever cancels writes the incarnation of the member, too.
+    """
+    assert snapshot.job is not None
+    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
+    holder = snapshot.incarnations.get(drain.member)
+    known = holder.mod_revision if holder else snapshot.unreadable_incarnations.get(drain.member, 0)
+    compares = [
+        Compare(key, "create", "=", 0),
+        Compare(keys.incarnation(drain.member), "mod", "=", known),
+    ]
+    return compares, [Put(key, drain.to_json())]
+
+
+def cancel(
+    keys: JobKeys, snapshot: Snapshot, pod_uid: str
+) -> tuple[list[Compare], list[Operation]] | str:
+    """Make the transaction that cancels a drain, or say why it cannot be cancelled."""
+    drain, commit = snapshot.drains.get(pod_uid), snapshot.commit
+    if snapshot.job is None or drain is None:
+        return f"pod {pod_uid} does not drain"
+    if granted(commit, drain):
+        return f"{drain.member} is released already ({drain.outcome or 'granted'})"
+    if drain.ends:
+        return (
+            f"the pod of {drain.member} is being ended, and would be killed in the middle of a step"
+            " (where only its sidecar was restarted, the drain is taken back by itself)"
+        )
+    here = keys.in_generation(snapshot.job.generation)
+    compares = [
+        Compare(here.drain(pod_uid), "mod", "=", drain.mod_revision),
+        Compare(here.commit, "mod", "=", commit.mod_revision if commit else 0),
+    ]
+    operations: list[Operation] = [Delete(here.drain(pod_uid))]
+    if commit is not None:
+        # Written in any case: a decision that rests on the drain must not land after this.
+        without = replace(
+            commit,
+            leaving=tuple(uid for uid in commit.leaving if uid != pod_uid),
+            saved=tuple(uid for uid in commit.saved if uid != pod_uid),
+        )
+        operations.append(Put(here.commit, without.to_json()))
+    unchanged, again = outdate_first_write(keys, snapshot, drain.member)
+    return [*compares, *unchanged], [*operations, *again]
+
+
+def outdate_first_write(
+    keys: JobKeys, snapshot: Snapshot, member: str
+) -> tuple[list[Compare], list[Operation]]:
+    """Write the incarnation of a member, unchanged, with what cancels its drain.
+
+    The first write of the drain may still be on its way again: so it finds that it is late.
+    """
+    holder = snapshot.incarnations.get(member)
+    if holder is None:
+        return [], []
+    incarnation = keys.incarnation(member)
+    unchanged = Compare(incarnation, "mod", "=", holder.mod_revision)
+    return [unchanged], [Put(incarnation, holder.to_json())]
