@@ -127,7 +127,7 @@ class GenerationKeys:
 
     @property
     def commit(self) -> str:
-        """The commit record: one key for all drains and joins."""
+        """The commit record: one key for all drains, and for worlds that form again without one."""
         return f"{self.prefix}commit"
 
     @property

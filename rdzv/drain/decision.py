@@ -3,7 +3,7 @@
 
 ::
 
-    idle ─▶ hold ─▶ commit(step) ─▶ done ─▶ leaves granted, joins let in: the round ends
+    idle ─▶ hold ─▶ commit(step) ─▶ done ─▶ leaves granted, the new world allowed: the round ends
               └───────┴─▶ void        └─▶ idle, where nobody may be let go or in yet
 
 Any sidecar may carry a decision out, by compare on all that it rests on. "All" is the frozen list

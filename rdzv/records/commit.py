@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of the commit-step agreement: the commit, each member's vote, the last commit.
 
-One commit record serves all drains and joins of a generation. Its epoch grows with each hold, so
-that nothing of an earlier attempt counts for a later one.
+One commit record serves all drains of a generation, and all worlds that form again with nobody
+lost: for newcomers, for smaller sizes, for a pause. Its epoch grows with each hold, so that nothing
+of an earlier attempt counts for a later one.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ class Commit:
 
     ``step`` is the step agreed on, and from ``done`` on the step saved. ``leaving``, ``saved`` and
     ``granted`` are pod UIDs: who drains, for whom a commit of this round is on record, who may go.
-    ``joins``: it also serves newcomers; ``admitted``: they were let in. ``refused``: a rank of this
-    round does not take part, so that those whom the attempt was for go and join without a save.
+    ``joins``: it also serves a world that is to form again for another cause than a drain (a
+    ``ReformCause``: newcomers join, it shrinks, the job is paused); ``admitted``: it may. Both are
+    named for the first of these causes, and stay so for the sidecars that read them. ``refused``: a
+    rank of this round takes no part, so that what the attempt was for happens without a save.
     ``failures`` counts attempts in a row that came to nothing, ``took_s`` is how long the last one
     that succeeded took.
     """
