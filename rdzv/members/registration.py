@@ -149,44 +149,50 @@ def plan(
     forward = adopted(job, identity.template, former_wins=False)
     job = adopted(job, identity.template, former_wins=former_wins)
     alone_at = snapshot.revision if job != forward else 0
+    incarnation = _next_incarnation(snapshot, identity, held)
+    stored = snapshot.job
+    superseded = stored.generation if stored and stored.generation != job.generation else None
+    return Register(
+        job=job,
+        job_changes=stored is None or job != stored,
+        incarnation=incarnation,
+        member=_member(identity, incarnation),
+        superseded_generation=superseded,
+        reason=reason,
+        change=change_between(stored, job) if stored and superseded is None else "",
+        alone_at=alone_at,
+    )
+
+
+def _next_incarnation(snapshot: Snapshot, identity: Identity, held: Held | None) -> Incarnation:
+    """Number it above all that the store and this sidecar have seen of the member."""
+    holder = snapshot.incarnations.get(identity.member)
     newest = max(holder.number if holder else 0, held.incarnation if held else 0)
     number = max(newest + 1, snapshot.revision)
     since = number
     if holder is not None and holder.pod_uid == identity.pod_uid:
         since = holder.since or holder.number
-    member = Member(
+    unreadable = snapshot.unreadable_incarnations.get(identity.member, 0)
+    stored = holder.mod_revision if holder else unreadable
+    return Incarnation(identity.member, number, identity.pod_uid, since, stored)
+
+
+def _member(identity: Identity, incarnation: Incarnation) -> Member:
+    return Member(
         name=identity.member,
         pod_uid=identity.pod_uid,
-        incarnation=number,
+        incarnation=incarnation.number,
         address=identity.address,
         node=identity.node,
         role=identity.role,
         slots=identity.slots,
         min_workers=identity.min_workers,
         max_workers=identity.max_workers,
-        since=since,
+        since=incarnation.since,
         index=identity.index,
         version=identity.version,
         template=str(identity.template),
         topology=identity.topology,
-    )
-    stored = snapshot.job
-    superseded = stored.generation if stored and stored.generation != job.generation else None
-    return Register(
-        job=job,
-        job_changes=stored is None or job != stored,
-        incarnation=Incarnation(
-            identity.member,
-            number,
-            identity.pod_uid,
-            since,
-            holder.mod_revision if holder else snapshot.unreadable_incarnations.get(member.name, 0),
-        ),
-        member=member,
-        superseded_generation=superseded,
-        reason=reason,
-        change=change_between(stored, job) if stored and superseded is None else "",
-        alone_at=alone_at,
     )
 
 
