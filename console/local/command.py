@@ -4,34 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import socket
-import sys
-import tempfile
-import uuid
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from agent.config.sidecar import Config, StoreConfig
-from agent.config.size_faults import size_faults
-from agent.config.table import load, settings_of
 from console.help import Command
-from console.local.launch.horovod_line import HorovodLine
-from console.local.launch.launch_line import LaunchLine, read_launch_line
-from console.local.launch.settings import MAX_NODES, LocalSettings
-from console.local.nodes.events import ACTIONS, read_event
-from console.local.session import Directories, run_session
+from console.local.nodes.events import ACTIONS
+from console.local.request import Options, read_request
+from console.local.session import run_session
 from rdzv.errors import ConfigError
-from rdzv.store.access import Access
-
-Given = TypeVar("Given")
-Read = TypeVar("Read")
 
 
 @click.command(
@@ -190,154 +174,19 @@ Examples:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: what happens.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def local(
-    context: click.Context,
-    nodes: int,
-    min_nodes: int,
-    max_nodes: int | None,
-    sizes_text: str,
-    unit_text: str,
-    gather_text: str,
-    event_texts: Sequence[str],
-    restarts: int,
-    report: Path | None,
-    log_dir: Path | None,
-    lease_text: str,
-    grace_text: str,
-    etcd_endpoints: str | None,
-    namespace: str,
-    job: str,
-    native: bool,
-    keep_going: bool,
-    strict: bool,
-    as_json: bool,
-    command: Sequence[str],
-) -> None:
+def local(context: click.Context, /, as_json: bool, **options: Any) -> None:
     """Run an elastic job on this machine.
 
     Each simulated node has a sidecar and a torchrun; nodes are added, killed and frozen as you
     say; a timeline shows what came of it.
     """
-    faults: list[str] = []
-    events = [event for text in event_texts if (event := _try(faults, read_event, text))]
-    line = _try(faults, _find_launcher, command)
-    access = _try(faults, _access_to, etcd_endpoints) if etcd_endpoints else None
-    lease_ttl_s = _try(faults, _read_as_sidecar, ("--lease-ttl", "lease_ttl_s", lease_text))
-    grace_s = _try(faults, _read_as_sidecar, ("--grace", "grace_s", grace_text))
-    sizes = _try(faults, _read_as_sidecar, ("--sizes", "sizes", sizes_text))
-    unit = _try(faults, _read_as_sidecar, ("--unit", "unit", unit_text))
-    gather_s = _try(faults, _read_as_sidecar, ("--gather", "gather_s", gather_text))
-    added = sum(event.action == "add" for event in events)
-    max_nodes = min(nodes + added, MAX_NODES) if max_nodes is None else max_nodes
-    faults += _faults_of_numbers(nodes, min_nodes, max_nodes)
-    if not faults:
-        bounds = {"min_nodes": min_nodes, "max_nodes": max_nodes, "sizes": sizes, "unit": unit}
-        faults += size_faults(bounds)
-    for flag, directory in (("--report", report), ("--log-dir", log_dir)):
-        if directory is not None:
-            _try(faults, _make_directory, (flag, directory))
-    if sys.platform != "linux":
-        faults.append("muster local finds its processes in /proc: run it on Linux")
-    if isinstance(line, HorovodLine):
-        restarts_given = context.get_parameter_source("restarts") is not ParameterSource.DEFAULT
-        faults += _faults_of_horovodrun(native=native, restarts_given=restarts_given)
-    if isinstance(line, LaunchLine) and line.script and not Path(line.script).is_file():
-        faults.append(f"{line.script}: there is no such file for torchrun to start")
-    if line is None or lease_ttl_s is None or grace_s is None or gather_s is None:
-        raise click.UsageError("\n".join(faults))
-    if sizes is None or unit is None or faults:
-        raise click.UsageError("\n".join(faults))
-    logs = (log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
-    checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints").absolute()
-    _make_directory(("CHECKPOINT_DIR", checkpoints))
-    settings = LocalSettings(
-        run=uuid.uuid4().hex,
-        namespace=namespace,
-        job=job,
-        line=line,
-        nodes=nodes,
-        min_nodes=min_nodes,
-        max_nodes=max_nodes,
-        restarts=restarts,
-        lease_ttl_s=float(lease_ttl_s),
-        grace_s=grace_s,
-        sizes=sizes,
-        unit=unit,
-        gather_s=gather_s,
-        checkpoints=checkpoints,
-        access=access,
-        native=native,
-        keep_going=keep_going,
-        strict=strict,
+    source = context.get_parameter_source("restarts")
+    given = Options(**options, restarts_given=source is not ParameterSource.DEFAULT)
+    try:
+        request = read_request(given)
+    except ConfigError as faults:
+        raise click.UsageError(str(faults)) from faults
+    run = run_session(
+        request.settings, request.events, request.directories, Console(), as_json=as_json
     )
-    places = Directories(logs, report)
-    context.exit(asyncio.run(run_session(settings, events, places, Console(), as_json=as_json)))
-
-
-def _faults_of_numbers(nodes: int, min_nodes: int, max_nodes: int) -> Iterator[str]:
-    if not 1 <= nodes <= MAX_NODES:
-        yield f"--nodes {nodes}: choose from 1 to {MAX_NODES}"
-    if not 1 <= min_nodes <= max_nodes:
-        yield f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
-
-
-def _faults_of_horovodrun(*, native: bool, restarts_given: bool) -> Iterator[str]:
-    """What is said to torchrun alone."""
-    if native:
-        yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
-    if restarts_given:
-        yield (
-            "--restarts is for torchrun; horovodrun is not started again, because what it "
-            "trained is in its workers' memory: leave it out"
-        )
-
-
-def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read | None:
-    try:
-        return read(given)
-    except ConfigError as fault:
-        faults.append(str(fault))
-        return None
-
-
-def _make_directory(place: tuple[str, Path]) -> None:
-    flag, path = place
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
-
-
-def _read_as_sidecar(given: tuple[str, str, str]) -> Any:
-    """Read a text as the sidecars will; ``given``: flag, name of the setting there, text."""
-    flag, name, text = given
-    setting = settings_of(Config)[name]
-    try:
-        return setting.parse(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"{flag} ({setting.variable}): {setting.quote(text)} is wrong: {error}"
-        ) from error
-
-
-def _access_to(etcd_endpoints: str) -> Access:
-    return load(StoreConfig, {"etcd_endpoints": etcd_endpoints}, os.environ).access
-
-
-def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:
-    line = read_launch_line(command)
-    if shutil.which(command[0]) is None:
-        raise ConfigError(
-            f"{command[0]} is not found: activate the environment that it is installed in, "
-            "or give its full path"
-        )
-    if isinstance(line, HorovodLine):
-        own_name = socket.gethostname()
-        try:
-            socket.gethostbyname(own_name)
-        except OSError as error:
-            raise ConfigError(
-                f"this machine's own name, {own_name}, has no address, which Horovod's workers "
-                f"need to meet: add a line '127.0.0.1 {own_name}' to /etc/hosts"
-            ) from error
-    return line
+    context.exit(asyncio.run(run))

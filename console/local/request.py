@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command line of ``muster local`` asks for; all its faults are told at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.config.sidecar import Config, StoreConfig
+from agent.config.size_faults import size_faults
+from agent.config.table import load, settings_of
+from console.local.launch.horovod_line import HorovodLine
+from console.local.launch.launch_line import LaunchLine, read_launch_line
+from console.local.launch.settings import MAX_NODES, LocalSettings
+from console.local.nodes.events import Event, read_event
+from console.local.session import Directories
+from rdzv.errors import ConfigError
+from rdzv.store.access import Access
+
+Given = TypeVar("Given")
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options and the command, as the user gave them.
+
+    ``…_text``: read as the sidecars read the setting of that name. ``restarts_given``: it is not
+    the default.
+    """
+
+    nodes: int
+    min_nodes: int
+    max_nodes: int | None
+    sizes_text: str
+    unit_text: str
+    gather_text: str
+    event_texts: Sequence[str]
+    restarts: int
+    restarts_given: bool
+    report: Path | None
+    log_dir: Path | None
+    lease_text: str
+    grace_text: str
+    etcd_endpoints: str | None
+    namespace: str
+    job: str
+    native: bool
+    keep_going: bool
+    strict: bool
+    command: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRequest:
+    """A run without a fault in it: what it is, what happens in it, where its files go."""
+
+    settings: LocalSettings
+    events: Sequence[Event]
+    directories: Directories
+
+
+def read_request(options: Options) -> LocalRequest:
+    """Read all of ``options`` and make the directories that they name.
+
+    Raises ``ConfigError`` with a line for each fault.
+    """
+    faults: list[str] = []
+    events = [event for text in options.event_texts if (event := _try(faults, read_event, text))]
+    line = _try(faults, _find_launcher, options.command)
+    endpoints = options.etcd_endpoints
+    access = _try(faults, _access_to, endpoints) if endpoints else None
+    texts = {
+        "lease_ttl_s": ("--lease-ttl", options.lease_text),
+        "grace_s": ("--grace", options.grace_text),
+        "sizes": ("--sizes", options.sizes_text),
+        "unit": ("--unit", options.unit_text),
+        "gather_s": ("--gather", options.gather_text),
+    }
+    read: dict[str, Any] = {
+        name: _try(faults, _read_as_sidecar, (flag, name, text))
+        for name, (flag, text) in texts.items()
+    }
+    max_nodes = _max_nodes(options, events)
+    faults += _faults_of_numbers(options.nodes, options.min_nodes, max_nodes)
+    if not faults:
+        bounds = {"min_nodes": options.min_nodes, "max_nodes": max_nodes}
+        faults += size_faults({**bounds, "sizes": read["sizes"], "unit": read["unit"]})
+    for flag, directory in (("--report", options.report), ("--log-dir", options.log_dir)):
+        if directory is not None:
+            _try(faults, _make_directory, (flag, directory))
+    faults += _faults_of_launch(line, options)
+    if line is None or faults:
+        raise ConfigError("\n".join(faults))
+    logs = (options.log_dir or Path(tempfile.mkdtemp(prefix="muster-logs-"))).absolute()
+    checkpoints = Path(os.environ.get("CHECKPOINT_DIR") or logs / "checkpoints").absolute()
+    _make_directory(("CHECKPOINT_DIR", checkpoints))
+    settings = LocalSettings(
+        run=uuid.uuid4().hex,
+        namespace=options.namespace,
+        job=options.job,
+        line=line,
+        nodes=options.nodes,
+        min_nodes=options.min_nodes,
+        max_nodes=max_nodes,
+        restarts=options.restarts,
+        lease_ttl_s=float(read["lease_ttl_s"]),
+        grace_s=read["grace_s"],
+        sizes=read["sizes"],
+        unit=read["unit"],
+        gather_s=read["gather_s"],
+        checkpoints=checkpoints,
+        access=access,
+        native=options.native,
+        keep_going=options.keep_going,
+        strict=options.strict,
+    )
+    return LocalRequest(settings, events, Directories(logs, options.report))
+
+
+def _max_nodes(options: Options, events: Sequence[Event]) -> int:
+    if options.max_nodes is not None:
+        return options.max_nodes
+    added = sum(event.action == "add" for event in events)
+    return min(options.nodes + added, MAX_NODES)
+
+
+def _faults_of_numbers(nodes: int, min_nodes: int, max_nodes: int) -> Iterator[str]:
+    if not 1 <= nodes <= MAX_NODES:
+        yield f"--nodes {nodes}: choose from 1 to {MAX_NODES}"
+    if not 1 <= min_nodes <= max_nodes:
+        yield f"--min {min_nodes} and --max {max_nodes}: choose 1 or more, and no more than --max"
+
+
+def _faults_of_launch(line: LaunchLine | HorovodLine | None, options: Options) -> Iterator[str]:
+    if sys.platform != "linux":
+        yield "muster local finds its processes in /proc: run it on Linux"
+    if isinstance(line, LaunchLine) and line.script and not Path(line.script).is_file():
+        yield f"{line.script}: there is no such file for torchrun to start"
+    if not isinstance(line, HorovodLine):
+        return
+    # What is said to torchrun alone.
+    if options.native:
+        yield "--native compares torchrun's own rendezvous; horovodrun has none: leave it out"
+    if options.restarts_given:
+        yield (
+            "--restarts is for torchrun; horovodrun is not started again, because what it "
+            "trained is in its workers' memory: leave it out"
+        )
+
+
+def _try(faults: list[str], read: Callable[[Given], Read], given: Given) -> Read | None:
+    try:
+        return read(given)
+    except ConfigError as fault:
+        faults.append(str(fault))
+        return None
+
+
+def _make_directory(place: tuple[str, Path]) -> None:
+    flag, path = place
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: cannot be made ({error.strerror})") from error
+
+
+def _read_as_sidecar(given: tuple[str, str, str]) -> Any:
+    """Read a text as the sidecars will; ``given``: flag, name of the setting there, text."""
+    flag, name, text = given
+    setting = settings_of(Config)[name]
+    try:
+        return setting.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{flag} ({setting.variable}): {setting.quote(text)} is wrong: {error}"
+        ) from error
+
+
+def _access_to(etcd_endpoints: str) -> Access:
+    return load(StoreConfig, {"etcd_endpoints": etcd_endpoints}, os.environ).access
+
+
+def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:
+    line = read_launch_line(command)
+    if shutil.which(command[0]) is None:
+        raise ConfigError(
+            f"{command[0]} is not found: activate the environment that it is installed in, "
+            "or give its full path"
+        )
+    if isinstance(line, HorovodLine):
+        own_name = socket.gethostname()
+        try:
+            socket.gethostbyname(own_name)
+        except OSError as error:
+            raise ConfigError(
+                f"this machine's own name, {own_name}, has no address, which Horovod's workers "
+                f"need to meet: add a line '127.0.0.1 {own_name}' to /etc/hosts"
+            ) from error
+    return line
