@@ -32,7 +32,7 @@ _PREFIX = "muster: "
 TASKS = {
     "Start here": {
         "local": "console.local.command:local",
-        "inject": "console.inject.command:inject",
+        "inject": "console.inject:inject",
         "doctor": "console.doctor.command:doctor",
     },
     "Look at a job": {

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from console.inject.injection import Request, inject
-from console.inject.removal import removed
+from injection.injection import Request, inject
+from injection.removal import removed
 from tests.support.cluster.lab import ROOT, KubectlFailed, Kubelab, Object
 from tests.support.injection.corpus import CORPUS
 from tests.support.waiting import wait_until

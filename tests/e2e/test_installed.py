@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
-    *("agent", "console", "launcher_shim", "muster", "rdzv"),
+    *("agent", "console", "injection", "launcher_shim", "muster", "rdzv"),
     *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
 )
-NAMES = ("agent", "console", "launcher_shim", "rdzv")
+NAMES = ("agent", "console", "injection", "launcher_shim", "rdzv")
 FORMS = ("wheel", "editable", "checkout")
 
 

@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.inject.injection import Request, inject
-from console.inject.removal import removed
+from injection.injection import Request, inject
+from injection.removal import removed
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (

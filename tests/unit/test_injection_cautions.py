@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from console.inject import cautions
+from injection import cautions
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import injected, manifest
 

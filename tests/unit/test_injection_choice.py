@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from console.inject.injection import Injected, Request, inject, take_out
-from console.inject.removal import removed
+from injection.injection import Injected, Request, inject, take_out
+from injection.removal import removed
 from rdzv.errors import ConfigError
 from tests.support.injection.injecting import FLAGS, again, loaded, pods, sidecars, variables
 

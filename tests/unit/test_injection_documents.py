@@ -11,8 +11,8 @@ from textwrap import dedent, indent
 import pytest
 
 from agent.rundir.programs import PROGRAMS, program
-from console.inject.settings import TABLE
-from console.inject.sidecar import RUN_DIR_SIZE
+from injection.settings import TABLE
+from injection.sidecar import RUN_DIR_SIZE
 from tests.support.injection.injecting import injected
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from console.inject.injection import Request, inject
-from console.inject.removal import removed
+from injection.injection import Request, inject
+from injection.removal import removed
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
     POD,

@@ -11,8 +11,8 @@ import pytest
 from agent.config.sidecar import Config
 from agent.config.table import load, settings_of
 from agent.rundir.files import torch_environment
-from console.inject import facts
-from console.inject.injection import Request, inject
+from injection import facts
+from injection.injection import Request, inject
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from console.inject.injection import Request, inject
+from injection.injection import Request, inject
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, POD, again, injected, refused

@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "rdzv": {"rdzv"},
     "launcher_shim": {"launcher_shim", "rdzv"},
     "agent": {"agent", "launcher_shim", "rdzv"},
-    "console": {"console", "agent", "launcher_shim", "muster", "rdzv"},
+    "injection": {"injection", "agent", "launcher_shim", "rdzv"},
+    "console": {"console", "injection", "agent", "launcher_shim", "muster", "rdzv"},
 }
 """For each part, the longest match of a file's path: the packages of ours that it may import."""
 

@@ -10,7 +10,16 @@ import pytest
 
 from tests.support.sources import ROOT, imports, relative, sources, tree
 
-FOLDERS = ("agent", "benchmarks", "console", "launcher_shim", "muster", "rdzv", "tests")
+FOLDERS = (
+    "agent",
+    "benchmarks",
+    "console",
+    "injection",
+    "launcher_shim",
+    "muster",
+    "rdzv",
+    "tests",
+)
 
 ASSEMBLY = "agent/parts.py"
 DRAINS = "agent/drain/service.py"

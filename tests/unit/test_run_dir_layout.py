@@ -37,7 +37,9 @@ def test_names_differ() -> None:
     assert len({*NAMES.values()}) == len(NAMES)
 
 
-@pytest.mark.parametrize("package", ["agent", "console", "launcher_shim", "muster", "rdzv"])
+@pytest.mark.parametrize(
+    "package", ["agent", "console", "injection", "launcher_shim", "muster", "rdzv"]
+)
 def test_a_name_stands_in_the_layout_alone(package: str) -> None:
     elsewhere = {
         f"{relative}: {name}"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from console.inject.injection import Injected, Request, inject
+from injection.injection import Injected, Request, inject
 from rdzv.errors import ConfigError
 
 FLAGS = {

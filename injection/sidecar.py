@@ -11,9 +11,9 @@ from typing import Any
 from agent.config.sidecar import Config
 from agent.config.table import load
 from agent.rundir.files import torch_environment
-from console.inject.facts import QualityOfService
-from console.inject.member_spec import Demand
-from console.inject.workloads import Role
+from injection.facts import QualityOfService
+from injection.member_spec import Demand
+from injection.workloads import Role
 from rdzv.members.registration import EMPTY_LEASE_TIMES
 
 NAME = "muster"

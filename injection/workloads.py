@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ruamel.yaml.nodes import MappingNode, Node
 
-from console.inject.yaml_tree import child, items, keys, text_of, value_of
+from injection.yaml_tree import child, items, keys, text_of, value_of
 
 Role = Literal["worker", "launcher"]
 Place = tuple[int, str]

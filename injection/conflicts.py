@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from console.inject import facts, sidecar
-from console.inject.member_spec import Demand
-from console.inject.previous import Former
-from console.inject.settings import TABLE
+from injection import facts, sidecar
+from injection.member_spec import Demand
+from injection.previous import Former
+from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
 _COUNTED = ("cpu", "memory", "ephemeral-storage")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Set
 
 from ruamel.yaml.nodes import Node
 
-from console.inject import sidecar
-from console.inject.annotations import ANNOTATION, Record, container_word, injected, variable_word
-from console.inject.grace import DEFAULT_GRACE_S, GRACE
-from console.inject.settings import LABEL, TABLE, annotation
-from console.inject.text_edits import Splices
-from console.inject.workloads import Place, at, workloads
-from console.inject.yaml_tree import child, documents, entry, items, text_of, value_of
+from injection import sidecar
+from injection.annotations import ANNOTATION, Record, container_word, injected, variable_word
+from injection.grace import DEFAULT_GRACE_S, GRACE
+from injection.settings import LABEL, TABLE, annotation
+from injection.text_edits import Splices
+from injection.workloads import Place, at, workloads
+from injection.yaml_tree import child, documents, entry, items, text_of, value_of
 
 _OURS = {"labels": {LABEL}, "annotations": {ANNOTATION, *map(annotation, TABLE)}}
 

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from ruamel.yaml.nodes import Node
 
-from console.inject import unintended_changes
-from console.inject.annotations import ANNOTATION, own_annotations
-from console.inject.placement import place
-from console.inject.plan import plan
-from console.inject.previous import Former
-from console.inject.remarks import Remark
-from console.inject.removal import removed
-from console.inject.settings import told
-from console.inject.targets import sidecars, targets
-from console.inject.text_edits import Splices
-from console.inject.workloads import Place, Template, Workload, at, workloads
-from console.inject.yaml_tree import documents
+from injection import unintended_changes
+from injection.annotations import ANNOTATION, own_annotations
+from injection.placement import place
+from injection.plan import plan
+from injection.previous import Former
+from injection.remarks import Remark
+from injection.removal import removed
+from injection.settings import told
+from injection.targets import sidecars, targets
+from injection.text_edits import Splices
+from injection.workloads import Place, Template, Workload, at, workloads
+from injection.yaml_tree import documents
 from rdzv.errors import ConfigError
 
 ALLOW = (

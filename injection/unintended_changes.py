@@ -12,10 +12,10 @@ from typing import Any
 
 from ruamel.yaml.nodes import Node, ScalarNode
 
-from console.inject import sidecar
-from console.inject.grace import GRACE
-from console.inject.workloads import Place, Workload, steps
-from console.inject.yaml_tree import MERGE, child, entry, items, keys, text_of, value_of
+from injection import sidecar
+from injection.grace import GRACE
+from injection.workloads import Place, Workload, steps
+from injection.yaml_tree import MERGE, child, entry, items, keys, text_of, value_of
 from rdzv.errors import ConfigError
 
 Words = tuple[str, ...]

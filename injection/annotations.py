@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 from ruamel.yaml.nodes import Node
 
-from console.inject.settings import DOMAIN
-from console.inject.workloads import steps
-from console.inject.yaml_tree import child, keys, value_of
+from injection.settings import DOMAIN
+from injection.workloads import steps
+from injection.yaml_tree import child, keys, value_of
 from rdzv.errors import ConfigError
 
 ANNOTATION = DOMAIN + "added"

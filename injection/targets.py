@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ruamel.yaml.nodes import Node
 
-from console.inject.annotations import Record, injected
-from console.inject.workloads import Place, Template, Workload, steps
-from console.inject.yaml_tree import child
+from injection.annotations import Record, injected
+from injection.workloads import Place, Template, Workload, steps
+from injection.yaml_tree import child
 from rdzv.errors import ConfigError
 
 WITHOUT_TEMPLATE = {

@@ -6,18 +6,19 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from console.counting import counted
 from console.help import Command
-from console.inject import injection
-from console.inject.injection import Request
-from console.inject.remarks import totals
-from console.inject.settings import TABLE
 from console.wrapping import wrapped
+from injection import injection
+from injection.injection import Request
+from injection.remarks import Remark
+from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
 _BOM = "\ufeff"
@@ -96,7 +97,7 @@ def inject(
             line = f"muster: {remark.level}: {remark}"
             click.echo(wrapped(line, sys.stderr, len("muster: ")), err=True)
         if not remove:
-            summary = totals(outcome.chosen, outcome.notes, outcome.left)
+            summary = _totals(outcome.chosen, outcome.notes, outcome.left)
             click.echo(f"muster: {summary}", err=True)
     except ConfigError as error:
         raise ConfigError(f"{name}: " + str(error).replace("\n", f"\n{name}: ")) from error
@@ -127,3 +128,15 @@ def _difference(name: str, before: str, after: str) -> str:
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
+
+
+def _totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
+    """Sum up in one line what was done and said."""
+    levels = [remark.level for remark in remarks]
+    counts = [
+        counted(levels.count(level), noun)
+        for level, noun in (("warning", "warning"), ("note", "note"))
+        if level in levels
+    ]
+    done = f"{counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
+    return "; ".join([done, ", ".join(counts)] if counts else [done])

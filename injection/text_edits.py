@@ -13,9 +13,9 @@ from typing import Any
 
 from ruamel.yaml.nodes import Node, ScalarNode, SequenceNode
 
-from console.inject import rendering
-from console.inject.rendering import Style
-from console.inject.yaml_tree import (
+from injection import rendering
+from injection.rendering import Style
+from injection.yaml_tree import (
     Entry,
     entries,
     entry,

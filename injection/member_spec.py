@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from console.inject import facts
-from console.inject.settings import TABLE, TemplateSettings
-from console.inject.workloads import Kind, Workload
+from injection import facts
+from injection.settings import TABLE, TemplateSettings
+from injection.workloads import Kind, Workload
 from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster inject`` says beside the manifest, and how much it weighs."""
+"""What injection says beside the manifest, and how much it weighs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
-
-from console.counting import counted
 
 Level = Literal["note", "warning", "error"]
 
@@ -36,15 +33,3 @@ class Remark(str):
 def warning(sentence: str) -> Remark:
     """Make a warning."""
     return Remark(sentence, "warning")
-
-
-def totals(injected: int, remarks: Iterable[Remark], left: int) -> str:
-    """Sum up in one line what was done and said."""
-    levels = [remark.level for remark in remarks]
-    counts = [
-        counted(levels.count(level), noun)
-        for level, noun in (("warning", "warning"), ("note", "note"))
-        if level in levels
-    ]
-    done = f"{counted(injected, 'object')} injected" + (f", {left} left as is" if left else "")
-    return "; ".join([done, ", ".join(counts)] if counts else [done])

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from console.inject import facts
-from console.inject.member_spec import Demand
-from console.inject.remarks import Remark, warning
-from console.inject.workloads import Template, Workload, at
-from console.inject.yaml_tree import value_of
+from injection import facts
+from injection.member_spec import Demand
+from injection.remarks import Remark, warning
+from injection.workloads import Template, Workload, at
+from injection.yaml_tree import value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from ruamel.yaml.nodes import Node
 
-from console.inject.annotations import ANNOTATION, LETS_GO, Record, container_word, variable_word
-from console.inject.plan import InjectionPlan
-from console.inject.rendering import Style
-from console.inject.text_edits import Splices, style_of, taken_from_elsewhere
-from console.inject.workloads import Template
-from console.inject.yaml_tree import Entry, child, entries, entry, is_alias, items, line_of
+from injection.annotations import ANNOTATION, LETS_GO, Record, container_word, variable_word
+from injection.plan import InjectionPlan
+from injection.rendering import Style
+from injection.text_edits import Splices, style_of, taken_from_elsewhere
+from injection.workloads import Template
+from injection.yaml_tree import Entry, child, entries, entry, is_alias, items, line_of
 from rdzv.errors import ConfigError
 
 

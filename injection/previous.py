@@ -11,9 +11,9 @@ from ruamel.yaml.nodes import Node
 
 from agent.config.sidecar import Config
 from agent.config.table import settings_of
-from console.inject import sidecar
-from console.inject.annotations import LETS_GO, Record, own_annotations
-from console.inject.yaml_tree import child, items, text_of, value_of
+from injection import sidecar
+from injection.annotations import LETS_GO, Record, own_annotations
+from injection.yaml_tree import child, items, text_of, value_of
 from rdzv.errors import ConfigError
 
 _OURS = [

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from console.inject import conflicts, facts, sidecar
-from console.inject.cautions import cautions
-from console.inject.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
-from console.inject.member_spec import Demand, demand
-from console.inject.previous import Former
-from console.inject.remarks import Remark, warning
-from console.inject.schema import check
-from console.inject.settings import DOMAIN, LABEL, TABLE, Told, annotation
-from console.inject.sidecar import SidecarContainer
-from console.inject.workloads import Kind, Template, Workload
-from console.inject.yaml_tree import value_of
+from injection import conflicts, facts, sidecar
+from injection.cautions import cautions
+from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
+from injection.member_spec import Demand, demand
+from injection.previous import Former
+from injection.remarks import Remark, warning
+from injection.schema import check
+from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
+from injection.sidecar import SidecarContainer
+from injection.workloads import Kind, Template, Workload
+from injection.yaml_tree import value_of
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
