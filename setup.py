@@ -10,6 +10,6 @@ PROGRAM = ("agent", "console", "injection", "launcher_shim", "rdzv")
 program = find_packages(include=[pattern for name in PROGRAM for pattern in (name, f"{name}.*")])
 # An editable installation finds the program beside the library, in the checkout.
 setup(
-    packages=["muster", *(f"muster._program.{name}" for name in program)],
+    packages=["muster", "muster.data", *(f"muster._program.{name}" for name in program)],
     package_dir={f"muster._program.{name}": str(Path(name)) for name in PROGRAM},
 )

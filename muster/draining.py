@@ -17,9 +17,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Iterator, Optional, Type
+from typing import Any, Iterator, Optional, Type
 
 from muster import boundary
+from muster.cursor import CommittedStep, encode
 from muster.gate import POLL_S, GateFile, Reading
 from muster.lineage import Lineage
 from muster.progress import ProgressFile, own_file
@@ -110,7 +111,7 @@ class Drain:
         self._write_progress(self._rank)
         return self._follow()
 
-    def committed(self, step: int) -> None:
+    def committed(self, step: int, cursor: Any = None) -> None:
         """Say that all this rank has to save of ``step`` is on disk, where others can read it.
 
         Where ``commit_due`` asked for this save, returns when training goes on. After a grant it
@@ -122,13 +123,18 @@ class Drain:
         step, where a save goes on in the background; from another thread it is told with the next
         boundary. Raises ``ValueError`` for a step after the one that is due, and ``RuntimeError``
         where one is due in a process that was forked from the rank.
+
+        ``cursor``: where in the data training goes on from this step, as ``last_commit().cursor``
+        gives it back: JSON of 1 KiB at most. Every rank gives the same, or the save counts for
+        nobody: a due commit is void then. Raises ``ValueError`` for one that is no such JSON.
         """
+        text = encode(cursor, step)
         earlier = self._rank.saving and step < self._rank.step
         if earlier or not self._is_due(step, "committed"):
-            self._tell_saved(step)
+            self._tell_saved(step, text)
             return
         with _sigterm_ends():
-            self._note_saved(step)
+            self._note_saved(step, text)
             due = True
             while due:  # again where a later attempt agrees on the very step that is saved already
                 self._rank = boundary.acknowledge(self._rank)
@@ -176,13 +182,13 @@ class Drain:
             self._require_own_process("drain.%s(%d)" % (call, step))
         return self._rank.saving != 0
 
-    def _tell_saved(self, step: int) -> None:
+    def _tell_saved(self, step: int, cursor: str) -> None:
         """Tell of a save that no drain asked for."""
         # What another thread wrote could undo what the training one has published since.
-        if self._note_saved(step) and threading.get_ident() == self._thread:
+        if self._note_saved(step, cursor) and threading.get_ident() == self._thread:
             self._write_progress(self._rank)
 
-    def _note_saved(self, step: int) -> bool:
+    def _note_saved(self, step: int, cursor: str) -> bool:
         """Take a save in; whether it was one of this rank's, at a boundary that it came to."""
         if self._file is None or not self._entered or not self._file.of_this_process:
             return False
@@ -196,7 +202,7 @@ class Drain:
                     step,
                 )
             return False
-        self._file.saved.add(step)
+        self._file.saved.add(step, cursor)
         return True
 
     def _require_own_process(self, call: str) -> None:
@@ -335,8 +341,10 @@ def drain() -> Drain:
     return Drain(own_file(), _own_gate())
 
 
-def last_commit() -> Optional[int]:
+def last_commit() -> Optional[CommittedStep]:
     """The newest step that all ranks of a world saved and acknowledged; None if there is none.
+
+    Its ``cursor`` is what all of them gave to ``committed`` with it; None where they gave none.
 
     Call it before ``muster.drain()``, to load the checkpoint of that step. Waits as ``drain()``
     does. None also without a sidecar. It may be of a former life of the job, whose checkpoints need

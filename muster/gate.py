@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import time
-from typing import NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional, Tuple
 
 from muster.boundary import RankGate
+from muster.cursor import CommittedStep, decode
 from muster.progress import RankIdentity
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ class Reading(NamedTuple):
     leaving: bool
     deadline_boot_s: Optional[float]
     reason: str
-    last_commit: Optional[int]
+    last_commit: Optional[CommittedStep]
     of_former_life: bool = False
     ended: bool = False
 
@@ -129,9 +130,13 @@ def parse(content: bytes) -> Reading:
             leaving=fields["leaving"] is True,
             deadline_boot_s=None if deadline_boot_s is None else float(deadline_boot_s),
             reason=str(fields["reason"]),
-            last_commit=None if last is None else int(last["step"]),
+            last_commit=None if last is None else _committed(last),
             of_former_life=fields.get("of_former_life") is True,
             ended=fields.get("ended") is True,
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error
+
+
+def _committed(last: Any) -> CommittedStep:
+    return CommittedStep(int(last["step"]), decode(str(last.get("cursor", ""))))

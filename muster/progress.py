@@ -18,6 +18,7 @@ import zlib
 from typing import Callable, Mapping, Optional, Tuple
 
 from muster.boundary import Rank
+from muster.cursor import CursorFile
 from muster.saved_steps import SavedSteps
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly two, more with a very long host name."""
 
-VARYING_BYTES = 397
+VARYING_BYTES = 412
 """Most that the fields after ``master`` can take."""
 
 REASON_CHARACTERS = 80
@@ -70,13 +71,15 @@ class ProgressFile:
         self.rank = rank = RankIdentity(environ)
         self._path = os.path.join(directory, "%d.json" % rank.local_rank)
         self._pid = os.getpid()
+        started = _started()
+        self._cursors = CursorFile(directory, rank.local_rank, self._pid, started)
         self._identity = (
             ',"schema":%d,"pid":%d,"started":%d,"restart":%d,"rank":%d,"local_rank":%d,'
             '"world_size":%d,"local_world_size":%d,"master":"%s",'
             % (
                 SCHEMA,
                 self._pid,
-                _started(),
+                started,
                 rank.restart,
                 rank.rank,
                 rank.local_rank,
@@ -121,7 +124,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s}'
             % (
                 self._identity,
                 self._first,
@@ -134,10 +137,13 @@ class ProgressFile:
                 "null" if failed is None else '[%d,"%s"]' % (failed[0], plain(failed[1])),
                 ',"away":true' if away else "",
                 _saved(self.saved.named),
+                ',"cursors":true' if self.saved.with_cursors else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"
         line = b'{"crc":"%08x"%b' % (zlib.crc32(summed), summed)
+        if self.saved.with_cursors:  # who reads that a step is saved finds its cursor
+            self._cursors.write(self.saved.cursors)
         if self._descriptor < 0:
             self._create(line)
         elif os.pwrite(self._descriptor, line, 0) != len(line):

@@ -15,25 +15,38 @@ SPREAD = (1, 4, 16, 64)
 
 
 class SavedSteps:
-    """``named`` are those to tell, newest first."""
+    """``named`` are those to tell, newest first; ``cursors`` are theirs, empty for none."""
 
     def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
         self.named: Tuple[int, ...] = ()
+        self.cursors: Dict[int, str] = {}
         self._count = 0
         self._newest_of: Dict[int, int] = {}
 
-    def add(self, step: int) -> None:
-        """Take in that ``step`` is saved; one that is not above all before tells nothing new."""
+    @property
+    def with_cursors(self) -> bool:
+        """Whether a cursor was given with any of them."""
+        return any(self.cursors.values())
+
+    def add(self, step: int, cursor: str = "") -> None:
+        """Take in that ``step`` is saved; one that is not above all before tells nothing new.
+
+        ``cursor`` is its text. The newest step may be given one later, or another.
+        """
         if self.named and step <= self.named[0]:
+            if step == self.named[0] and cursor:
+                self.cursors[step] = cursor
             return
+        self.cursors[step] = cursor
         self._count += 1
         for many in SPREAD:
             if self._count % many == 0:
                 self._newest_of[many] = step
         self.named = tuple(sorted(set(self._newest_of.values()), reverse=True))
+        self.cursors = {named: self.cursors[named] for named in self.named}
 
     def come_to(self, step: int) -> None:
         """Forget saves of later steps: they are of a loop that has counted otherwise."""

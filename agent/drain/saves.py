@@ -18,8 +18,9 @@ from agent.drain.view import DrainView
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.diary import Diary
+from rdzv.drain.cursors import DIFFER
 from rdzv.drain.inputs import DrainingSnapshot
-from rdzv.drain.last_save import decide, saves_of, transaction
+from rdzv.drain.last_save import decide, differing, saves_of, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.saves import PodSaves
@@ -69,6 +70,7 @@ class SaveReporter:
         self._reported_s = -math.inf
         self._due_since_s: float | None = None
         self._patience_s = 0.0
+        self._differed = ""
         self._diary = Diary(log)
 
     async def run(self) -> None:
@@ -79,9 +81,18 @@ class SaveReporter:
             me = self._registrar.identity
             # Ranks of another run save for themselves: theirs is not the round that counts.
             self.own = saves_of(ranks, snapshot.round, me.member, me.pod_uid)
+            self._warn(differing(ranks, snapshot.round, me.member))
             await self._report(snapshot)
             await self._conclude(snapshot)
             await asyncio.sleep(LOOK_S)
+
+    def _warn(self, differ: str) -> None:
+        """Say once of a save that its ranks do not agree where in the data it is."""
+        if differ and differ != self._differed:
+            self._differed = differ
+            log.warning(
+                "such a save counts for nobody: %s", differ, extra={"event": "cursors_differ"}
+            )
 
     @property
     def steps_at_risk(self) -> int:
@@ -122,6 +133,8 @@ class SaveReporter:
         """Put the newest step that all ranks have saved on record, where it is this pod's turn."""
         saved, why = decide(snapshot, self._client.membership.saves())
         now = self._clock()
+        if saved is None and why.startswith(DIFFER):
+            self._warn(why)
         if saved is None or not self._registrar.registered.is_set():
             self._due_since_s = None
             return

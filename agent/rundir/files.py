@@ -34,6 +34,9 @@ from rdzv.records.codec import dump_record, load_record, take
 
 log = logging.getLogger(__name__)
 
+LIBRARY = ("muster", "muster/data")
+"""The packages that training scripts import, each with the files directly in it."""
+
 CONTENT_MAX_BYTES = 1024 * 1024
 """Far more than anything that is put here has."""
 
@@ -91,12 +94,12 @@ class RunDir:
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
             self._make_dir(self.path / layout.MODULES, 0o755)
-            self._make_dir(self.path / layout.MODULES / "muster", 0o755)
-            for source in files("muster").iterdir():
-                if source.name.endswith(".py") and source.name != "__main__.py":
-                    self._write(
-                        f"{layout.MODULES}/muster/{source.name}", source.read_bytes(), 0o644
-                    )
+            for package in LIBRARY:
+                self._make_dir(self.path / layout.MODULES / package, 0o755)
+                for source in files(package.replace("/", ".")).iterdir():
+                    if source.name.endswith(".py") and source.name != "__main__.py":
+                        name = f"{layout.MODULES}/{package}/{source.name}"
+                        self._write(name, source.read_bytes(), 0o644)
             script = files("launcher_shim.pod") / layout.DISCOVER_HOSTS
             self._write(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher_shim.rundir.progress_line import read_whole
+from launcher_shim.rundir.safe_open import read_untrusted
 from rdzv.drain.gate import RankProgress
+from rdzv.records.codec import CURSOR_MAX_BYTES
+
+CURSORS_MAX_BYTES = 16 * 1024
+"""Far more than the cursors of the steps that a rank names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ class ProgressLine:
     says that it looks at the gate at each boundary; ``held`` that it waits there; ``away`` that it
     did, and may come back to do so. ``acked`` is the epoch and step of its newest acknowledgement,
     ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it has saved, for
-    whatever cause: the newest, and some before.
+    whatever cause: the newest, and some before. ``cursors``: it gives data cursors with them, which
+    lie beside the line.
     """
 
     pid: int
@@ -47,6 +53,7 @@ class ProgressLine:
     failed: tuple[int, str] | None
     away: bool = False
     saved: tuple[int, ...] = ()
+    cursors: bool = False
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -54,20 +61,40 @@ def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
 
     Whether a rank's process is still alive does not matter: one that is dead passes no step.
     """
-    return tuple(
-        RankProgress(
-            local_rank=line.local_rank,
-            local_world_size=line.local_world_size,
-            master=line.master,
-            step=line.step,
-            drain=line.drain,
-            held=line.held,
-            acked=line.acked,
-            failed=line.failed,
-            away=line.away,
-            saved=line.saved,
-        )
-        for line in read_lines(directory)
+    return tuple(_rank(directory, line) for line in read_lines(directory))
+
+
+def read_cursors(directory: Path, line: ProgressLine) -> dict[int, str]:
+    """The data cursors of what the process of ``line`` has saved, by step."""
+    try:
+        content = read_untrusted(directory / f"{line.local_rank}.cursors", CURSORS_MAX_BYTES)
+        fields = json.loads(content)
+        if (fields["pid"], fields["started"]) != (line.pid, line.started):
+            return {}
+        found = {int(step): str(text) for step, text in fields["cursors"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {step: text for step, text in found.items() if len(text) <= CURSOR_MAX_BYTES}
+
+
+def _rank(directory: Path, line: ProgressLine) -> RankProgress:
+    cursors = read_cursors(directory, line) if line.cursors else {}
+    # A step without one, though they are written before the line: a later line tells of it.
+    saved = tuple(step for step in line.saved if step in cursors or not line.cursors)
+    whole = line.acked is None or line.acked[1] in cursors or not line.cursors
+    return RankProgress(
+        local_rank=line.local_rank,
+        local_world_size=line.local_world_size,
+        master=line.master,
+        step=line.step,
+        drain=line.drain,
+        held=line.held,
+        acked=line.acked if whole else None,
+        failed=line.failed,
+        away=line.away,
+        saved=saved,
+        rank=line.rank,
+        cursors=tuple(cursors[step] for step in saved) if line.cursors else (),
     )
 
 
@@ -109,6 +136,7 @@ def _parse(content: bytes) -> ProgressLine | None:
             failed=_pair(fields, "failed", str),
             away=fields.get("away") is True,
             saved=tuple(int(step) for step in fields.get("saved", ())),
+            cursors=fields.get("cursors") is True,
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

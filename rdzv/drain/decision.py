@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rdzv.drain.cursors import agreed, difference
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -345,6 +346,10 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     missing = [m for m in round.members if m not in votes or votes[m].acked is None]
     if not missing and saved:
         (step,) = saved
+        given = [(vote.ranks, member, vote.cursor) for member, vote in votes.items()]
+        differ = difference(step, given)
+        if differ:
+            return _void(scene, differ, failures=more)
         decision = scene.becomes(
             f"all have saved step {step}",
             phase="done",
@@ -354,7 +359,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
             failures=0,
             took_s=scene.now - scene.observations.epoch_since_s,
         )
-        return replace(decision, last_commit=LastCommit(step, round.number, commit.epoch))
+        last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given))
+        return replace(decision, last_commit=last)
     if not _anybody(scene):
         return _void(scene, "nobody leaves or joins any more")
     if round.finishing:

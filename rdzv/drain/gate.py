@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
+from rdzv.drain.cursors import difference
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take, take_cursor
 from rdzv.records.commit import Commit, LastCommit, Phase, Vote
 from rdzv.records.drain import Drain
 
@@ -66,7 +67,12 @@ class Gate:
                 "reason": self.reason,
                 "ended": self.ended,
                 "last_commit": last
-                and {"step": last.step, "round": last.round, "epoch": last.epoch},
+                and {
+                    "step": last.step,
+                    "round": last.round,
+                    "epoch": last.epoch,
+                    "cursor": last.cursor,
+                },
                 "of_former_life": self.of_former_life,
             }
         )
@@ -130,6 +136,15 @@ class RankProgress:
     boundary is in the second."""
     saved: tuple[int, ...] = ()
     """Steps that it has saved, for whatever cause: the newest, and some before."""
+    rank: int = 0
+    """Its number in the world."""
+    cursors: tuple[str, ...] = ()
+    """The data cursor of each step of ``saved``, empty for none; no cursors at all where the rank
+    gives none."""
+
+    def cursor_of(self, step: int) -> str:
+        """The data cursor that it gave with the save of ``step``."""
+        return dict(zip(self.saved, self.cursors, strict=False)).get(step, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +237,12 @@ def _wanted(
             ended=let_go and round.succeeded,
             deadline_boot_s=here.deadline_boot_s if drain is not None else None,
             last_commit=last_commit
-            and LastCommit(last_commit.step, last_commit.round, last_commit.epoch),
+            and LastCommit(
+                last_commit.step,
+                last_commit.round,
+                last_commit.epoch,
+                cursor=last_commit.cursor,
+            ),
             of_former_life=of_former_life,
         )
         if commit is not None and _speaks_of(commit, round):
@@ -274,7 +294,13 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
     if len(set(saved)) > 1:
         why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"
         return Move(vote=replace(vote, failed=why), reason=why)
-    return Move(vote=replace(vote, acked=saved[0]), reason=f"all ranks saved step {saved[0]}")
+    step = saved[0]
+    differ = difference(step, [((r.rank,), here.member, r.cursor_of(step)) for r in ranks])
+    if differ:
+        return Move(vote=replace(vote, failed=differ), reason=differ)
+    numbers = tuple(sorted(r.rank for r in ranks))
+    acknowledged = replace(vote, acked=step, cursor=ranks[0].cursor_of(step), ranks=numbers)
+    return Move(vote=acknowledged, reason=f"all ranks saved step {step}")
 
 
 def _failure(rank: RankProgress, epoch: int) -> str | None:
@@ -294,4 +320,5 @@ def _last_commit(name: str, fields: object) -> LastCommit:
         take(name, fields, "step", int),
         take(name, fields, "round", int),
         take(name, fields, "epoch", int),
+        cursor=take_cursor(name, fields),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from rdzv.drain.cursors import agreed, difference
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.keys import JobKeys
@@ -32,16 +33,32 @@ def saves_of(
     if not own or any(rank.local_world_size != len(own) for rank in own):
         return None
     common = frozenset.intersection(*(frozenset(rank.saved) for rank in own))
+    agreed = [step for step in common if len({rank.cursor_of(step) for rank in own}) == 1]
+    steps = tuple(sorted(agreed, reverse=True))[:STEPS_MAX]
     named = [step for rank in own for step in rank.saved]
+    cursors = tuple(own[0].cursor_of(step) for step in steps)
     return PodSaves(
         member,
         pod_uid,
         round.run,
         round.number,
-        tuple(sorted(common, reverse=True))[:STEPS_MAX],
+        steps,
         max(named, default=None),
         max(rank.step for rank in own),
+        cursors=cursors if any(cursors) else (),
+        ranks=tuple(sorted(rank.rank for rank in own)),
     )
+
+
+def differing(ranks: Iterable[RankProgress], round: LiveRound | None, member: str) -> str:
+    """Say which ranks of this pod gave other data cursors than others with the same save."""
+    own = [rank for rank in ranks if round is not None and rank.master == round.master]
+    for step in sorted({step for rank in own for step in rank.saved}, reverse=True):
+        said = [((r.rank,), member, r.cursor_of(step)) for r in own if step in r.saved]
+        differ = difference(step, said)
+        if differ:
+            return differ
+    return ""
 
 
 def of_round(
@@ -75,11 +92,21 @@ def decide(
     if len(told) < len(round.members):
         return None, f"{len(round.members) - len(told)} members have not told of a save"
     common = frozenset.intersection(*(frozenset(one.steps) for one in told))
-    step = max(common, default=-1)
-    if step <= _floor(snapshot, round):
-        return None, "no newer step is saved by all ranks"
+    newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
+    said = {step: [(one.ranks, one.member, one.cursor_of(step)) for one in told] for step in newer}
+    differ = {step: difference(step, given) for step, given in said.items()}
+    step = next((step for step in newer if not differ[step]), None)
+    if step is None:
+        return None, differ[newer[0]] if newer else "no newer step is saved by all ranks"
     epoch = last.epoch if last is not None else 0
-    saved = LastCommit(step, round.number, epoch, membership.job.uid, periodic=True)
+    saved = LastCommit(
+        step,
+        round.number,
+        epoch,
+        membership.job.uid,
+        periodic=True,
+        cursor=agreed(said[step]),
+    )
     return saved, f"all ranks have saved step {step}"
 
 

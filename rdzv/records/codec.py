@@ -22,6 +22,9 @@ MAX_S = 1e9
 LAST_UNIX_S = 253_402_300_799
 """The end of the year 9999: the last second that a calendar date can show."""
 
+CURSOR_MAX_BYTES = 1024
+"""The longest data cursor, in JSON: that of ``muster.cursor``."""
+
 T = TypeVar("T")
 
 
@@ -53,6 +56,14 @@ def take(
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
     return value
+
+
+def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> str:
+    """Take one data cursor, empty if it is missing; raises ``RecordError`` for one too long."""
+    text = take(key, fields, name, str, "")
+    if len(text) > CURSOR_MAX_BYTES:
+        raise RecordError(f"{key}: {name!r} is longer than {CURSOR_MAX_BYTES} bytes")
+    return text
 
 
 def take_seconds(key: str, fields: Mapping[str, Any], name: str) -> float:

@@ -13,7 +13,14 @@ from typing import Any, Literal, Self, get_args
 
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys
-from rdzv.records.codec import dump_record, load_record, take, take_seconds, take_unix_s
+from rdzv.records.codec import (
+    dump_record,
+    load_record,
+    take,
+    take_cursor,
+    take_seconds,
+    take_unix_s,
+)
 from rdzv.records.drain import Drain
 from rdzv.store import Compare, KeyValue, Operation, Put
 
@@ -107,7 +114,8 @@ class Vote:
 
     ``vote`` is the first step that none of its ranks can have passed; None is a *no*: a rank takes
     no part. ``acked`` is the step that all its ranks saved, ``failed`` why they did not. ``away``:
-    a rank was between two blocks that take part, so that its next boundary may be far off.
+    a rank was between two blocks that take part, so that its next boundary may be far off. With
+    ``acked`` come the numbers of its ``ranks``, and the data ``cursor`` that each of them gave.
     """
 
     epoch: int
@@ -117,6 +125,8 @@ class Vote:
     acked: int | None = None
     failed: str = ""
     away: bool = False
+    cursor: str = ""
+    ranks: tuple[int, ...] = ()
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -130,6 +140,8 @@ class Vote:
                 "acked": self.acked,
                 "failed": self.failed,
                 "away": self.away,
+                "cursor": self.cursor,
+                "ranks": self.ranks,
             }
         )
 
@@ -146,6 +158,8 @@ class Vote:
             acked=None if acked is None else take(kv.key, fields, "acked", int),
             failed=take(kv.key, fields, "failed", str),
             away=take(kv.key, fields, "away", bool, False),
+            cursor=take_cursor(kv.key, fields),
+            ranks=_ranks(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 
@@ -158,6 +172,7 @@ class LastCommit:
     that of the job then, empty where the platform gives none. ``forgotten``: by hand, so that
     nobody has to go on from it; its epoch still counts. ``periodic``: no commit asked for the save.
     ``at_unix_s`` is the wall clock of who wrote it, for people; 0.0 where that was not told.
+    ``cursor``: where in the data training goes on from it, JSON that every rank gave; or empty.
     """
 
     step: int
@@ -167,6 +182,7 @@ class LastCommit:
     forgotten: bool = False
     periodic: bool = False
     at_unix_s: float = 0.0
+    cursor: str = ""
     mod_revision: int = 0
 
     def to_json(self) -> bytes:
@@ -180,6 +196,7 @@ class LastCommit:
                 "forgotten": self.forgotten,
                 "periodic": self.periodic,
                 "at_unix_s": round(self.at_unix_s, 3),
+                "cursor": self.cursor,
             }
         )
 
@@ -195,6 +212,7 @@ class LastCommit:
             forgotten=take(kv.key, fields, "forgotten", bool, False),
             periodic=take(kv.key, fields, "periodic", bool, False),
             at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
+            cursor=take_cursor(kv.key, fields),
             mod_revision=kv.mod_revision,
         )
 
@@ -231,3 +249,10 @@ def _pods(key: str, fields: dict[str, Any], name: str) -> tuple[str, ...]:
     if not all(isinstance(pod, str) for pod in pods):
         raise RecordError(f"{key}: {name!r} is {pods!r}, expected pod UIDs")
     return tuple(pods)
+
+
+def _ranks(key: str, fields: dict[str, Any]) -> tuple[int, ...]:
+    ranks = take(key, fields, "ranks", list, [])
+    if not all(type(rank) is int for rank in ranks):
+        raise RecordError(f"{key}: 'ranks' is {ranks!r}, expected numbers of ranks")
+    return tuple(ranks)

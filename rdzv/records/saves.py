@@ -8,7 +8,7 @@ from typing import Self
 
 from rdzv.errors import RecordError
 from rdzv.keys import last_name
-from rdzv.records.codec import dump_record, load_record, take, take_unix_s
+from rdzv.records.codec import dump_record, load_record, take, take_cursor, take_unix_s
 from rdzv.store import KeyValue
 
 STEPS_MAX = 8
@@ -22,7 +22,8 @@ class PodSaves:
     ``steps``: those that all of its ranks have saved, the newest first, and not each of them.
     ``newest``: the newest step that any of them has saved, None before the first. ``step``: the
     boundary that the furthest of them had come to at ``at_unix_s``, by the pod's wall clock, which
-    is for people.
+    is for people. ``cursors``: the data cursor of each of ``steps``, empty for none; there are no
+    cursors at all where the ranks give none. ``ranks`` are the numbers of its ranks.
     """
 
     member: str
@@ -33,7 +34,13 @@ class PodSaves:
     newest: int | None = None
     step: int = -1
     at_unix_s: float = 0.0
+    cursors: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
     mod_revision: int = 0
+
+    def cursor_of(self, step: int) -> str:
+        """The data cursor that its ranks gave with the save of ``step``."""
+        return dict(zip(self.steps, self.cursors, strict=False)).get(step, "")
 
     def to_json(self) -> bytes:
         """Encode for the store."""
@@ -46,6 +53,8 @@ class PodSaves:
                 "newest": self.newest,
                 "step": self.step,
                 "at_unix_s": round(self.at_unix_s, 3),
+                "cursors": self.cursors,
+                "ranks": self.ranks,
             }
         )
 
@@ -57,6 +66,10 @@ class PodSaves:
         steps = take(kv.key, fields, "steps", list)
         if len(steps) > STEPS_MAX or not all(type(step) is int for step in steps):
             raise RecordError(f"{kv.key}: 'steps' is {steps!r}, expected up to {STEPS_MAX} steps")
+        cursors = take(kv.key, fields, "cursors", list, [])
+        ranks = take(kv.key, fields, "ranks", list, [])
+        if len(cursors) not in (0, len(steps)) or not all(type(rank) is int for rank in ranks):
+            raise RecordError(f"{kv.key}: expected a cursor for each step, and numbers of ranks")
         return cls(
             member=last_name(kv.key),
             pod_uid=take(kv.key, fields, "pod_uid", str),
@@ -66,5 +79,7 @@ class PodSaves:
             newest=None if newest is None else take(kv.key, fields, "newest", int),
             step=take(kv.key, fields, "step", int, -1),
             at_unix_s=take_unix_s(kv.key, fields, "at_unix_s"),
+            cursors=tuple(take_cursor(kv.key, {"cursor": one}) for one in cursors),
+            ranks=tuple(ranks),
             mod_revision=kv.mod_revision,
         )

@@ -155,7 +155,7 @@ VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
 @pytest.mark.parametrize(
     ("ranks", "expected"),
     [
-        ([rank(10, acked=(5, 10))], replace(VOTE, acked=10)),
+        ([rank(10, acked=(5, 10))], replace(VOTE, acked=10, ranks=(0,))),
         ([rank(10, acked=(4, 10))], None),
         ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2)], None),
         ([rank(9, drain=False, away=True)], None),
@@ -163,7 +163,10 @@ VOTE = Vote(5, 3, "uid-a", 9, mod_revision=80)
             [rank(9, drain=False)],
             replace(VOTE, failed="local rank 0 has left its training loop"),
         ),
-        ([rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, acked=(5, 10))], replace(VOTE, acked=10)),
+        (
+            [rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, acked=(5, 10), rank=1)],
+            replace(VOTE, acked=10, ranks=(0, 1)),
+        ),
         (
             [rank(10, 0, 2, acked=(5, 10)), rank(10, 1, 2, failed=(5, "disk full"))],
             replace(VOTE, failed="disk full"),

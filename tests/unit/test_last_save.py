@@ -119,14 +119,16 @@ def test_what_is_on_record_never_goes_back_within_a_life(
 
 
 def rank(local_rank: int, *saved: int, size: int = 2, **changes: object) -> RankProgress:
-    one = RankProgress(local_rank, size, ROUND.master, 50, True, False, saved=saved)
+    one = RankProgress(
+        local_rank, size, ROUND.master, 50, True, False, saved=saved, rank=local_rank
+    )
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
 def test_a_pod_names_what_all_of_its_ranks_have_saved_and_the_newest_of_any() -> None:
     ranks = [rank(0, 40, 20), rank(1, 20, step=51, drain=False)]
     assert saves_of(ranks, ROUND, "a", "uid-a") == PodSaves(
-        "a", "uid-a", "run", 3, (20,), 40, step=51
+        "a", "uid-a", "run", 3, (20,), 40, step=51, ranks=(0, 1)
     )
     only_rank_0 = saves_of([rank(0, 40), rank(1)], ROUND, "a", "uid-a")
     assert only_rank_0 is not None

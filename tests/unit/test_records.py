@@ -48,8 +48,13 @@ RECORDS: st.SearchStrategy[Any] = (
         NUMBER, PODS, PODS, PODS, YES_OR_NO, YES_OR_NO, YES_OR_NO,
         COUNT, st.integers(0, 10**6).map(float), TEXT,
     )
-    | st.builds(Vote, COUNT, COUNT, TEXT, NUMBER, NUMBER, TEXT)
-    | st.builds(LastCommit, st.integers(), COUNT, COUNT, TEXT, YES_OR_NO, YES_OR_NO, UNIX_S)
+    | st.builds(
+        Vote, COUNT, COUNT, TEXT, NUMBER, NUMBER, TEXT, cursor=TEXT,
+        ranks=st.lists(COUNT).map(tuple),
+    )
+    | st.builds(
+        LastCommit, st.integers(), COUNT, COUNT, TEXT, YES_OR_NO, YES_OR_NO, UNIX_S, TEXT
+    )
     | st.builds(
         PodSaves, st.just("c"), TEXT, TEXT, st.integers(), st.lists(COUNT, max_size=8).map(tuple),
         NUMBER, st.integers(), UNIX_S,
@@ -133,6 +138,9 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (Vote, "vote", "yes"),
         (LastCommit, "at_unix_s", -1.0),
         (LastCommit, "at_unix_s", float("nan")),
+        (LastCommit, "cursor", "x" * 1025),
+        (Vote, "ranks", ["0"]),
+        (PodSaves, "cursors", ["{}"]),
         (PodSaves, "steps", ["40"]),
         (PodSaves, "steps", [True]),
         (PodSaves, "steps", list(range(9))),

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether all who have saved a step say the same of where the data go on from it: pure.
+
+A step whose ranks stand at different places in the data is no place to go on from: in the next
+world some samples would be trained twice, and others never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+DIFFER = "the data cursors of step "
+"""Begins the sentence."""
+
+SHOWN_GROUPS = 3
+SHOWN_CHARACTERS = 80
+"""How many different cursors the sentence shows, and how much of each."""
+
+
+def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> str:
+    """Return a sentence that names who gave which cursor; empty where all gave the same.
+
+    ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave. A
+    sidecar of before names no ranks, and does not tell what they gave: that is passed over.
+    """
+    by_cursor: dict[str, list[tuple[Sequence[int], str]]] = {}
+    for ranks, member, cursor in given:
+        if ranks:
+            by_cursor.setdefault(cursor, []).append((ranks, member))
+    if len(by_cursor) < 2:
+        return ""
+    groups = sorted(by_cursor.items(), key=lambda group: (min(group[1]), group[0]))
+    shown = [_says(cursor, who) for cursor, who in groups[:SHOWN_GROUPS]]
+    more = [f"and {len(groups) - SHOWN_GROUPS} others"] if len(groups) > SHOWN_GROUPS else []
+    return f"{DIFFER}{step} differ: {', '.join(shown + more)}"
+
+
+def _says(cursor: str, who: Sequence[tuple[Sequence[int], str]]) -> str:
+    ranks = sorted({rank for numbers, _ in who for rank in numbers})
+    members = list(dict.fromkeys(member for _, member in who))
+    names = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
+    one = len(ranks) == 1
+    text = cursor[:SHOWN_CHARACTERS] or "none"
+    return f"rank{'' if one else 's'} {spell(ranks)} ({names}) gave {text}"
+
+
+def spell(ranks: Sequence[int]) -> str:
+    """Spell numbers of ranks shortly: ``0-3, 6``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in spans)
+
+
+def agreed(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
+    """Return the cursor that all gave, where there is no ``difference``."""
+    return next((cursor for ranks, _, cursor in given if ranks), "")

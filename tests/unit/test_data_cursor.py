@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data cursor of a saved step: told by the rank, equal on all, given back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.rundir.progress import read_line, read_ranks
+from muster.cursor import CURSOR_MAX_BYTES, CommittedStep, decode, encode
+from muster.gate import parse
+from muster.progress import BLOCK_BYTES, ProgressFile
+from muster.saved_steps import SavedSteps
+from rdzv import listing
+from rdzv.drain.cursors import difference
+from rdzv.drain.decision import decide
+from rdzv.drain.gate import Gate, Here, RankProgress, local
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
+from rdzv.drain.last_save import decide as decide_last
+from rdzv.drain.last_save import differing, saves_of
+from rdzv.records.commit import Commit, LastCommit, Vote
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job
+from rdzv.records.saves import PodSaves
+from rdzv.snapshot import Snapshot
+from tests.support.records import member
+
+MASTER = "10.0.0.1:29500"
+ROUND = LiveRound("run", 3, True, ("a", "b"), master=MASTER, mod_revision=70)
+SAVE = Commit(5, "run", 3, "commit", step=10, leaving=("uid-a",), mod_revision=60)
+DRAIN = Drain("uid-a", "a", "spot", "sigterm", mod_revision=50)
+HERE, THERE = '{"samples":640}', '{"samples":600}'
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def scene(votes: dict[str, Vote] | None = None) -> DrainingSnapshot:
+    members = {name: member(name, at) for at, name in enumerate("abc", 1)}
+    commit = SAVE if votes else replace(SAVE, phase="idle")
+    membership = Snapshot(90, Job(1, 4, mod_revision=7), members, commit=commit)
+    if votes:
+        membership = replace(membership, drains={"uid-a": DRAIN})
+    seen = listing.decide(membership)
+    return DrainingSnapshot(membership, seen, ROUND, votes or {}, "uid-b", revision=90)
+
+
+@given(JSON)
+def test_a_cursor_comes_back_as_it_was_and_equal_ones_are_spelled_alike(cursor: object) -> None:
+    text = encode(cursor, 7)
+    assert decode(text) == cursor
+    assert text == encode(json.loads(json.dumps(cursor)), 7)
+
+
+@pytest.mark.parametrize(
+    "cursor", [{"rows": {1}}, float("nan"), "x" * CURSOR_MAX_BYTES], ids=["set", "nan", "long"]
+)
+def test_no_json_and_none_that_is_too_long_is_refused_in_one_sentence(cursor: object) -> None:
+    with pytest.raises(ValueError, match=r"^drain\.committed\(7\): the cursor is "):
+        encode(cursor, 7)
+
+
+def test_a_commit_is_an_int_with_a_cursor() -> None:
+    commit = CommittedStep(7, {"samples": 3})
+    assert commit == 7
+    assert commit + 1 == 8
+    assert commit.cursor == {"samples": 3}
+    last = LastCommit(10, 3, 5, cursor=HERE)
+    shown = parse(Gate(5, "run", 3, MASTER, last_commit=last).to_json()).last_commit
+    assert shown == 10
+    assert shown is not None
+    assert shown.cursor == {"samples": 640}
+
+
+def test_the_sidecar_reads_the_cursor_of_each_step_that_a_rank_names(tmp_path: Path) -> None:
+    file = ProgressFile(str(tmp_path), {"RANK": "6", "LOCAL_RANK": "2"})
+    for step in range(1, 40):
+        file.saved.add(step, encode({"samples": 64 * step, "long": "x" * 900}, step))
+        file.write(step, drain=True, acked=(5, step))
+        (rank,) = read_ranks(tmp_path)
+        assert rank.rank == 6
+        assert rank.acked == (5, step)
+        assert [json.loads(rank.cursor_of(saved))["samples"] for saved in rank.saved] == [
+            64 * saved for saved in rank.saved
+        ]
+    assert (tmp_path / "2.json").stat().st_size <= 2 * BLOCK_BYTES
+
+
+def test_a_step_whose_cursor_is_not_there_is_not_told_of(tmp_path: Path) -> None:
+    file = ProgressFile(str(tmp_path), {})
+    file.saved.add(3, HERE)
+    file.write(3, drain=True, acked=(5, 3))
+    (tmp_path / "0.cursors").write_text('{"pid":1,"started":1,"cursors":{"3":"of another"}}')
+    (rank,) = read_ranks(tmp_path)
+    assert (rank.saved, rank.acked) == ((), None)
+    line = read_line(tmp_path / "0.json")
+    assert line is not None
+    assert line.saved == (3,)
+
+
+def test_a_cursor_that_is_given_later_is_that_of_the_step() -> None:
+    saved = SavedSteps()
+    saved.add(3)
+    assert not saved.with_cursors
+    saved.add(3, HERE)
+    assert saved.cursors == {3: HERE}
+
+
+def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -> None:
+    def vote(name: str, cursor: str, *ranks: int) -> Vote:
+        return Vote(5, 3, f"uid-{name}", 10, acked=10, cursor=cursor, ranks=ranks)
+
+    def becomes(*votes: Vote) -> tuple[Commit | None, LastCommit | None]:
+        times = DrainObservations(5, "commit", 1000.0, 1000.0, {})
+        found = {one.pod_uid[-1]: one for one in votes}
+        decision = decide(1000.0, scene(found), times, DrainPolicy())
+        return decision.commit, decision.last_commit
+
+    done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
+    assert done is not None
+    assert done.phase == "done"
+    assert last == LastCommit(10, 3, 5, cursor=HERE)
+    void, last = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3))
+    assert void is not None
+    assert (void.phase, void.failures, last) == ("void", 1, None)
+    assert void.reason == (
+        "the data cursors of step 10 differ: ranks 0-1 (a) gave"
+        ' {"samples":640}, ranks 2-3 (b) gave {"samples":600}'
+    )
+    # A sidecar of before does not tell what its ranks gave: they are not held against the others.
+    done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
+    assert done is not None
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE))
+
+
+def rank(number: int, cursor: str) -> RankProgress:
+    return RankProgress(
+        number, 2, MASTER, 10, True, False, (5, 10), saved=(10,), rank=number, cursors=(cursor,)
+    )
+
+
+def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:
+    def acknowledged(*ranks: RankProgress) -> Vote | None:
+        shown = Gate(5, "run", 3, MASTER, "commit", 10)
+        here = Here("a", "uid-a", shown, ranks, sent=5)
+        vote = Vote(5, 3, "uid-a", 10)
+        return local(
+            here, commit=SAVE, round=ROUND, drain=None, vote=vote, last_commit=None, hold_s=10.0
+        ).vote
+
+    same = acknowledged(rank(0, HERE), rank(1, HERE))
+    assert same is not None
+    assert (same.acked, same.cursor, same.ranks) == (10, HERE, (0, 1))
+    other = acknowledged(rank(0, HERE), rank(1, THERE))
+    assert other is not None
+    assert other.acked is None
+    assert "rank 1 (a) gave" in other.failed
+
+
+def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() -> None:
+    ranks = rank(0, HERE), rank(1, THERE)
+    saves = saves_of(ranks, ROUND, "a", "uid-a")
+    assert saves is not None
+    assert (saves.steps, saves.newest) == ((), 10)
+    assert differing(ranks, ROUND, "a") == difference(10, [((0,), "a", HERE), ((1,), "a", THERE)])
+
+    def pod(name: str, *cursors: str) -> PodSaves:
+        at = "ab".index(name)
+        steps = (20, 10)[: len(cursors)]
+        return PodSaves(name, f"uid-{name}", "run", 3, steps, 20, cursors=cursors, ranks=(at,))
+
+    one, other = pod("a", HERE, THERE), pod("b", HERE, THERE)
+    last, _ = decide_last(scene(), {"a": one, "b": other})
+    assert last is not None
+    assert (last.step, last.cursor) == (20, HERE)
+    # The newest that they agree on.
+    last, _ = decide_last(scene(), {"a": one, "b": pod("b", THERE, THERE)})
+    assert last is not None
+    assert (last.step, last.cursor) == (10, THERE)
+    none, why = decide_last(scene(), {"a": pod("a", HERE), "b": pod("b", THERE)})
+    assert none is None
+    assert why.startswith("the data cursors of step 20 differ: rank 0 (a) gave")
+
+
+def test_many_ranks_that_differ_make_no_long_sentence() -> None:
+    said = [((rank,), f"pod-{rank % 7}", f'{{"samples":{rank}}}' * 9) for rank in range(1000)]
+    assert len(difference(10, said)) < 600
