@@ -308,6 +308,10 @@ class World:
             return result
 
     def membership(self, store: Store) -> tuple[Snapshot, Listing]:
+        found: tuple[Snapshot, Listing] = self.cached(self._membership, store)
+        return found
+
+    def _membership(self, store: Store) -> tuple[Snapshot, Listing]:
         members = {
             name(pod): Member(
                 name(pod),
@@ -331,10 +335,18 @@ class World:
         return snapshot, self.listing_decide(snapshot)
 
     def listed(self, store: Store) -> list[int]:
+        found: list[int] = self.cached(self._listed, store)
+        return found
+
+    def _listed(self, store: Store) -> list[int]:
         names = {member.name for member in self.membership(store)[1].listed}
         return [pod for pod in self.pods if name(pod) in names]
 
     def live_round(self, store: Store) -> LiveRound:
+        found: LiveRound = self.cached(self._live_round, store)
+        return found
+
+    def _live_round(self, store: Store) -> LiveRound:
         listed = self.listed(store)
         return LiveRound(
             RUN,
