@@ -20,8 +20,12 @@ from agent.rundir.files import RunDir
 from agent.store_version import StoreVersion
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from agent.sweeper import Sweeper
+from agent.tunnel.launcher_end import LauncherEnd
+from agent.tunnel.tunnel import Tunnel
+from agent.tunnel.worker_end import WorkerEnd
 from launcher_shim.c10d.endpoint import Endpoint
 from launcher_shim.c10d.kept_stages import Kept
+from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir.step_lines import StepLine
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -51,6 +55,7 @@ class LauncherParts:
     endpoint: Endpoint
     drains: Drains
     lookout: LauncherWatcher
+    tunnel: Tunnel
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
@@ -176,4 +181,27 @@ def launcher_parts(
         ready=ready,
         clock=around.clock,
     )
-    return LauncherParts(hosts, endpoint, drains, lookout)
+    return LauncherParts(hosts, endpoint, drains, lookout, tunnel_of(around, member, sockets))
+
+
+def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tunnel:
+    """Make this pod's end of the tunnel, if it has one."""
+    client, registrar = member.client, member.registrar
+    identity = registrar.identity
+    end: LauncherEnd | WorkerEnd | None = None
+    if sockets.tunnel is None or sockets.tunnel_path is None or sockets.exec_path is None:
+        end = None
+    elif identity.role == "launcher":
+        end = LauncherEnd(
+            sockets.tunnel_path, sockets.tunnel, client, lambda: registrar.generation, around.clock
+        )
+    else:
+        end = WorkerEnd(
+            (identity.address, identity.tunnel_port),
+            sockets.tunnel,
+            token_of(identity.member, identity.pod_uid),
+            sockets.exec_path,
+            client,
+            lambda: registrar.generation,
+        )
+    return Tunnel(client, registrar, end)

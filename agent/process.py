@@ -23,7 +23,9 @@ from agent.sidecar import Sidecar
 from agent.surroundings import Surroundings
 from agent.telemetry.counted_store import CountedStore
 from agent.telemetry.metrics import Metrics
+from agent.tunnel.identity import make_identity
 from launcher_shim.exit_status import EXIT_DEFECT, EXIT_DONE, EXIT_UNAVAILABLE, EXIT_USAGE
+from launcher_shim.horovod.hosts import token_of
 from rdzv.errors import ConfigError, MusterError, StoreError
 from rdzv.store.open import open_store
 
@@ -55,8 +57,10 @@ async def _serve(config: Config, version: str, stop: asyncio.Event) -> None:
 async def _run(config: Config, version: str, run_dir: RunDir, stop: asyncio.Event) -> None:
     metrics = Metrics()
     random = SystemRandom()
-    await asyncio.to_thread(run_dir.deliver, config)
     state = await asyncio.to_thread(run_dir.state, config.pod_uid)
+    host = token_of(config.member, state.pod_uid)
+    await asyncio.to_thread(run_dir.deliver, config, host)
+    tunnel = await make_identity() if config.tunnel_port else None
     first = random.randrange(len(config.etcd_endpoints))
     opened = open_store(config.access, first=first, random=random)
     around = Surroundings(
@@ -69,7 +73,7 @@ async def _run(config: Config, version: str, run_dir: RunDir, stop: asyncio.Even
     )
     try:
         if not stop.is_set():
-            await Sidecar(config, run_dir, state, around, metrics).run(stop)
+            await Sidecar(config, run_dir, state, around, metrics, tunnel).run(stop)
     finally:
         await around.store.close()
 

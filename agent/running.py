@@ -95,6 +95,7 @@ class RunningParts:
             "lookout": self.launcher.lookout.run(),
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),
+            "tunnel": self.launcher.tunnel.run(),
         }
         return {name: start_vital(group, name, one) for name, one in work.items()}
 
@@ -106,10 +107,14 @@ class RunningParts:
     async def _leave(self, tasks: Tasks) -> None:
         # The host list stays as it was: who restarts a sidecar does not change the job.
         await _end(tasks["registration"], tasks["hosts"])
-        if self.launcher.endpoint.outlived:
+        outlived = "a torchrun" if self.launcher.endpoint.outlived else ""
+        if self.launcher.tunnel.carrying:
+            outlived = "a command of horovodrun"
+        if outlived:
             # The next sidecar of this pod goes on with it; none is missed if none comes.
             log.info(
-                "a torchrun stays behind muster-run: leaving its place to the next sidecar",
+                "%s stays behind muster-run: leaving its place to the next sidecar",
+                outlived,
                 extra={"event": "outlived"},
             )
         else:
@@ -177,7 +182,9 @@ def start_vital(
     group: asyncio.TaskGroup, name: str, work: Coroutine[None, None, None]
 ) -> asyncio.Task[None]:
     """Start a task that takes its group down if it ends by itself."""
-    return group.create_task(_vital(name, work), name=name)
+    task = group.create_task(_vital(name, work), name=name)
+    task.add_done_callback(lambda _: work.close())  # one that is cancelled at once never began it
+    return task
 
 
 async def _vital(name: str, work: Coroutine[None, None, None]) -> None:

@@ -14,6 +14,7 @@ from agent.telemetry.gauges import add_drain_gauges, add_gauges, add_launcher_ga
 from agent.telemetry.http import serving
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import Metrics
+from agent.tunnel.identity import TunnelIdentity
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,15 @@ class Sidecar:
         state: State,
         around: Surroundings,
         metrics: Metrics,
+        tunnel: TunnelIdentity | None = None,
     ) -> None:
         self._config = config
         self._fresh = state.held is None
         self._parts = parts = RunningParts(
             around,
-            MemberSettings.of(config, state.pod_uid, around.version),
+            MemberSettings.of(config, state.pod_uid, around.version, tunnel.pin if tunnel else ""),
             run_dir,
-            Sockets.of(config, run_dir),
+            Sockets.of(config, run_dir, tunnel),
             state.held,
         )
         self._loop_lag = LoopLag(around.clock)

@@ -16,6 +16,7 @@ from typing import Literal
 from agent.config.sidecar import Config
 from agent.rundir.files import RunDir
 from agent.sweeper import PAUSE_S
+from agent.tunnel.identity import TunnelIdentity
 from launcher_shim.rundir import layout
 from rdzv.keys import JobKeys
 from rdzv.members.registration import Identity
@@ -60,13 +61,25 @@ class Sockets:
     notice_path: Path | None = None
     """Unix socket that takes notices that the pod ends."""
 
+    tunnel: TunnelIdentity | None = None
+    """The key of this end of the tunnel; None: the pod has none."""
+
+    tunnel_path: Path | None = None
+    """Unix socket that takes a launcher's commands for other pods."""
+
+    exec_path: Path | None = None
+    """Unix socket at which the training container takes commands; here nothing listens."""
+
     @classmethod
-    def of(cls, config: Config, run_dir: RunDir) -> Sockets:
-        """Those that a configuration asks for."""
+    def of(cls, config: Config, run_dir: RunDir, tunnel: TunnelIdentity | None = None) -> Sockets:
+        """Those that a configuration asks for; ``tunnel`` is the key if there is to be one."""
         return cls(
             c10d_port=config.c10d_port or None,
             c10d_path=str(run_dir.c10d_socket),
             notice_path=run_dir.path / layout.NOTICE_SOCKET,
+            tunnel=tunnel,
+            tunnel_path=run_dir.path / layout.TUNNEL_SOCKET,
+            exec_path=run_dir.path / layout.EXEC_SOCKET,
         )
 
 
@@ -114,11 +127,14 @@ class MemberSettings:
     """Seconds between two sweeps of what gone pods have left in the store."""
 
     @classmethod
-    def of(cls, config: Config, pod_uid: str, version: str = "") -> MemberSettings:
-        """Those of one configuration; ``pod_uid`` is what the pod goes by, given or not."""
+    def of(cls, config: Config, pod_uid: str, version: str = "", pin: str = "") -> MemberSettings:
+        """Those of one configuration; ``pod_uid`` is what the pod goes by, given or not.
+
+        ``pin`` is that of its key for the tunnel; empty: it has none.
+        """
         return cls(
             keys=JobKeys(config.namespace, config.job),
-            identity=identity_of(config, pod_uid, version),
+            identity=identity_of(config, pod_uid, version, pin),
             lease_ttl_s=config.lease_ttl_s,
             start_timeout_s=config.start_timeout_s,
             first_call_s=config.first_call_s,
@@ -131,7 +147,7 @@ class MemberSettings:
         )
 
 
-def identity_of(config: Config, pod_uid: str, version: str) -> Identity:
+def identity_of(config: Config, pod_uid: str, version: str, pin: str) -> Identity:
     """What the configuration says this member is."""
     return Identity(
         member=config.member,
@@ -149,4 +165,6 @@ def identity_of(config: Config, pod_uid: str, version: str) -> Identity:
         unit=config.unit,
         gather_s=config.gather_s,
         topology=config.topology,
+        tunnel_port=config.tunnel_port,
+        pin=pin,
     )

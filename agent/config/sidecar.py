@@ -306,6 +306,17 @@ class Config(JobConfig):
             "Port of /healthz, /readyz and /metrics, on the address of this member alone.",
         )
     )
+    tunnel_port: int = field(
+        Setting(
+            "--tunnel-port",
+            texts.port,
+            "0",
+            "PORT",
+            "Port, on the address of this member, at which the sidecar of a Horovod worker takes"
+            " its launcher's commands, by mutual TLS; set it in the launcher's pod too. 9401 is"
+            " what muster inject gives; 0: no tunnel, as for torchrun.",
+        )
+    )
     lease_ttl_s: int = field(
         Setting(
             "--lease-ttl",
@@ -393,5 +404,11 @@ class Config(JobConfig):
             case {"c10d_port": c10d, "http_port": http} if c10d == http:
                 yield (
                     f"{named('--c10d-port')} and {named('--http-port')} are both"
+                    f" {http}: give each its own"
+                )
+        match values:
+            case {"tunnel_port": tunnel, "http_port": http} if tunnel == http:
+                yield (
+                    f"{named('--tunnel-port')} and {named('--http-port')} are both"
                     f" {http}: give each its own"
                 )

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from agent.config.sidecar import Config
 from agent.rundir.launch_report import LaunchReport, read_launch
-from agent.rundir.programs import PROGRAMS, program
+from agent.rundir.programs import EXEC_PROGRAMS, PROGRAMS, exec_program, program
 from agent.rundir.progress import read_ranks
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.safe_open import read_untrusted
@@ -88,8 +88,11 @@ class RunDir:
         with self._usable():
             self._make_dir(self.path, 0o755)
 
-    def deliver(self, config: Config) -> None:
-        """Put everything there that is known before the store is; raises ``ConfigError``."""
+    def deliver(self, config: Config, host: str) -> None:
+        """Put everything there that is known before the store is; raises ``ConfigError``.
+
+        ``host`` is this pod's name to Horovod.
+        """
         with self._usable():
             self._make_dir(self.path / layout.PROGRESS, 0o1777)
             self._make_dir(self.path / layout.LAUNCH, 0o1777)
@@ -105,11 +108,14 @@ class RunDir:
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             # Who relays has to know whether the port is to be free.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
+            lines.append(f"MUSTER_HOST={host}\n")
             self._write(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
             # Last: who finds a program finds what it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
             for name in PROGRAMS:
                 self._write(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
+            for path in EXEC_PROGRAMS:
+                self._write(path, exec_program(path), 0o755)
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Iterable
 from importlib.resources import files
 
 from launcher_shim.rundir import layout
 
 _ROOMS = ("", "pod", "rundir", "tcpstore")
 """What the programs are made of: these folders of ``launcher_shim``, without those in them."""
+_EXEC_ROOMS = ("", "horovod/exec", "rundir")
+"""Likewise those that start horovodrun's workers."""
 _HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
@@ -45,22 +48,54 @@ sys.exit(main())
 PROGRAMS = {layout.MUSTER_RUN: "run", "muster-hold": "hold", layout.TORCHRUN: "pass_over"}
 """By name: the module of ``launcher_shim.pod`` that it runs."""
 
+_EXEC_HEAD = """\
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Part of Muster; what follows these lines is a zip archive that Python runs.
+for python in python3 python; do
+    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I -S "$0" "$@"; fi
+done
+echo "$0: there is no python3 in the PATH of this container" >&2
+exit 127
+"""
+_EXEC_MAIN = """\
+import sys
+if sys.version_info < (3, 8):
+    sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
+from launcher_shim.horovod.exec.{module} import main
+sys.exit(main(sys.argv[1:]))
+"""
+EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EXEC}": "server"}
+"""By path in the run directory: the module of ``launcher_shim.horovod.exec`` that it runs."""
+
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def program(name: str) -> bytes:
     """Build one of ``PROGRAMS``; the same sources give the same bytes."""
+    return _built(_HEAD, _MAIN.format(module=PROGRAMS[name]), _ROOMS, ())
+
+
+def exec_program(path: str) -> bytes:
+    """Build one of ``EXEC_PROGRAMS`` likewise."""
+    main = _EXEC_MAIN.format(module=EXEC_PROGRAMS[path])
+    return _built(_EXEC_HEAD, main, _EXEC_ROOMS, ("horovod/__init__.py",))
+
+
+def _built(head: str, main: str, rooms: Iterable[str], others: Iterable[str]) -> bytes:
     root = files("launcher_shim")
     content = io.BytesIO()
-    content.write(_HEAD.encode())
+    content.write(head.encode())
     with zipfile.ZipFile(content, "a") as archive:
-        archive.writestr(_entry("__main__.py"), _MAIN.format(module=PROGRAMS[name]))
-        for room in _ROOMS:
+        archive.writestr(_entry("__main__.py"), main)
+        for room in rooms:
             folder = root / room
             for source in sorted(folder.iterdir(), key=lambda source: source.name):
                 if source.name.endswith(".py"):
                     name = "/".join(filter(None, ("launcher_shim", room, source.name)))
                     archive.writestr(_entry(name), source.read_bytes())
+        for name in others:
+            archive.writestr(_entry(f"launcher_shim/{name}"), (root / name).read_bytes())
     return content.getvalue()
 
 

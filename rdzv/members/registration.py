@@ -37,7 +37,10 @@ FORMER_UIDS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a sidecar; what is not known is empty, or -1 for ``index``."""
+    """The identity of a sidecar; what is not known is empty, or -1 for ``index``.
+
+    ``tunnel_port`` and ``pin`` are as in ``Member``.
+    """
 
     member: str
     pod_uid: str
@@ -54,6 +57,8 @@ class Identity:
     unit: int = 1
     gather_s: float = 0.0
     topology: str = ""
+    tunnel_port: int = 0
+    pin: str = ""
 
     @property
     def template(self) -> JobTemplate:
@@ -193,6 +198,8 @@ def _member(identity: Identity, incarnation: Incarnation) -> Member:
         version=identity.version,
         template=str(identity.template),
         topology=identity.topology,
+        tunnel_port=identity.tunnel_port,
+        pin=identity.pin,
     )
 
 

@@ -138,7 +138,8 @@ class Member:
     pod's controller gave it (-1: none). ``version`` is the sidecar's, for people
     (empty: it is older than this field). ``template``: what the pod was started with. ``topology``
     says where its machine, the ``node``, is: a path such as ``block/rack``, the most general part
-    first (empty: unknown).
+    first (empty: unknown). ``tunnel_port`` is where its sidecar takes a launcher's commands (0:
+    nowhere), and ``pin`` the SHA-256 of that sidecar's certificate, in hexadecimal.
     """
 
     name: str
@@ -158,6 +159,8 @@ class Member:
     mod_revision: int = 0
     lease: int = 0
     template: str = ""
+    tunnel_port: int = 0
+    pin: str = ""
 
     @property
     def own_template(self) -> str:
@@ -208,6 +211,8 @@ class Member:
                 "version": self.version,
                 "template": self.template,
                 "topology": self.topology,
+                "tunnel_port": self.tunnel_port,
+                "pin": self.pin,
             }
         )
 
@@ -236,6 +241,8 @@ class Member:
             mod_revision=kv.mod_revision,
             lease=kv.lease,
             template=take(kv.key, fields, "template", str, ""),
+            tunnel_port=take(kv.key, fields, "tunnel_port", int, 0),
+            pin=take(kv.key, fields, "pin", str, ""),
         )
 
 

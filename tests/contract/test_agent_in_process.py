@@ -75,8 +75,8 @@ async def test_a_signal_that_comes_while_it_starts_ends_it(
 ) -> None:
     deliver = RunDir.deliver
 
-    def signalled(self: RunDir, config: Config) -> None:
-        deliver(self, config)
+    def signalled(self: RunDir, config: Config, host: str) -> None:
+        deliver(self, config, host)
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(RunDir, "deliver", signalled)

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -20,8 +19,6 @@ from shlex import quote
 
 import pytest
 
-import launcher_shim
-from console.local.nodes.payload import copy_exec
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
 from launcher_shim.horovod.exec.frames import (
     ALIVE,
@@ -34,8 +31,8 @@ from launcher_shim.horovod.exec.frames import (
     encode,
     encode_start,
 )
+from tests.support.horovod.exec_programs import copy_exec
 
-SHIM = Path(launcher_shim.__file__).parent
 HOST = "node-0.1a2b3c4d"
 
 PATIENCE_S = 60.0
@@ -92,11 +89,10 @@ class Pods:
         self.workers = directory / "workers"
         self.run_dir = self.workers / HOST
         self.run_dir.mkdir(parents=True)
-        copy_exec(directory / "python")
+        copy_exec(directory)
         room = directory / "python" / "launcher_shim" / "horovod" / "exec"
         for name, value in constants.items():
             set_constant(room / CONSTANTS[name], name, value)
-        shutil.copy(SHIM / "horovod" / "exec" / "kubexec.sh", directory)
         (directory / "bin").mkdir()
         (directory / "bin" / "python3").symlink_to(python)
         self.agent = subprocess.Popen(
@@ -369,10 +365,6 @@ def test_a_launcher_that_does_not_read_loses_neither_worker_nor_output(pods: Pod
             worker.kill()
     assert (worker.returncode, err) == (4, b"")
     assert out == b"".join(b"%d\n" % number for number in range(1, lines + 1))
-
-
-def test_the_socket_is_for_its_own_user_alone(pods: Pods) -> None:
-    assert stat.S_IMODE((pods.run_dir / "exec.sock").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize(

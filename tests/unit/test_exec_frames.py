@@ -50,7 +50,7 @@ def test_i8_any_bytes_are_frames_or_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x00\x00\x00\x01\x07",
+        b"\x00\x00\x00\x01\x63",
         b"\x00\x00\x00\x00\x02",
         b"\xff\xff\xff\xff\x03",
         (BODY_MAX + 2).to_bytes(4, "big") + b"\x03",

@@ -204,13 +204,12 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
         access=None,
         native=False,
     )
-    given = horovodrun_environment(settings, "launcher", Path("/run"), Path("/workers"))
+    given = horovodrun_environment(settings, "launcher", Path("/run"))
     assert given == {
         **kept,
         "PATH": "/run/bin:/bin",
         "PYTHONUNBUFFERED": "1",
         "MUSTER_RUN_DIR": "/run",
-        "MUSTER_WORKERS_DIR": "/workers",
         RUN_MARK: "r",
         NODE_MARK: "launcher",
     }

@@ -83,6 +83,7 @@ class Pod:
     run_dir: Path
     c10d_port: int
     http_port: int
+    tunnel_port: int = 0
 
 
 def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> dict[str, str]:
@@ -112,6 +113,7 @@ def sidecar_environment(settings: LocalSettings, pod: Pod, endpoints: str) -> di
         "MUSTER_C10D_PORT": "0",
         "MUSTER_RELAY_PORT": str(pod.c10d_port),
         "MUSTER_HTTP_PORT": str(pod.http_port),
+        "MUSTER_TUNNEL_PORT": str(pod.tunnel_port),
         "MUSTER_LEASE_TTL": f"{settings.lease_ttl_s:g}",
         "MUSTER_GRACE_S": f"{settings.grace_s:g}",
     }
@@ -133,9 +135,7 @@ def launcher_environment(
     return {**base, **delivered, "PYTHONPATH": _joined(str(run_dir / layout.MODULES), base)}
 
 
-def horovodrun_environment(
-    settings: LocalSettings, node: str, run_dir: Path, workers: Path
-) -> dict[str, str]:
+def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) -> dict[str, str]:
     """What horovodrun needs, and no more: it puts all it has on the command lines of its workers.
 
     They have the rest from their own nodes.
@@ -145,7 +145,6 @@ def horovodrun_environment(
         RUN_MARK: settings.run,
         NODE_MARK: node,
         "MUSTER_RUN_DIR": str(run_dir),
-        "MUSTER_WORKERS_DIR": str(workers),
         "PATH": f"{run_dir / layout.PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
     }

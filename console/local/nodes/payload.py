@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-import launcher_shim
 import muster
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
@@ -21,14 +19,7 @@ from console.local.launch.settings import (
     native_delivery,
 )
 from console.local.report.outcome import Closing, Next, after_exit, after_horovodrun
-from launcher_shim.horovod.hosts import token_of
 from launcher_shim.rundir import layout
-
-_START_AGENT = """import sys
-sys.path.insert(0, sys.argv.pop(1))
-from launcher_shim.horovod.exec.server import main
-from launcher_shim.rundir import layout
-sys.exit(main(sys.argv[1:]))"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +95,16 @@ class Horovodrun:
     insistent = True
     wrapped = False
 
-    def __init__(self, settings: LocalSettings, line: HorovodLine, workers: Path) -> None:
+    def __init__(self, settings: LocalSettings, line: HorovodLine) -> None:
         self.restarts: int | None = 0
         self._settings = settings
         self._line = line
-        self._workers = workers
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
         """Put the stand-in for ssh there."""
-        shim = Path(launcher_shim.__file__).parent
-        copy_exec(run_dir / layout.MODULES)
-        shutil.copy(shim / "horovod" / "exec" / "kubexec.sh", run_dir)
         ssh = run_dir / layout.PROGRAMS / "ssh"
         ssh.parent.mkdir(exist_ok=True)
-        ssh.write_text('#!/bin/sh\nexec "${0%/*}/../kubexec.sh" "$@"\n')
+        ssh.write_text(f'#!/bin/sh\nexec "${{0%/*}}/../{layout.KUBEXEC}" "$@"\n')
         ssh.chmod(0o755)
         settings = self._settings
         command = self._line.full_command(
@@ -126,7 +113,7 @@ class Horovodrun:
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
         )
-        return Process(command, horovodrun_environment(settings, node, run_dir, self._workers))
+        return Process(command, horovodrun_environment(settings, node, run_dir))
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """It is never started again: what it trained was in its workers' memory."""
@@ -134,46 +121,26 @@ class Horovodrun:
 
 
 class ExecHost:
-    """What starts horovodrun's workers on their node, and outlives them; muster-run is around it.
-
-    ``workers`` holds for each host of the list a link to its node's run directory.
-    """
+    """What starts horovodrun's workers on their node, and outlives them, under ``muster-run``."""
 
     name = "agent"
     role: Literal["worker", "launcher"] = "worker"
     insistent = False
 
-    def __init__(self, settings: LocalSettings, workers: Path) -> None:
+    def __init__(self, settings: LocalSettings) -> None:
         self.wrapped = True
         self.restarts: int | None = None
         self._settings = settings
-        self._workers = workers
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Let the launcher find the node under its host's name."""
-        host = token_of(node, pod_uid)
-        self._workers.mkdir(exist_ok=True)
-        link = self._workers / host
-        if not link.is_symlink():
-            link.symlink_to(run_dir)
-        root = str(Path(launcher_shim.__file__).parent.parent)
-        command = (sys.executable, "-I", "-S", "-c", _START_AGENT, root, host, str(run_dir))
+        """Take what the sidecar has delivered."""
+        command = (str(run_dir / layout.PROGRAMS / layout.MUSTER_EXEC),)
         environment = launcher_environment(self._settings, node, run_dir, {})
         return Process(_wrapped(command, run_dir), environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """Started again, as often as it takes."""
         return "restart", f"its agent ended with {status}, and starts again"
-
-
-def copy_exec(modules: Path) -> None:
-    """Copy what starts horovodrun's workers, and no more, into a directory of modules."""
-    shim = Path(launcher_shim.__file__).parent
-    target = modules / "launcher_shim"
-    for room in (Path("rundir"), Path("horovod", "exec")):
-        _copy_package(shim / room, target / room)
-    for module in ("__init__.py", "exit_status.py", "horovod/__init__.py"):
-        shutil.copy(shim / module, target / module)
 
 
 def _wrapped(command: tuple[str, ...], run_dir: Path) -> tuple[str, ...]:

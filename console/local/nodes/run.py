@@ -160,7 +160,7 @@ class LocalRun:
         self, name: str, endpoints: str, ticket: Ticket, tasks: asyncio.TaskGroup
     ) -> None:
         self._lives_begun += 1
-        c10d_port, http_port = await self._free_ports(2)
+        c10d_port, http_port, tunnel_port = await self._free_ports(3)
         payload = self._payload(name)
         pod = Pod(
             name,
@@ -169,6 +169,7 @@ class LocalRun:
             run_dir=self._run_root / f"{self._lives_begun}",
             c10d_port=self._native_port or c10d_port,
             http_port=http_port,
+            tunnel_port=tunnel_port if isinstance(self._settings.line, HorovodLine) else 0,
         )
         node = LocalNode(
             pod,
@@ -184,12 +185,12 @@ class LocalRun:
         self._lives[name] = tasks.create_task(self._live(node, endpoints, ticket), name=name)
 
     def _payload(self, name: str) -> Payload:
-        line, workers = self._settings.line, self._run_root / "workers"
+        line = self._settings.line
         if not isinstance(line, HorovodLine):
             return Torchrun(self._settings, line, lambda: self.rounds.closing)
         if name == LAUNCHER:
-            return Horovodrun(self._settings, line, workers)
-        return ExecHost(self._settings, workers)
+            return Horovodrun(self._settings, line)
+        return ExecHost(self._settings)
 
     def _launcher_ending(self) -> Ending | None:
         return next((ending for ending in self.endings if ending.node == LAUNCHER), None)

@@ -24,6 +24,7 @@ from launcher_shim.horovod.exec.frames import (
     ALIVE,
     ALIVE_INTERVAL_S,
     EXIT,
+    GONE,
     REFUSED,
     SILENCE_S,
     STDERR,
@@ -71,12 +72,22 @@ def read_arguments(arguments: Sequence[str]) -> tuple[str, str]:
     return rest[0], " ".join(rest[1:])
 
 
+def run_directory(environ: Mapping[str, str]) -> str:
+    """The run directory: as ``MUSTER_RUN_DIR`` says, else where this program lies."""
+    return environ.get("MUSTER_RUN_DIR") or os.path.dirname(os.path.realpath(sys.argv[0]))
+
+
 def connect(host: str, environ: Mapping[str, str]) -> socket.socket:
-    """A connection to the agent of ``host``; raises ``OSError`` if there is none in time."""
+    """Connect to what leads to the agent of ``host``; raises ``OSError`` if nothing listens there.
+
+    It is that of the sidecar beside this process, or, where the agents' own sockets are within
+    reach, the agent's.
+    """
     workers = environ.get("MUSTER_WORKERS_DIR")
-    if not workers:
-        raise OSError("MUSTER_WORKERS_DIR does not say where the agents listen")
-    path = os.path.join(workers, host, layout.EXEC_SOCKET)
+    if workers:
+        path = os.path.join(workers, host, layout.EXEC_SOCKET)
+    else:
+        path = os.path.join(run_directory(environ), layout.TUNNEL_SOCKET)
     deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -153,6 +164,8 @@ class CommandRelay:
             elif kind == REFUSED:
                 self._output[2] += b"muster: " + body + b"\n"
                 self._status = EXIT_NOT_EXECUTABLE
+            elif kind == GONE:
+                raise OSError(body.decode(errors="replace"))
             elif kind != ALIVE:
                 raise ExecFrameError("the agent sent a frame of kind %d" % kind)
 
@@ -165,9 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     except (UsageError, ExecFrameError) as error:
         return _fail(str(error))
     status = run_command(host, start)
-    run_dir = os.environ.get("MUSTER_RUN_DIR")
-    if run_dir:
-        delay_exit(host, status, Path(run_dir))
+    delay_exit(host, status, Path(run_directory(os.environ)))
     return status
 
 

@@ -22,6 +22,8 @@ EXIT = 5
 """From the agent: the command's status as a shell tells it, in decimal."""
 REFUSED = 6
 """From the agent: why the command was not started, one sentence."""
+GONE = 7
+"""From a sidecar on the way: why nobody knows how the command ends, one sentence."""
 
 ALIVE_INTERVAL_S = 1.0
 SILENCE_S = 10.0
@@ -31,7 +33,8 @@ BODY_MAX = 512 * 1024
 """Longest body in bytes: a command with its environment fits in 128 KiB, twice that as JSON."""
 
 _HEAD = Struct(">IB")
-_KINDS = frozenset((START, ALIVE, STDOUT, STDERR, EXIT, REFUSED))
+HEAD_SIZE = _HEAD.size
+_KINDS = frozenset((START, ALIVE, STDOUT, STDERR, EXIT, REFUSED, GONE))
 
 
 class ExecFrameError(ValueError):
@@ -63,18 +66,24 @@ class Decoder:
         rest = self._rest + data
         frames = []
         while len(rest) >= _HEAD.size:
-            length, kind = _HEAD.unpack_from(rest)
-            if kind not in _KINDS:
-                raise ExecFrameError("there is no frame of kind %d" % kind)
-            if not 1 <= length <= BODY_MAX + 1:
-                raise ExecFrameError("a frame of %d bytes is too long or too short" % length)
-            end = _HEAD.size + length - 1
+            kind, length = read_head(rest)
+            end = _HEAD.size + length
             if len(rest) < end:
                 break
             frames.append(Frame(kind, rest[_HEAD.size : end]))
             rest = rest[end:]
         self._rest = rest
         return frames
+
+
+def read_head(data: bytes) -> tuple[int, int]:
+    """Kind of the frame that begins here, and the length of its body; raises ``ExecFrameError``."""
+    length, kind = _HEAD.unpack_from(data)
+    if kind not in _KINDS:
+        raise ExecFrameError("there is no frame of kind %d" % kind)
+    if not 1 <= length <= BODY_MAX + 1:
+        raise ExecFrameError("a frame of %d bytes is too long or too short" % length)
+    return kind, length - 1
 
 
 def encode(kind: int, body: bytes = b"") -> bytes:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent beside the workers of a Horovod job: starts what the launcher sends, and ends it.
 
-It listens on a unix socket that only its own user may use. Each command is a session of its own;
-it is ended when the launcher's side of it is gone, silent, or starts another one in the same
+It listens on a unix socket for its own user and the sidecar's. Each command is a session of its
+own; it is ended when the launcher's side of it is gone, silent, or starts another one in the same
 slot, and its true status is told. Python 3.8 and the standard library.
 """
 
@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -20,7 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Mapping, Optional, Sequence
 
-from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_TERMINATED
+from launcher_shim.exit_status import (
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
 from launcher_shim.horovod.exec.command import (
     CommandError,
     WorkerCommand,
@@ -122,6 +128,7 @@ class ExecServer:
         self._environ = environ
         self._path = run_dir / layout.EXEC_SOCKET
         self._notes = run_dir / layout.WORKERS
+        self._environment = run_dir / layout.ENVIRONMENT
         self._workers: dict[int, Worker] = {}
         self._starting: dict[int, asyncio.Lock] = {}
         self._connections: set[asyncio.Task[None]] = set()
@@ -149,7 +156,7 @@ class ExecServer:
         assert task is not None
         self._connections.add(task)
         try:
-            if is_own_user(writer.get_extra_info("socket")):
+            if may_command(writer.get_extra_info("socket"), self._environment):
                 await self._serve_launcher(reader, writer)
         except (ConnectionError, asyncio.TimeoutError):
             return  # the client disconnected before anything was started
@@ -329,16 +336,15 @@ def start(command: WorkerCommand, environ: Mapping[str, str]) -> subprocess.Pope
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening socket at ``path`` that only this user may connect to, there at once whole."""
+    """A listening socket at ``path``, there at once whole; who may use it, ``may_command`` says."""
     nascent = nascent_name(str(path))
     with suppress(FileNotFoundError):
         os.unlink(nascent)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(nascent)
-    os.chmod(nascent, 0o600)  # before it listens
     listener.listen(64)
     listener.setblocking(False)
-    publish(nascent, str(path), 0o600)
+    publish(nascent, str(path), 0o666)
     return listener
 
 
@@ -356,11 +362,21 @@ def forget_all(notes: Path) -> None:
         note.unlink()
 
 
-def is_own_user(connection: socket.socket) -> bool:
-    """Whether the peer runs as this user, or as root."""
+def may_command(connection: socket.socket, environment: Path) -> bool:
+    """Whether the peer runs as this user, as root, or as the sidecar.
+
+    The sidecar's user is the one that owns ``environment``: by what that file says of ``PATH`` and
+    ``PYTHONPATH``, it decides what runs here anyway.
+    """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(raw)
-    return uid in (os.geteuid(), 0)
+    if uid in (os.geteuid(), 0):
+        return True
+    try:
+        found = environment.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == uid
 
 
 async def serve(host: str, run_dir: Path) -> None:
@@ -371,8 +387,17 @@ async def serve(host: str, run_dir: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``HOST RUN_DIR``: the host's name in the list, and the pod's run directory."""
-    host, run_dir = arguments
+    """Serve as ``muster-run`` tells: under the host's name and in the run directory.
+
+    Both may be given: ``HOST RUN_DIR``.
+    """
+    told = [os.environ.get(name, "") for name in ("MUSTER_HOST", "MUSTER_RUN_DIR")]
+    host, run_dir = arguments or told
+    if not host or not run_dir:
+        sys.stderr.write(
+            "muster-exec: MUSTER_HOST or MUSTER_RUN_DIR is not set: start it by muster-run --\n"
+        )
+        return EXIT_USAGE
     asyncio.run(serve(host, Path(run_dir)))
     return EXIT_TERMINATED
 

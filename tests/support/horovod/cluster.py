@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,6 +22,7 @@ from console.local.nodes.payload import ExecHost, Horovodrun, Payload
 from console.local.processes.marked import NODE_MARK, RUN_MARK, children, send
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
+from tests.support.ports import free_ports
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
@@ -126,14 +127,14 @@ class HorovodCluster(Pods):
         life = next(self._lives)
         run_dir, uid = self.directory / "run" / str(life), f"{self.settings.run}-{life}"
         self.nodes[name] = node = Node(name, run_dir, uid, self._payload(name).role)
+        node.pod = replace(node.pod, tunnel_port=free_ports(1)[0])
         self.start_sidecar(node)
         return node
 
     def _payload(self, name: str) -> Payload:
-        workers = self.directory / "run" / "workers"
         if name == LAUNCHER:
-            return Horovodrun(self.settings, self._line, workers)
-        return ExecHost(self.settings, workers)
+            return Horovodrun(self.settings, self._line)
+        return ExecHost(self.settings)
 
     def finish(self, *names: str) -> None:
         """Start agents, or horovodrun, once the sidecars of all are ready."""

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For how long a member has been away as a healthy watch sees it: pure."""
+
+from __future__ import annotations
+
+
+class Absence:
+    """How long one member has been missed; it counts as gone after ``limit_s``."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._since_s: float | None = None
+
+    def over(self) -> None:
+        """Note that it is there."""
+        self._since_s = None
+
+    def lasts(self, now: float, healthy_for_s: float) -> bool:
+        """Note that it is away at ``now``; whether it has been for so long that it counts as gone.
+
+        ``healthy_for_s``: for how long the watch has had no gap; what was before does not count.
+        """
+        if self._since_s is None:
+            self._since_s = now
+        self._since_s = max(self._since_s, now - healthy_for_s)
+        return now - self._since_s >= self._limit_s

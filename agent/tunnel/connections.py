@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connections of one end of the tunnel: closed when their peer is no member any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rdzv.records.job import Member
+
+
+class Connections:
+    """Those that are open, each with the member at its other end once that is known."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[object], asyncio.StreamWriter | None] = {}
+        self._peers: dict[asyncio.StreamWriter, Member] = {}
+
+    @property
+    def carrying(self) -> int:
+        """How many have a command in them."""
+        return len(self._peers)
+
+    @contextmanager
+    def kept(self, writer: asyncio.StreamWriter | None = None) -> Iterator[None]:
+        """Know of the current task, and close ``writer`` at its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[task] = writer
+        try:
+            yield
+        finally:
+            del self._tasks[task]
+            if writer is not None:
+                writer.close()
+
+    @contextmanager
+    def to(self, member: Member, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """Know whom ``writer`` leads to."""
+        self._peers[writer] = member
+        try:
+            yield
+        finally:
+            del self._peers[writer]
+            writer.close()
+
+    def close_unless(self, present: Callable[[Member], bool]) -> list[Member]:
+        """Close those whose peer is not present; returns whom that hit."""
+        gone = [(writer, one) for writer, one in self._peers.items() if not present(one)]
+        for writer, _ in gone:
+            writer.transport.abort()  # it may never take what is still to be sent
+        return [member for _, member in gone]
+
+    async def end(self) -> None:
+        """Close all, and wait until nothing is at work for them."""
+        for writer in (*self._tasks.values(), *self._peers):
+            if writer is not None:
+                writer.transport.abort()
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

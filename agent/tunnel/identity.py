@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of one sidecar's end of the tunnel, and what it trusts for one connection.
+
+The key is made anew with each start and is in memory alone. Nobody signs its certificate: the
+member's record carries the certificate's digest, the pin, and each connection trusts exactly the
+one certificate whose pin is that of a present member.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+import sys
+from dataclasses import dataclass
+from hashlib import sha256
+
+from rdzv.errors import ConfigError
+from rdzv.flags import named
+
+MAKE_TIMEOUT_S = 60.0
+"""For another Python to start and make a key, on a machine that is busy."""
+
+_CERTIFICATE = re.compile(
+    rb"-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n"
+)
+
+
+def pin_of(certificate: bytes) -> str:
+    """The pin of a certificate in DER: its SHA-256, in hexadecimal."""
+    return sha256(certificate).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TunnelIdentity:
+    """A key with its certificate, ``pem``; ``certificate`` is the latter in DER."""
+
+    pem: bytes
+    certificate: bytes
+
+    @property
+    def pin(self) -> str:
+        """What the member's record says of it."""
+        return pin_of(self.certificate)
+
+    def context(self, trusted: bytes, *, server: bool) -> ssl.SSLContext:
+        """TLS 1.3 with this key, to a peer that holds the key of the certificate ``trusted``.
+
+        Raises ``ssl.SSLError`` if that is no certificate.
+        """
+        protocol = ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False  # the certificate is known to the byte
+        context.verify_mode = ssl.CERT_REQUIRED
+        if server:
+            context.num_tickets = 0  # no session is resumed: each connection proves its key
+        context.load_verify_locations(cadata=trusted)
+        self._load(context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        """Hand over the key by a file that is in memory and has no name: ssl takes files alone."""
+        descriptor = os.memfd_create("muster-key", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(descriptor, "wb", closefd=False) as file:
+                file.write(self.pem)
+            context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+
+
+async def make_identity() -> TunnelIdentity:
+    """Make a key; raises ``ConfigError`` where that cannot be done here."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "agent.tunnel.certificate"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(MAKE_TIMEOUT_S):
+            pem, error = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        pem, error = b"", b"no answer in time"
+    found = _CERTIFICATE.search(pem)
+    if process.returncode or found is None:
+        lines = error.decode(errors="replace").split("\n")
+        why = next((line for line in reversed(lines) if line), "it said nothing")
+        raise ConfigError(
+            f"{named('--tunnel-port')}: no key can be made ({why}): install the package"
+            " cryptography, or say 0 for no tunnel"
+        )
+    return TunnelIdentity(pem, ssl.PEM_cert_to_DER_cert(found[0].decode()))

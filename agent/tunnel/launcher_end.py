@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher's end of the tunnel: takes commands at a unix socket, and connects to their hosts.
+
+It keeps no state: what a connection has lost is for the two who speak through it to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from agent.tunnel.absence import Absence
+from agent.tunnel.connections import Connections
+from agent.tunnel.handshake import HandshakeError, call
+from agent.tunnel.identity import TunnelIdentity
+from agent.tunnel.opening import Opening, OpeningError, read_opening
+from agent.tunnel.peers import NoPeer, called, is_present
+from agent.tunnel.relay import READ_SIZE, Ends, relay
+from launcher_shim.horovod.exec.frames import GONE, encode
+from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
+from rdzv.errors import ConfigError
+from rdzv.flags import named
+from rdzv.job import JobClient
+from rdzv.records.job import Member
+
+log = logging.getLogger(__name__)
+
+ABSENT_S = 1.5
+"""For how long a healthy watch must miss a member until its commands are given up: one whose lease
+ran out while it was busy registers again at once."""
+
+RETRY_S = 0.2
+RETRY_MAX_S = 2.0
+"""Between two calls of a sidecar that does not answer, while its member is there."""
+
+
+class LauncherEnd:
+    """Listens at ``path``. ``generation`` is what this sidecar is registered in, or None.
+
+    ``clock`` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        own: TunnelIdentity,
+        client: JobClient,
+        generation: Callable[[], int | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.connections = Connections()
+        self._path = path
+        self._own = own
+        self._client = client
+        self._generation = generation
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
+        try:
+            nascent = nascent_name(str(self._path))
+        except PathTooLong as error:
+            raise ConfigError(f"{named('--run-dir')}: {error}") from error
+        await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, nascent, limit=READ_SIZE)
+        try:
+            # The launcher's user is another one than the sidecar's; others have no such directory.
+            await asyncio.to_thread(publish, nascent, str(self._path), 0o666)
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            await self.connections.end()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A launcher that has gone away needs no answer.
+        with self.connections.kept(writer), suppress(OSError):
+            await self._carry(Ends(reader, writer))
+
+    async def _carry(self, local: Ends) -> None:
+        try:
+            opening = await read_opening(local.reader)
+            member, remote = await self._reach(opening)
+        except (OpeningError, NoPeer) as error:
+            log.warning(
+                "a command is not carried: %s", error, extra={"event": "tunnel_not_carried"}
+            )
+            local.writer.write(encode(GONE, str(error).encode()))
+            await local.writer.drain()
+            return
+        remote.writer.write(opening.frame)
+        with self.connections.to(member, remote.writer):
+            await relay(local, remote)
+
+    async def _reach(self, opening: Opening) -> tuple[Member, Ends]:
+        """Connect to the host for as long as it is a member; raises ``NoPeer``."""
+        pause_s, said = RETRY_S, ""
+        absence = Absence(ABSENT_S)
+        while True:
+            snapshot, generation = self._client.membership.snapshot(), self._generation()
+            try:
+                if generation is None:
+                    # What it will be registered in is not known yet, nor then who is there.
+                    raise HandshakeError("this sidecar is not registered")
+                member = called(snapshot, generation, opening.host)
+                absence.over()
+                remote = await call(member, self._own)
+                now = self._client.membership.snapshot()
+                if is_present(now, self._generation(), member):
+                    return member, remote
+                remote.writer.close()
+            except NoPeer:
+                if absence.lasts(self._clock(), self._client.mirror.healthy_for_s(self._clock())):
+                    raise
+            except HandshakeError as error:
+                if said != str(error):
+                    log.warning(
+                        "host %s is not reached, trying again: %s",
+                        *(opening.host, said := str(error)),
+                        extra={"event": "tunnel_unreachable"},
+                    )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._client.membership.changed_from(snapshot)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries bytes between two connections, both ways, until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import NamedTuple
+
+READ_SIZE = 256 * 1024
+"""Bytes that are read at once, and held for an end that does not take them."""
+
+
+class Ends(NamedTuple):
+    """One connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+async def relay(one: Ends, other: Ends) -> None:
+    """Return once one of the two has ended; the other has been sent what came before."""
+    copies = [
+        asyncio.create_task(_copy(one.reader, other.writer)),
+        asyncio.create_task(_copy(other.reader, one.writer)),
+    ]
+    try:
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for copy in copies:
+            copy.cancel()
+        await asyncio.gather(*copies, return_exceptions=True)
+        for ends in (one, other):
+            ends.writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):  # a connection that breaks has ended
+        while data := await reader.read(READ_SIZE):
+            writer.write(data)
+            await writer.drain()

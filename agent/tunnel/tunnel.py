@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sidecar's end of the tunnel, and what the membership means for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from agent.tunnel.launcher_end import LauncherEnd
+from agent.tunnel.peers import is_present
+from agent.tunnel.worker_end import WorkerEnd
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+
+log = logging.getLogger(__name__)
+
+
+class Tunnel:
+    """Serves ``end``, and closes its connections to those who are no members any more.
+
+    None: this pod has no tunnel.
+    """
+
+    def __init__(
+        self, client: JobClient, registrar: Registrar, end: LauncherEnd | WorkerEnd | None
+    ) -> None:
+        self._client = client
+        self._registrar = registrar
+        self._end = end
+
+    @property
+    def carrying(self) -> int:
+        """How many commands go through it now."""
+        return 0 if self._end is None else self._end.connections.carrying
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises ``ConfigError`` where it cannot listen."""
+        if self._end is None:
+            await asyncio.Event().wait()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._end.run(), name="tunnel-end")
+            tasks.create_task(self._follow(self._end), name="tunnel-peers")
+
+    async def _follow(self, end: LauncherEnd | WorkerEnd) -> None:
+        while True:
+            snapshot = self._client.membership.snapshot()
+            generation = self._registrar.generation
+            if generation is not None:  # else nothing is known that is newer
+                for member in end.connections.close_unless(
+                    partial(is_present, snapshot, generation)
+                ):
+                    log.warning(
+                        "a connection to %s is closed: it is no member any more",
+                        member.name,
+                        extra={"event": "tunnel_closed"},
+                    )
+            await self._client.membership.changed_from(snapshot)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's end of the tunnel: takes a launcher's commands by TLS, for the agent beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from agent.tunnel.connections import Connections
+from agent.tunnel.handshake import HandshakeError, answer
+from agent.tunnel.identity import TunnelIdentity
+from agent.tunnel.opening import OpeningError, read_opening
+from agent.tunnel.peers import NoPeer, calling, is_present
+from agent.tunnel.relay import READ_SIZE, Ends, relay
+from launcher_shim.horovod.exec.frames import GONE, encode
+from rdzv.errors import ConfigError
+from rdzv.flags import named
+from rdzv.job import JobClient
+from rdzv.records.job import Member
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+UNKNOWN_MAX = 64
+"""Connections at once whose other end has not proved who it is."""
+AGENT_TIMEOUT_S = 5.0
+"""A container that has just been started may need so long until its agent listens."""
+AGENT_INTERVAL_S = 0.1
+ACCEPT_PAUSE_S = 0.5
+"""After a connection that could not be taken, as where no file descriptor is left."""
+
+
+class WorkerEnd:
+    """Listens at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
+
+    ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` is what this
+    sidecar is registered in, or None.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        own: TunnelIdentity,
+        host: str,
+        agent_path: Path,
+        client: JobClient,
+        generation: Callable[[], int | None],
+    ) -> None:
+        self.connections = Connections()
+        self._address, self._port = address
+        self._own = own
+        self._host = host
+        self._agent_path = agent_path
+        self._client = client
+        self._generation = generation
+        self._unknown = 0
+
+    async def run(self) -> None:
+        """Serve until cancelled; raises ``ConfigError`` if the port cannot be had."""
+        listener = self._listen()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    connection = await _accept(listener)
+                    if self._unknown >= UNKNOWN_MAX:
+                        connection.close()
+                        _refused("?", "too many connections have not said yet who they are")
+                        continue
+                    self._unknown += 1
+                    tasks.create_task(self._serve(connection))
+        finally:
+            listener.close()
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._address, self._port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            taken = error.errno == errno.EADDRINUSE
+            raise ConfigError(
+                f"{named('--tunnel-port')}: port {self._port} of {self._address}"
+                f" {'is taken' if taken else f'cannot be had ({error.strerror})'}: choose another"
+            ) from error
+        listener.setblocking(False)
+        return listener
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with self.connections.kept(), suppress(OSError):  # one that breaks has ended
+            address = _address_of(connection)
+            try:
+                try:
+                    ends, member = await answer(connection, self._own, self._known)
+                finally:
+                    self._unknown -= 1
+            except (HandshakeError, NoPeer) as error:
+                _refused(address, str(error))
+                return
+            with self.connections.to(member, ends.writer):
+                if not is_present(self._client.membership.snapshot(), self._generation(), member):
+                    _refused(address, f"{member.name} is no member any more")
+                    return
+                await self._carry(ends, member)
+
+    def _known(self, pin: str) -> Member:
+        return calling(self._client.membership.snapshot(), self._generation(), pin)
+
+    async def _carry(self, remote: Ends, member: Member) -> None:
+        try:
+            opening = await read_opening(remote.reader)
+            if opening.host != self._host:
+                raise OpeningError(f"this is host {self._host}, not {opening.host}")
+            local = await self._reach_agent()
+        except (OpeningError, OSError) as error:
+            log.warning(
+                "a command of %s is not carried: %s",
+                *(member.name, error),
+                extra={"event": "tunnel_not_carried"},
+            )
+            remote.writer.write(encode(GONE, str(error).encode()))
+            await remote.writer.drain()
+            return
+        local.writer.write(opening.frame)
+        await relay(remote, local)
+
+    async def _reach_agent(self) -> Ends:
+        deadline_s = asyncio.get_running_loop().time() + AGENT_TIMEOUT_S
+        while True:
+            try:
+                return Ends(*await asyncio.open_unix_connection(self._agent_path, limit=READ_SIZE))
+            except OSError as error:
+                if asyncio.get_running_loop().time() > deadline_s:
+                    raise OSError(
+                        f"no agent of its container listens at {self._agent_path}"
+                        f" ({error.strerror})"
+                    ) from error
+            await asyncio.sleep(AGENT_INTERVAL_S)
+
+
+async def _accept(listener: socket.socket) -> socket.socket:
+    while True:
+        try:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        except OSError as error:
+            _refused("?", f"it cannot be taken: {error.strerror}")
+            await asyncio.sleep(ACCEPT_PAUSE_S)
+        else:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+
+
+def _address_of(connection: socket.socket) -> str:
+    try:
+        return str(connection.getpeername()[0])
+    except OSError:
+        return "?"
+
+
+def _refused(address: str, why: str) -> None:
+    log.warning(
+        "a connection from %s to the tunnel is refused: %s",
+        *(address, why),
+        extra={"event": "tunnel_refused"},
+    )
