@@ -8,6 +8,7 @@ and goes, and in what starts a worker on it: Muster's agent, or a bare shell.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -35,6 +36,7 @@ from console.local.processes.marked import end_all, marked
 from console.local.processes.ports import free_ports
 from console.local.processes.readiness import until_ready
 from launcher_shim.horovod.hosts import token_of
+from launcher_shim.rundir import layout
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
@@ -214,8 +216,8 @@ class HorovodJob:
     def _pod(self, name: str, role: Literal["worker", "launcher"]) -> Pod:
         run_dir = self.directory / name
         run_dir.mkdir(parents=True)
-        c10d_port, http_port = free_ports(2, self._random)
-        return Pod(name, f"{self.settings.run}-{name}", role, run_dir, c10d_port, http_port)
+        ports = free_ports(3, self._random)
+        return Pod(name, f"{self.settings.run}-{name}", role, run_dir, *ports)
 
 
 class BareJob(HorovodJob):
@@ -235,7 +237,7 @@ class BareJob(HorovodJob):
             min_nodes=self.settings.min_nodes,
             max_nodes=self.settings.max_nodes,
         )
-        environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir, pod.run_dir)
+        environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir)
         return await self.training_child(self.launcher, command, environment)
 
     async def list(self, host: Host) -> float:
@@ -257,7 +259,7 @@ class MusterJob(HorovodJob):
     """Follows real sidecars, one for horovodrun and one for each host.
 
     A host is made known by its registration, which this process sees in the store as soon as the
-    launcher's sidecar may. It leaves by a SIGTERM to its sidecar.
+    launcher's sidecar may. It leaves by a notice to its sidecar, as from a preStop hook.
     """
 
     def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
@@ -273,7 +275,7 @@ class MusterJob(HorovodJob):
 
     async def launch(self) -> Process:
         await self._start_sidecar(self.launcher)
-        payload = Horovodrun(self.settings, self.line, self.directory / "workers")
+        payload = Horovodrun(self.settings, self.line)
         pod = self.launcher.pod
         process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
         return await self.training_child(self.launcher, process.command, process.environment)
@@ -281,7 +283,7 @@ class MusterJob(HorovodJob):
     async def list(self, host: Host) -> float:
         registered = asyncio.create_task(self._until_registered(host))
         await self._start_sidecar(host)
-        payload = ExecHost(self.settings, self.directory / "workers")
+        payload = ExecHost(self.settings)
         pod = host.pod
         process = payload.prepare(pod.name, pod.uid, pod.run_dir, pod.c10d_port)
         self._agents[host] = await self.training_child(host, process.command, process.environment)
@@ -289,7 +291,13 @@ class MusterJob(HorovodJob):
 
     async def delist(self, host: Host) -> float:
         began_s = time.monotonic()
-        self._sidecars[host].terminate()
+        reader, writer = await asyncio.open_unix_connection(host.pod.run_dir / layout.NOTICE_SOCKET)
+        try:
+            notice = {"notice": "prestop", "reason": "the host leaves", "seconds_left": None}
+            writer.write(json.dumps(notice).encode() + b"\n")
+            await reader.readline()
+        finally:
+            writer.close()
         return began_s
 
     async def bury(self, host: Host) -> None:

@@ -23,6 +23,7 @@ from console.local.processes.marked import NODE_MARK, RUN_MARK, children, send
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
 from tests.support.ports import free_ports
+from tests.support.training.drain_job import notify
 from tests.support.training.pods import END_TIMEOUT_S, ROOT, Node, Pods
 
 SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
@@ -158,19 +159,14 @@ class HorovodCluster(Pods):
         node.launcher = self.spawn(node, process.command, environ, "launcher")
 
     def leave(self, *names: str) -> None:
-        """Let nodes go gently: their sidecars leave, their workers follow, then they end."""
+        """Let nodes go gently: they drain, their workers leave, then they end."""
         self.begin_to_leave(*names)
         self.end_leaving(*names)
 
     def begin_to_leave(self, *names: str) -> None:
-        """Let the sidecars of nodes leave, all at the same time."""
-        sidecars = [self.nodes[name].sidecar for name in names]
-        for sidecar in sidecars:
-            assert sidecar is not None
-            sidecar.terminate()
-        for sidecar in sidecars:
-            assert sidecar is not None
-            sidecar.wait(END_TIMEOUT_S)
+        """Give notice to nodes, one right after the other."""
+        for name in names:
+            notify(self.nodes[name])
         for name in names:
             self.tell(f"{name}: leaves")
             self._leaving[name] = self.nodes.pop(name)
@@ -183,6 +179,9 @@ class HorovodCluster(Pods):
             assert node.launcher is not None
             send(children(node.launcher.pid), signal.SIGTERM)
             assert node.launcher.wait(END_TIMEOUT_S) == 143
+            assert node.sidecar is not None
+            node.sidecar.terminate()
+            node.sidecar.wait(END_TIMEOUT_S)
             del self._leaving[name]
 
     def kill(self, *names: str) -> None:
