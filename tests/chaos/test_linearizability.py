@@ -91,7 +91,7 @@ async def unsteady_history(seed: int, folder: Path) -> Told:
     return Told(history, order)
 
 
-SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 40))]
+SEEDS = [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 200))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import re
 import time
@@ -63,7 +64,8 @@ def run(seeds: Sequence[int], plot: str, processes: int) -> Iterator[Tally]:
     """
     total = Tally()
     pieces = [(seeds[at : at + PIECE], plot) for at in range(0, len(seeds), PIECE)]
-    with multiprocessing.Pool(processes) as pool:
+    # No garbage collection looks through what has been imported: it takes a fifth of the time.
+    with multiprocessing.Pool(processes, initializer=gc.freeze) as pool:
         for piece in pool.imap_unordered(_piece, pieces):
             total.add(piece)
             yield total
