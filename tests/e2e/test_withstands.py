@@ -175,6 +175,7 @@ def test_a_spare_trains_in_the_place_of_a_pod_whose_launcher_never_comes(
         job.never_two_worlds()
 
 
+@long
 def test_a_crash_loop_stops_the_healthy_no_more(run_job: RunJob, embedded: list[str]) -> None:
     with run_job(embedded, least=1, most=2) as job:
         (healthy,) = job.add()

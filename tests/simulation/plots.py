@@ -144,16 +144,16 @@ PLOTS = (
     Plot("members", {**OUTAGES, die: 2}, MANY, trains=False, daily=200),
     Plot("cuts-of-all", {cut_all: 1}, MANY, trains=False, daily=25),
     Plot("evicted-members", {**OUTAGES, evict_and_crash: 4}, MANY, trains=False, daily=50),
-    Plot("outages", BRIEF, TRIOS, healthy=True, daily=150),
-    Plot("rounds", ROUNDS, TRIOS, daily=150),
-    Plot("drains", DRAINS, TRIOS, daily=200),
+    Plot("outages", BRIEF, TRIOS, healthy=True, daily=50),
+    Plot("rounds", ROUNDS, TRIOS, daily=125),
+    Plot("drains", DRAINS, TRIOS, daily=150),
     Plot(
         "evicted-rounds",
         {**OUTAGES, end_torchrun: 2, evict_and_end_torchrun: 4},
         TRIOS,
-        daily=75,
+        daily=50,
     ),
-    Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS, daily=75),
+    Plot("evicted-drains", {**OUTAGES, notice: 2, evict_and_notice: 4}, TRIOS, daily=50),
     # Who comes for one that went, under its name or another one, often stands in another block.
     Plot(
         "blocks",
@@ -162,7 +162,7 @@ PLOTS = (
         blocks=2,
         daily=75,
     ),
-    Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True, daily=100),
+    Plot("spare-outages", BRIEF, (2, 3, 4), tight, healthy=True, daily=50),
     Plot("spare-rounds", ROUNDS, MANY, tight, blocks=3, daily=125),
     Plot("spare-drains", DRAINS, MANY, tight, daily=200),
     Plot("spare-evictions", SPREAD, MANY, tight, daily=125),
@@ -184,7 +184,7 @@ PLOTS = (
         {lose_first_rank: 4, crash_briefly: 1, stall: 1},
         (2, 3, 4),
         any_shape,
-        daily=150,
+        daily=50,
     ),
     Plot(
         "unseen-drains",
@@ -201,7 +201,7 @@ PLOTS = (
         any_shape,
         daily=50,
     ),
-    Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=75),
+    Plot("ends", {**OUTAGES, crash_briefly: 2}, (2, 3, 4), any_shape, ends=True, daily=50),
     Plot(
         "stages",
         {start_container_again: 6, crash_briefly: 2, crash: 1, cut_one: 1, tear: 1, freeze: 1},
