@@ -5,7 +5,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-PROGRAM = ("agent", "console", "injection", "launcher_shim", "rdzv")
+PROGRAM = ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
 
 program = find_packages(include=[pattern for name in PROGRAM for pattern in (name, f"{name}.*")])
 # An editable installation finds the program beside the library, in the checkout.

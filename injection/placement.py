@@ -8,12 +8,13 @@ from typing import Any
 
 from ruamel.yaml.nodes import Node
 
-from injection.annotations import ANNOTATION, LETS_GO, Record, container_word, variable_word
+from injection.annotations import ANNOTATION, Record
 from injection.plan import InjectionPlan
+from injection.recording import record_of
 from injection.rendering import Style
 from injection.text_edits import Splices, style_of, taken_from_elsewhere
 from injection.workloads import Template
-from injection.yaml_tree import Entry, child, entries, entry, is_alias, items, line_of
+from injection.yaml_tree import Entry, child, entries, entry, is_alias, items, line_of, value_of
 from rdzv.errors import ConfigError
 
 
@@ -25,10 +26,7 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
     if is_alias(spec):
         raise taken_from_elsewhere(pod, spec[0])
     style = style_of(spec)
-    record = Record(users=list(plan.users))
-
-    if plan.lets_go_below_min:
-        record.added.append(LETS_GO)
+    record = record_of(value_of(template.node), plan)
     new_in_pod: dict[str, Any] = {}
     for key, items_of_ours in (
         ("initContainers", [plan.sidecar]),
@@ -37,20 +35,17 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
         written = _written(spec[1], key, pod)
         if written is None:
             new_in_pod[key] = list(items_of_ours)
-            record.added.append(key)
         else:
             splices.add_items(written, items_of_ours, style, f"{pod}.{key}")
-    for key, value in plan.pod.items():
-        new_in_pod[key] = value
-        record.added.append(key)
+    new_in_pod |= plan.pod
     splices.add_entries(spec, new_in_pod, style, pod)
 
-    _place_container(splices, spec[1], pod, style, plan, record)
+    _place_container(splices, spec[1], pod, style, plan)
     _place_metadata(splices, roots, template, style, plan, record)
 
 
 def _place_container(
-    splices: Splices, pod: Node, path: str, style: Style, plan: InjectionPlan, record: Record
+    splices: Splices, pod: Node, path: str, style: Style, plan: InjectionPlan
 ) -> None:
     where = f"{path}.containers[{plan.container}]"
     containers = _written(pod, "containers", path)
@@ -58,7 +53,6 @@ def _place_container(
     container = items(containers[1])[plan.container_index]
     if is_alias(containers) or container.start_mark.index < containers[1].start_mark.index:
         raise taken_from_elsewhere(where, containers[0])
-    record.added += [container_word(plan.container), *map(variable_word, plan.env)]
     new: dict[str, Any] = {}
     lists: dict[str, Sequence[Any]] = {"env": plan.env, "volumeMounts": plan.mounts}
     for key, ours in lists.items():
@@ -67,20 +61,16 @@ def _place_container(
         written = _written(container, key, where)
         if written is None:
             new[key] = list(ours)
-            record.added.append(key)
         else:
             splices.add_items(written, ours, style, f"{where}.{key}")
     if plan.command_prefix:
         command = _written(container, "command", where)
         assert command is not None
         splices.add_items(command, plan.command_prefix, style, f"{where}.command")
-        record.added.append("command")
     if plan.pre_stop is not None:
-        record.added.append("preStop")
         lifecycle = _written(container, "lifecycle", where)
         if lifecycle is None:
             new["lifecycle"] = {"preStop": plan.pre_stop}
-            record.added.append("lifecycle")
         else:
             splices.add_entries(lifecycle, {"preStop": plan.pre_stop}, style, f"{where}.lifecycle")
     splices.add_to_item(container, new, style, where)
@@ -103,9 +93,6 @@ def _place_metadata(
         if ours[part] or part == "annotations"
         if metadata is None or _written(metadata[1], part, path) is None
     ]
-    record.added += new
-    if metadata is None:
-        record.added.append("metadata")
     ours["annotations"] = {**plan.annotations, ANNOTATION: str(record)}
     if metadata is None:
         opening = _entry_of(template.node, roots)

@@ -20,6 +20,8 @@ from rdzv.flags import named
 DOMAIN = "muster.dev/"
 LABEL = DOMAIN + "job"
 """The label of the pods of a job."""
+ASKS = DOMAIN + "inject"
+"""The label by which a pod asks the controller for its sidecar, or a namespace for all its pods."""
 
 SECRET_KEYS = ("ca.crt", "tls.crt", "tls.key", "username", "password")
 _DEFAULT_KEYS = "ca.crt,tls.crt,tls.key"

@@ -7,7 +7,7 @@ comments, order, quotes, anchors and line breaks stay as they are, byte for byte
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -21,6 +21,7 @@ LARGEST = 100_000
 """Parts of one document. A few aliases of aliases can stand for more than fits anywhere."""
 
 Entry = tuple[Node, Node]
+_TAG = "tag:yaml.org,2002:"
 
 
 def documents(text: str) -> list[Node]:
@@ -113,6 +114,21 @@ def value_of(node: Node | None) -> Any:
         case "int":
             return _whole_number(node.value)
     return node.value
+
+
+def node_of(value: Any) -> Node:
+    """Plain Python as a node that ``value_of`` reads back; it has no place in any text."""
+    if isinstance(value, Mapping):
+        pairs = [(ScalarNode(_TAG + "str", key), node_of(below)) for key, below in value.items()]
+        return MappingNode(_TAG + "map", pairs)
+    if isinstance(value, list | tuple):
+        return SequenceNode(_TAG + "seq", [node_of(item) for item in value])
+    if value is None:
+        return ScalarNode(_TAG + "null", "")
+    if isinstance(value, bool):
+        return ScalarNode(_TAG + "bool", "true" if value else "false")
+    kind = "int" if isinstance(value, int) else "float" if isinstance(value, float) else "str"
+    return ScalarNode(_TAG + kind, str(value))
 
 
 def is_alias(pair: Entry) -> bool:

@@ -31,7 +31,7 @@ ABOVE_BASE_MAX_BYTES = 80_000_000
 START_MAX_CPU_S = 1.5
 MEMORY_MAX_KIB = 60 * 2**10
 PATIENCE_S = 120.0
-PACKAGES = ("agent", "console", "injection", "launcher_shim", "muster", "rdzv")
+PACKAGES = ("agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv")
 
 RESTRICTED = {
     "network_mode": "host",

@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (
-    *("agent", "console", "injection", "launcher_shim", "muster", "rdzv"),
+    *("agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv"),
     *("pyproject.toml", "setup.py", "README.md", "LICENSE"),
 )
-NAMES = ("agent", "console", "injection", "launcher_shim", "rdzv")
+NAMES = ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
 FORMS = ("wheel", "editable", "checkout")
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "console")
+PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
 """Those of the product."""
 
 

@@ -16,7 +16,7 @@ from rdzv.flags import named, variable_of
 ROOT = Path(__file__).parents[2]
 FILES = [
     path
-    for package in ("agent", "console", "injection", "launcher_shim", "rdzv")
+    for package in ("agent", "console", "controller", "injection", "launcher_shim", "rdzv")
     for path in (ROOT / package).rglob("*.py")
 ]
 OF_OTHER_COMMANDS = {"--wrap", "--no-wrap", "--container"}

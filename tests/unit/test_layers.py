@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "launcher_shim": {"launcher_shim", "rdzv"},
     "agent": {"agent", "launcher_shim", "rdzv"},
     "injection": {"injection", "agent", "launcher_shim", "rdzv"},
-    "console": {"console", "injection", "agent", "launcher_shim", "muster", "rdzv"},
+    "controller": {"controller", "injection", "agent", "rdzv"},
+    "console": {"console", "controller", "injection", "agent", "launcher_shim", "muster", "rdzv"},
 }
 """For each part, the longest match of a file's path: the packages of ours that it may import."""
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "console")
+PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
 
 FORMATTER = ROOT / "agent" / "telemetry" / "logs.py"
 """It passes on what others have named."""

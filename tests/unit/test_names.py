@@ -7,7 +7,7 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "console")
+PACKAGES = ("muster", "rdzv", "launcher_shim", "agent", "injection", "controller", "console")
 GENERATED = "rdzv/store/pb/"
 
 SAME_WORD = {

@@ -14,6 +14,7 @@ FOLDERS = (
     "agent",
     "benchmarks",
     "console",
+    "controller",
     "injection",
     "launcher_shim",
     "muster",

@@ -38,7 +38,7 @@ def test_names_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["agent", "console", "injection", "launcher_shim", "muster", "rdzv"]
+    "package", ["agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv"]
 )
 def test_a_name_stands_in_the_layout_alone(package: str) -> None:
     elsewhere = {

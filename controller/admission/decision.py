@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a pod that asks for a sidecar: a pure function of the pod and its owner.
+
+A pod is never kept out: what cannot be injected is admitted as it is, with the reason as a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from controller.admission.json_patch import Operation, difference
+from controller.admission.manifest import manifest_of
+from controller.admission.owner import Owner
+from injection import sidecar
+from injection.annotations import ANNOTATION
+from injection.pod import inject_pod
+from rdzv.errors import ConfigError
+
+WITHOUT = "admitted without Muster: "
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Operations that put the sidecar in, what ``kubectl`` is to show, and one sentence of reason."""
+
+    patch: tuple[Operation, ...]
+    warnings: tuple[str, ...]
+    reason: str
+
+    @property
+    def injected(self) -> bool:
+        """Whether the pod gets a sidecar by this."""
+        return bool(self.patch)
+
+
+def decide(
+    pod: Mapping[str, Any],
+    namespace: str,
+    owner: Owner | None,
+    read: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+) -> Verdict:
+    """Plan the sidecar of a pod that is about to be made in ``namespace``.
+
+    ``read``: the object that ``owner.read`` names, or None where it could not be read. ``environ``:
+    what counts where neither pod nor owner say otherwise, by the variables of ``muster inject``.
+    """
+    if has_sidecar(pod):
+        return Verdict((), (), "it has its sidecar already")
+    manifest, path, role = manifest_of(pod, namespace, owner, read)
+    try:
+        made = inject_pod(manifest, path, role, environ)
+    except ConfigError as error:
+        faults = tuple(WITHOUT + line for line in str(error).splitlines())
+        return Verdict((), faults, "; ".join(str(error).splitlines()))
+    after = {**pod, **made.template}
+    complete = owner is None or owner.read is None or read is not None
+    # What was not read is not there for the plan: what it says of that would be guesses.
+    warnings = [str(note) for note in made.notes if note.level == "warning"] if complete else []
+    return Verdict(tuple(difference(pod, after)), tuple(warnings), "its sidecar is put in")
+
+
+def has_sidecar(pod: Mapping[str, Any]) -> bool:
+    """Whether ``muster inject``, or an earlier call, was here before."""
+    annotations = (pod.get("metadata") or {}).get("annotations") or {}
+    first = (pod.get("spec") or {}).get("initContainers") or []
+    return ANNOTATION in annotations and any(one.get("name") == sidecar.NAME for one in first)

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed between two JSON values, as a JSON Patch (RFC 6902) that makes the one the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Operation = dict[str, Any]
+
+
+def difference(before: Any, after: Any, path: str = "") -> Iterator[Operation]:
+    """Every operation, in an order in which they can be applied."""
+    if before == after and type(before) is type(after):
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in [*before, *(key for key in after if key not in before)]:
+            below = f"{path}/{_escaped(key)}"
+            if key not in after:
+                yield {"op": "remove", "path": below}
+            elif key not in before:
+                yield {"op": "add", "path": below, "value": after[key]}
+            else:
+                yield from difference(before[key], after[key], below)
+        return
+    if isinstance(before, list) and isinstance(after, list) and before:
+        # Ours comes before what is there: whoever reads the patch sees what was added, no more.
+        new = len(after) - len(before)
+        if new >= 0 and len(after[new:]) == len(before):
+            for value in reversed(after[:new]):
+                yield {"op": "add", "path": f"{path}/0", "value": value}
+            for index, (old, now) in enumerate(zip(before, after[new:], strict=True), new):
+                yield from difference(old, now, f"{path}/{index}")
+            return
+    yield {"op": "replace", "path": path, "value": after}
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

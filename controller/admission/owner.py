@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which object a pod was made by, as the pod shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_TEMPLATE_HASH = "pod-template-hash"
+_JOBSET = "jobset.sigs.k8s.io/jobset-name"
+_JOBSET_PART = "jobset.sigs.k8s.io/replicatedjob-name"
+_RUNTIME_STEP = "trainer.kubeflow.org/trainjob-ancestor-step"
+_GROUP = "leaderworkerset.sigs.k8s.io/name"
+_KUBEFLOW_ROLE = "training.kubeflow.org/replica-type"
+_TASK = "volcano.sh/task-spec"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """An object with a pod template, and where in it this pod's is.
+
+    ``read`` is what the API has to be asked for to know all that it says, where that is another
+    object: a pod of a JobSet is made by a Job. ``uid`` is that one's. None: the pod shows enough.
+    """
+
+    api_version: str
+    kind: str
+    name: str
+    path: str
+    read: Reference | None = None
+
+    @property
+    def group(self) -> str:
+        """The API group."""
+        return self.api_version.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """An object of the API that is known by name."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+
+
+def owner_of(pod: Mapping[str, Any]) -> Owner | None:
+    """The object that pods of one job have in common; None for a pod that nobody made."""
+    metadata = pod.get("metadata") or {}
+    labels: Mapping[str, str] = metadata.get("labels") or {}
+    references = metadata.get("ownerReferences") or []
+    maker = next((one for one in references if one.get("controller")), None)
+    if maker is None:
+        return None
+    made_by = Reference(maker["apiVersion"], maker["kind"], maker["name"], maker.get("uid", ""))
+    match made_by.api_version.rpartition("/")[0], made_by.kind:
+        case "apps", "ReplicaSet" if _TEMPLATE_HASH in labels:
+            name = made_by.name.removesuffix("-" + labels[_TEMPLATE_HASH])
+            return Owner(made_by.api_version, "Deployment", name, "spec.template")
+        case "apps", "StatefulSet" if _GROUP in labels:
+            path = "spec.leaderWorkerTemplate.workerTemplate"
+            version = "leaderworkerset.x-k8s.io/v1"
+            return Owner(version, "LeaderWorkerSet", labels[_GROUP], path)
+        case "batch", "Job":
+            return _of_job(made_by, labels)
+        case "batch.volcano.sh", "Job":
+            path = f"spec.tasks.{labels.get(_TASK, 'worker')}.template"
+            return Owner(made_by.api_version, "Job", made_by.name, path)
+        case "kai.alibabacloud.com", "TrainingJob":
+            # Its operator names launchers so; the labels differ from release to release.
+            role = "launcher" if metadata.get("name", "").endswith("-launcher") else "worker"
+            path = f"spec.etReplicaSpecs.{role}.template"
+            return Owner(made_by.api_version, made_by.kind, made_by.name, path, made_by)
+        case "kubeflow.org", kind:
+            replicas = "pytorchReplicaSpecs" if kind == "PyTorchJob" else "mpiReplicaSpecs"
+            role = labels.get(_KUBEFLOW_ROLE, "worker").capitalize()
+            path = f"spec.{replicas}.{role}.template"
+            return Owner(made_by.api_version, kind, made_by.name, path, made_by)
+    return Owner(made_by.api_version, made_by.kind, made_by.name, "spec.template")
+
+
+def _of_job(job: Reference, labels: Mapping[str, str]) -> Owner:
+    if _JOBSET not in labels:
+        return Owner(job.api_version, "Job", job.name, "spec.template", job)
+    part = labels.get(_JOBSET_PART, "workers")
+    if _RUNTIME_STEP in labels:
+        path = "spec.template.spec.replicatedJobs.node.template.spec.template"
+        version = "trainer.kubeflow.org/v1alpha1"
+        return Owner(version, "TrainingRuntime", labels[_JOBSET], path, job)
+    path = f"spec.replicatedJobs.{part}.template.spec.template"
+    return Owner("jobset.x-k8s.io/v1alpha2", "JobSet", labels[_JOBSET], path, job)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sidecar in a pod that is about to be made: the plan of a manifest, carried out on plain data.
+
+Nothing of a text has to be kept here, so the pod is not written out and parsed again: what a user
+would wait for, at the start of each pod, is the plan alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from injection.annotations import ANNOTATION, own_annotations
+from injection.plan import InjectionPlan, plan
+from injection.previous import Former
+from injection.recording import record_of
+from injection.remarks import Remark
+from injection.settings import told
+from injection.workloads import Role, Template, Workload, at
+from injection.yaml_tree import node_of
+from rdzv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedPod:
+    """The template of one pod with the sidecar, and what is said beside it."""
+
+    template: Mapping[str, Any]
+    notes: tuple[Remark, ...]
+
+
+def inject_pod(
+    manifest: Mapping[str, Any], path: str, role: Role, environ: Mapping[str, str]
+) -> InjectedPod:
+    """Inject into the one template at ``path`` of an object that has no sidecar there yet.
+
+    ``environ`` are the variables that stand in for settings. Raises ``ConfigError`` with all that is
+    in the way; a launch line that goes past Muster is.
+    """
+    workload = Workload(node_of(manifest))
+    node = next(node for node, _ in at(workload.node, path))
+    template = Template(node, path, role)
+    former = Former.of(node)
+    made = plan(
+        workload, template, told({}, former.annotations, environ), own_annotations(node), former
+    )
+    if errors := [remark for remark in made.notes if remark.level == "error"]:
+        raise ConfigError("\n".join(errors))
+    return InjectedPod(placed(_at(manifest, path), made), tuple(made.notes))
+
+
+def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
+    """``template`` with the plan in it; what is ours comes before what is there."""
+    metadata: Mapping[str, Any] = template.get("metadata") or {}
+    spec = dict(template["spec"])
+    containers = list(spec["containers"])
+    container = dict(containers[plan.container_index])
+    lists = {"env": plan.env, "volumeMounts": plan.mounts, "command": plan.command_prefix}
+    for key, ours in lists.items():
+        if ours:
+            container[key] = [*ours, *(container.get(key) or [])]
+    if plan.pre_stop is not None:
+        container["lifecycle"] = {**(container.get("lifecycle") or {}), "preStop": plan.pre_stop}
+    containers[plan.container_index] = container
+    spec["containers"] = containers
+    for key, ours in (("initContainers", [plan.sidecar]), ("volumes", plan.volumes)):
+        spec[key] = [*ours, *(spec.get(key) or [])]
+    annotations = {**plan.annotations, ANNOTATION: str(record_of(template, plan))}
+    changed = {
+        **metadata,
+        "annotations": {**(metadata.get("annotations") or {}), **annotations},
+    }
+    if plan.labels:
+        changed["labels"] = {**(metadata.get("labels") or {}), **plan.labels}
+    return {**template, "metadata": changed, "spec": {**spec, **plan.pod}}
+
+
+def _at(manifest: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    """The template as plain data; an item of a list goes by its name."""
+    found: Any = manifest
+    for word in filter(None, path.split(".")):
+        if isinstance(found, list):
+            found = next(item for item in found if item.get("name") == word)
+        else:
+            found = found[word]
+    template: Mapping[str, Any] = found
+    return template

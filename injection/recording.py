@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan adds to a template, as its record tells those who take it out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from injection.annotations import LETS_GO, Record, container_word, variable_word
+from injection.plan import InjectionPlan
+
+
+def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
+    """Name what is not in ``template`` yet; what is there and empty is its user's."""
+    pod: Mapping[str, Any] = template["spec"]
+    container: Mapping[str, Any] = pod["containers"][plan.container_index]
+    metadata = template.get("metadata", {})
+    added = [LETS_GO] if plan.lets_go_below_min else []
+    added += [key for key in ("initContainers", "volumes") if key not in pod]
+    added += plan.pod
+    added += [container_word(plan.container), *map(variable_word, plan.env)]
+    ours = {"env": plan.env, "volumeMounts": plan.mounts}
+    added += [key for key, new in ours.items() if new and key not in container]
+    if plan.command_prefix:
+        added.append("command")
+    if plan.pre_stop is not None:
+        added += ["preStop", *(["lifecycle"] if "lifecycle" not in container else [])]
+    if "metadata" not in template:
+        added.append("metadata")
+    # The record itself is an annotation: they are there in any case.
+    parts = ["labels", "annotations"] if plan.labels else ["annotations"]
+    added += [part for part in parts if part not in (metadata or {})]
+    return Record(added, list(plan.users))

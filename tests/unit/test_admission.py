@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that asks for its sidecar by a label gets what ``muster inject`` would have given it."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.admission import review
+from controller.admission.decision import WITHOUT, Verdict, decide
+from controller.admission.json_patch import difference
+from controller.admission.owner import owner_of
+from injection.injection import Request, inject
+from injection.settings import TABLE
+from injection.workloads import workloads
+from injection.yaml_tree import documents, value_of
+from rdzv.errors import ConfigError
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import FLAGS, loaded, manifest
+from tests.support.injection.owners import at, defaulted, pods_of
+
+MAY_BE_THERE = {"labels", "annotations", "metadata", "env", "volumes", "volumeMounts", "lifecycle"}
+"""A server leaves out what is written and empty, and its controllers add labels."""
+
+
+def environ(flags: dict[str, str]) -> dict[str, str]:
+    return {TABLE[name].variable: text for name, text in flags.items()}
+
+
+def admitted(pod: dict[str, Any], read: Any, flags: dict[str, str]) -> tuple[Verdict, Any]:
+    """The verdict, and the pod that the API server makes by it."""
+    verdict = decide(pod, "default", owner_of(pod), read, environ(flags))
+    return verdict, patched(pod, verdict.patch)
+
+
+def patched(value: Any, operations: Any) -> Any:
+    """As RFC 6902 says, for the operations that are written."""
+    value = copy.deepcopy(value)
+    for operation in operations:
+        *way, last = [
+            w.replace("~1", "/").replace("~0", "~") for w in operation["path"].split("/")[1:]
+        ]
+        place = value
+        for word in way:
+            place = place[int(word)] if isinstance(place, list) else place[word]
+        key: Any = int(last) if isinstance(place, list) else last
+        if operation["op"] == "remove":
+            del place[key]
+        elif isinstance(place, list) and operation["op"] == "add":
+            place.insert(key, operation["value"])
+        else:
+            place[key] = operation["value"]
+    return value
+
+
+def essence(template: Any) -> Any:
+    """What Kubernetes runs: defaults written out, and nothing that the owner adds."""
+    made = defaulted(template)
+    metadata = made["metadata"]
+    wanted = {key: metadata.get(key) or {} for key in ("labels", "annotations")}
+    annotations = wanted["annotations"]
+    if record := annotations.get("muster.dev/added"):
+        words = {*record.split()} - MAY_BE_THERE
+        annotations = {**annotations, "muster.dev/added": sorted(words)}
+    return annotations, made["spec"]
+
+
+@pytest.mark.parametrize("name", sorted(CORPUS))
+def test_a_labelled_pod_is_what_inject_would_have_made(name: str) -> None:
+    text = CORPUS[name]
+    try:
+        injected = inject(text, Request(FLAGS, {}, ("*",), allow_bypass=True)).text
+    except ConfigError as error:
+        pytest.fail(f"the corpus has what cannot be injected: {error}")
+    given, wanted = ([value_of(one.node) for one in workloads(documents(t))] for t in (text, injected))
+    seen = 0
+    for before, after in zip(given, wanted, strict=True):
+        for path, pod, read in pods_of(before):
+            verdict, made = admitted(pod, read, FLAGS)
+            assert verdict.injected, verdict.reason
+            assert essence(made) == essence(at(after, path))
+            again, _ = admitted(made, read, FLAGS)
+            assert again.patch == ()
+            seen += 1
+    assert seen
+
+
+SETTINGS = st.fixed_dictionaries(
+    {
+        "min_nodes": st.integers(1, 4).map(str),
+        "max_nodes": st.integers(2, 9).map(str),
+        "etcd_endpoints": st.just("https://etcd.infra.svc:2379"),
+        "etcd_secret": st.just("digits-etcd"),
+        "image": st.just("example.org/muster-sidecar:0.1.0"),
+    },
+    optional={
+        "unit": st.integers(1, 3).map(str),
+        "slots": st.integers(1, 8).map(str),
+        "gather_s": st.sampled_from(["5s", "2m"]),
+        "topology": st.just("eu/{metadata.labels['topology.kubernetes.io/zone']}"),
+        "relay_port": st.integers(1024, 60_000).map(str),
+        "etcd_secret_keys": st.sampled_from(["ca.crt", "ca.crt,username,password"]),
+    },
+)
+
+
+@given(SETTINGS, st.sampled_from(["Deployment", "StatefulSet", "Job"]), st.booleans())
+def test_whatever_is_told_both_ways_are_one(
+    flags: dict[str, str], kind: str, by_annotation: bool
+) -> None:
+    text = manifest(kind, command=["torchrun", "train.py"])
+    before = json.loads(text)
+    try:
+        after = json.loads(inject(text, Request(flags, {})).text)
+        refusal = None
+    except ConfigError as error:
+        refusal = [line.partition(": ")[2] for line in str(error).splitlines()]
+    (_, pod, read), *_ = pods_of(before)
+    if by_annotation:
+        own = {"muster.dev/" + TABLE[n].flag.removeprefix("--"): t for n, t in flags.items()}
+        pod["metadata"]["annotations"] = own
+    verdict, made = admitted(pod, read, {} if by_annotation else flags)
+    if refusal is not None:
+        assert [warning.removeprefix(WITHOUT) for warning in verdict.warnings] == refusal
+        assert made == pod
+        return
+    _, spec = essence(made)
+    assert spec == essence(at(after, "spec.template"))[1]
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        ({}, None),
+        (manifest("Deployment", command=["torchrun"]), "digits"),
+        (manifest("CronJob", command=["torchrun"]), "digits-29"),
+        (CORPUS["jobset"], "set"),
+        (CORPUS["volcano"], "volcano"),
+        (CORPUS["elastic-pytorch-job"], "elastic-example-imagenet"),
+    ],
+)
+def test_the_job_is_the_object_that_lives_as_long(pod: Any, expected: str | None) -> None:
+    if not pod:
+        assert owner_of({"metadata": {}}) is None
+        return
+    (_, made, read), *_ = pods_of(loaded(pod)[0])
+    flags = {name: text for name, text in FLAGS.items() if name != "job"}
+    _, after = admitted(made, read, flags)
+    (sidecar,) = [one for one in after["spec"]["initContainers"] if one["name"] == "muster"]
+    assert {"name": "MUSTER_JOB", "value": expected} in sidecar["env"]
+
+
+def test_min_and_max_come_from_what_the_pod_shows_where_its_owner_cannot_be_read() -> None:
+    (_, pod, _), *_ = pods_of(loaded(CORPUS["elastic-pytorch-job"])[0])
+    (container,) = pod["spec"]["containers"]
+    container["env"].append({"name": "PET_NNODES", "value": "3:7"})
+    flags = {k: v for k, v in FLAGS.items() if k not in ("min_nodes", "max_nodes")}
+    _, made = admitted(pod, None, flags)
+    env = {v["name"]: v.get("value") for v in made["spec"]["initContainers"][0]["env"]}
+    assert (env["MUSTER_MIN"], env["MUSTER_MAX"]) == ("3", "7")
+
+
+def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
+    (_, pod, read), *_ = pods_of(json.loads(manifest(command=["torchrun", "--standalone"])))
+    for flags in (FLAGS, {}):
+        verdict, made = admitted(pod, read, flags)
+        assert made == pod
+        assert verdict.warnings
+        response = json.loads(review.answer("u1", verdict))["response"]
+        assert response["allowed"] is True
+        assert "patch" not in response
+        assert all(one.startswith("muster: " + WITHOUT) for one in response["warnings"])
+        assert all(len(one) <= review.WARNING_LENGTH for one in response["warnings"])
+
+
+def test_a_review_is_answered_with_a_patch_in_base64() -> None:
+    (_, pod, read), *_ = pods_of(json.loads(manifest(command=["torchrun"])))
+    asked = review.read(
+        json.dumps({"request": {"uid": "u", "namespace": "team", "object": pod}}).encode()
+    )
+    verdict, made = admitted(dict(asked.pod), read, FLAGS)
+    response = json.loads(review.answer(asked.uid, verdict))["response"]
+    assert (response["uid"], response["patchType"]) == ("u", "JSONPatch")
+    assert patched(pod, json.loads(base64.b64decode(response["patch"]))) == made
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"request": {"uid": "u", "object": {}}}'])
+def test_what_is_no_review_is_refused(body: bytes) -> None:
+    with pytest.raises(ConfigError):
+        review.read(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab/~", max_size=2),
+    lambda below: (
+        st.lists(below, max_size=3) | st.dictionaries(st.text("ab/~", max_size=2), below, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text("ab/~"), JSON), st.dictionaries(st.text("ab/~"), JSON))
+def test_a_patch_makes_the_one_the_other(before: Any, after: Any) -> None:
+    assert patched(before, list(difference(before, after))) == after
