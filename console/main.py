@@ -25,7 +25,14 @@ from launcher_shim.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from rdzv.errors import ConfigError, JobNotFound, MembershipError, MusterError, StoreError
+from rdzv.errors import (
+    ClusterError,
+    ConfigError,
+    JobNotFound,
+    MembershipError,
+    MusterError,
+    StoreError,
+)
 
 _PREFIX = "muster: "
 
@@ -52,6 +59,7 @@ TASKS = {
         "store": "console.store:store",
         "store-role": "console.store_role:store_role",
     },
+    "Run in a cluster": {"controller": "console.controller:controller"},
     "Run in a pod": {
         "agent": "console.agent:agent",
         "notice": "console.notice:notice",
@@ -123,7 +131,8 @@ def _status(error: MusterError) -> int:
         return EXIT_NO_JOB
     if isinstance(error, ConfigError | MembershipError):
         return EXIT_USAGE
-    return EXIT_UNAVAILABLE if isinstance(error, StoreError) else EXIT_DEFECT
+    away = isinstance(error, StoreError | ClusterError)
+    return EXIT_UNAVAILABLE if away else EXIT_DEFECT
 
 
 if __name__ == "__main__":

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster controller``: what Muster does with rights in a cluster; sidecars have none, and need none."""
+"""``muster controller``: what Muster does with rights in a cluster: sidecars have none."""

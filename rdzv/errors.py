@@ -16,6 +16,9 @@
     ├── MembershipError        the job's membership does not allow it
     │   └── Fenced               another pod holds this member's name
     ├── RecordError            bytes in the store that are no record of ours
+    ├── ClusterError           the API server of Kubernetes did not do what was asked
+    │   ├── ClusterUnavailable   no answer in time; what became of a write is unknown    exit 69
+    │   └── ClusterRefused       it said no: rights, a conflict, no such object
     └── LauncherError          a launcher asked for something that it cannot have
         ├── WireError            bytes that are no c10d request within its limits
         └── StateError           a rendezvous state that torch could not have written
@@ -85,6 +88,22 @@ class Fenced(MembershipError):
 
 class RecordError(MusterError):
     """Bytes found in the store are no record of ours (corrupt, or a schema we do not know)."""
+
+
+class ClusterError(MusterError):
+    """The API server of Kubernetes did not do what was asked."""
+
+
+class ClusterUnavailable(ClusterError):
+    """It did not answer in time, or not as an API server does: re-read, then decide."""
+
+
+class ClusterRefused(ClusterError):
+    """It said no; ``status`` is its HTTP status: 403 rights, 404 not there, 409 a conflict."""
+
+    def __init__(self, sentence: str, status: int) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 class LauncherError(MusterError):

@@ -23,7 +23,7 @@ WITHOUT = "admitted without Muster: "
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Operations that put the sidecar in, what ``kubectl`` is to show, and one sentence of reason."""
+    """Operations that put the sidecar in, what kubectl is to show, and one sentence of reason."""
 
     patch: tuple[Operation, ...]
     warnings: tuple[str, ...]

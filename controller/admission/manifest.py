@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``muster inject`` would have been given for a pod: its owner, with the pod as the template."""
+"""What ``muster inject`` would have been given for a pod: its owner, the pod as the template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from injection.grace import GRACE
 from injection.workloads import KINDS, Role
 
 SERVERS_GRACE_S = 30
-"""What the API server writes where nobody gave a grace: in a pod it cannot be told from a user's."""
+"""What the API server writes where nobody gave a grace: it cannot be told from a user's."""
 
 _BOUNDS = re.compile(r"(\d+):(\d+)", re.ASCII)
 
@@ -60,7 +60,7 @@ def _beside(
 ) -> dict[str, Mapping[str, Any]]:
     """What the owner says beside the template, by the path of the mapping that says it."""
     if read is not None:
-        spec = {key: value for key, value in (read.get("spec") or {}).items()}
+        spec = dict(read.get("spec") or {})
         # A Job's own words are beside its template, however deep that lies in what made the Job.
         where = owner.path.rpartition(".")[0] if read.get("kind") == "Job" else "spec"
         return {where: spec}

@@ -78,7 +78,9 @@ def test_a_labelled_pod_is_what_inject_would_have_made(name: str) -> None:
         injected = inject(text, Request(FLAGS, {}, ("*",), allow_bypass=True)).text
     except ConfigError as error:
         pytest.fail(f"the corpus has what cannot be injected: {error}")
-    given, wanted = ([value_of(one.node) for one in workloads(documents(t))] for t in (text, injected))
+    given, wanted = (
+        [value_of(one.node) for one in workloads(documents(t))] for t in (text, injected)
+    )
     seen = 0
     for before, after in zip(given, wanted, strict=True):
         for path, pod, read in pods_of(before):
@@ -199,7 +201,8 @@ def test_what_is_no_review_is_refused(body: bytes) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab/~", max_size=2),
     lambda below: (
-        st.lists(below, max_size=3) | st.dictionaries(st.text("ab/~", max_size=2), below, max_size=3)
+        st.lists(below, max_size=3)
+        | st.dictionaries(st.text("ab/~", max_size=2), below, max_size=3)
     ),
     max_leaves=12,
 )

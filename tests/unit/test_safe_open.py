@@ -40,7 +40,15 @@ def test_nothing_else_opens_files_that_way() -> None:
     root = Path(__file__).parents[2]
     hands = [
         path.relative_to(root).as_posix()
-        for package in ("agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv")
+        for package in (
+            "agent",
+            "console",
+            "controller",
+            "injection",
+            "launcher_shim",
+            "muster",
+            "rdzv",
+        )
         for path in (root / package).rglob("*.py")
         if "O_NONBLOCK" in path.read_text(encoding="utf-8")
     ]

@@ -42,7 +42,7 @@ def defaulted(template: Any) -> dict[str, Any]:
 
 
 def pods_of(made: Any) -> Iterator[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    """Where a template is, a pod of it, and the object that tells more of it, if another one does."""
+    """Where a template is, a pod of it, and the object that tells more of it, if there is one."""
     workload = Workload(node_of(made))
     for template in workload.templates():
         yield template.path, *_pod(workload, made, template.path)
@@ -55,9 +55,7 @@ def at(made: Any, path: str) -> Any:
     return made
 
 
-def _pod(
-    workload: Workload, made: Any, path: str
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def _pod(workload: Workload, made: Any, path: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     pod = {"apiVersion": "v1", "kind": "Pod", **defaulted(at(made, path))}
     if workload.is_pod:
         return pod, None

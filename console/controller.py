@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster controller``: what Muster does with rights in a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import import_module
+from types import ModuleType
+
+import click
+
+from agent.telemetry import logs
+from console.help import Command
+from console.options import configured_by
+from controller.config import ControllerConfig, defaults
+from rdzv.errors import ConfigError
+
+
+@click.command(
+    cls=Command,
+    short_help="Inject sidecars into labelled pods: what the chart runs.",
+    epilog="""\b
+Example:
+  muster controller --own-namespace muster-system \\
+      --default image=example.org/muster-sidecar:0.1.0 \\
+      --default etcd-endpoints=etcd.muster-system.svc:2379
+""",
+)
+@configured_by(ControllerConfig)
+@click.option(
+    "--default",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="What counts where neither a pod's annotation muster.dev/NAME nor its owner says it; may"
+    " be given again.",
+)
+def controller(config: ControllerConfig, given: tuple[str, ...]) -> int:
+    """Put the sidecar into pods with the label muster.dev/inject: "true", as they are made.
+
+    It runs in a pod, and needs the extra muster-elastic[controller]. Jobs need it only while pods
+    are made: without it, pods start without a sidecar, and those that run are not touched.
+    """
+    environ = defaults(given)
+    logs.configure(config.log_format, {"component": "controller"})
+    return int(asyncio.run(_process().run(config, environ)))
+
+
+def _process() -> ModuleType:
+    """The program, with the packages that only it needs."""
+    try:
+        return import_module("controller.process")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("aiohttp", "cryptography"):
+            raise
+        raise ConfigError(
+            f"muster controller needs the package {error.name}, which is not installed: pip install"
+            " 'muster-elastic[controller]'"
+        ) from error

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers the API server about one pod after the other, in time and never with a no."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from controller.admission import review
+from controller.admission.decision import WITHOUT, Verdict, decide
+from controller.admission.metrics import AdmissionMetrics
+from controller.admission.owner import Owner, owner_of
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from rdzv.errors import ClusterError
+
+log = logging.getLogger(__name__)
+
+READ_TIMEOUT_S = 1.0
+"""For the owner, of the 5 s that the API server gives an admission."""
+OWNERS_KEPT = 1000
+"""A job's pods come in one burst: its object is read once."""
+OWNER_FRESH_S = 30.0
+"""An owner's elasticPolicy may be edited: what was read is good for so long."""
+
+DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a defect of muster")
+
+
+class Injector:
+    """The webhook's answers; ``environ`` is what counts where pods and owners do not say."""
+
+    def __init__(
+        self, api: ClusterApi, environ: Mapping[str, str], metrics: AdmissionMetrics
+    ) -> None:
+        self._api = api
+        self._environ = environ
+        self._metrics = metrics
+        self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
+
+    async def answer(self, body: bytes) -> bytes:
+        """Answer one AdmissionReview; raises ``ConfigError`` where it is none."""
+        begun_s = time.monotonic()
+        asked = review.read(body)
+        metadata = asked.pod.get("metadata") or {}
+        name = metadata.get("name") or f"{metadata.get('generateName', '')}…"
+        try:
+            owner = owner_of(asked.pod)
+            read = await self._read(asked.namespace, owner)
+            verdict = decide(asked.pod, asked.namespace, owner, read, self._environ)
+        except Exception:  # a pod must start, whatever is wrong here
+            log.exception("a defect of muster", extra={"event": "defect", "pod": name})
+            verdict = DEFECT
+        self._metrics.count(verdict, time.monotonic() - begun_s)
+        log.info(
+            "pod %s of namespace %s: %s",
+            name,
+            asked.namespace,
+            verdict.reason,
+            extra={"event": "pod_injected" if verdict.injected else "pod_not_injected"},
+        )
+        return review.answer(asked.uid, verdict)
+
+    async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
+        """The object that says more than the pod; None where there is none, or it is not told."""
+        wanted = None if owner is None else owner.read
+        if wanted is None:
+            return None
+        path = paths.owner(wanted.api_version, wanted.kind, namespace, wanted.name)
+        if path is None:
+            return None
+        now_s = time.monotonic()
+        read_s, found = self._owners.get(wanted.uid, (0.0, None))
+        if found is not None and now_s - read_s < OWNER_FRESH_S:
+            return found
+        try:
+            found = await self._api.get(path, READ_TIMEOUT_S)
+        except ClusterError as error:
+            log.warning(
+                "%s %s is not read, what the pod shows has to do: %s",
+                wanted.kind,
+                wanted.name,
+                error,
+                extra={"event": "owner_not_read"},
+            )
+            return None
+        self._owners[wanted.uid] = (now_s, found)
+        self._owners.move_to_end(wanted.uid)
+        while len(self._owners) > OWNERS_KEPT:
+            self._owners.popitem(last=False)
+        return found

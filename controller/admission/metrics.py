@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller tells Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from controller.admission.decision import Verdict
+
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
+
+class AdmissionMetrics:
+    """Pods that were asked about, by what became of them, and how long it took."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._pods = Counter(
+            "muster_controller_admissions",
+            "Pods that asked for a sidecar, by outcome: injected, unchanged or refused.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "muster_controller_admission_seconds",
+            "Own time of the webhook for one pod, the read of its owner included.",
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def count(self, verdict: Verdict, seconds: float) -> None:
+        """Count one."""
+        outcome = "injected" if verdict.injected else "refused" if verdict.warnings else "unchanged"
+        self._pods.labels(outcome).inc()
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self._registry)

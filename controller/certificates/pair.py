@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A webhook's certificate with its key, and the authority that signed it; and whether it is due.
+
+Everything is made here, of the time and a random number generator's keys: no cert-manager is
+needed. The authority signs the next certificates, too, so that what trusts it need not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS = 3650
+LEAF_DAYS = 90
+"""Of which the last third is for renewing: the controller may be away for a month."""
+SKEW = timedelta(hours=1)
+"""Clocks of a cluster's machines differ: a certificate is good from before it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """PEM texts: the authority with its key, and the certificate with its key."""
+
+    authority: bytes
+    authority_key: bytes
+    certificate: bytes
+    key: bytes
+
+
+def due(held: Pair | None, names: Sequence[str], now: datetime) -> str | None:
+    """Why a new certificate is due, as a sentence; None while the held one is good."""
+    if held is None:
+        return "there is none yet"
+    try:
+        leaf = x509.load_pem_x509_certificate(held.certificate)
+        authority = x509.load_pem_x509_certificate(held.authority)
+        key = load_pem_private_key(held.key, None)
+        alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        leaf.verify_directly_issued_by(authority)
+    except InvalidSignature:
+        return "its parts do not belong together"
+    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        return f"the one that is kept cannot be read: {error}"
+    told = alternatives.get_values_for_type(x509.DNSName)
+    if set(told) != set(names):
+        return f"it is for {', '.join(told)}"
+    if leaf.public_key() != key.public_key():
+        return "its parts do not belong together"
+    if now >= renewal(held):
+        return f"it ends at {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+    return None
+
+
+def renewal(held: Pair) -> datetime:
+    """When the certificate is to be renewed: two thirds of its life are over."""
+    leaf = x509.load_pem_x509_certificate(held.certificate)
+    return leaf.not_valid_after_utc - (leaf.not_valid_after_utc - leaf.not_valid_before_utc) / 3
+
+
+def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
+    """Make a certificate; the authority is the held one while it outlives what it signs."""
+    authority, authority_key = _authority(held, now)
+    key = ec.generate_private_key(ec.SECP256R1())
+    leaf = (
+        _builder(now, LEAF_DAYS, key.public_key())
+        .subject_name(_name(names[0][:64]))
+        .issuer_name(authority.subject)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    return Pair(
+        authority.public_bytes(Encoding.PEM),
+        _pem(authority_key),
+        leaf.public_bytes(Encoding.PEM),
+        _pem(key),
+    )
+
+
+def _authority(
+    held: Pair | None, now: datetime
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    if held is not None:
+        try:
+            certificate = x509.load_pem_x509_certificate(held.authority)
+            key = load_pem_private_key(held.authority_key, None)
+            outlives = certificate.not_valid_after_utc > now + timedelta(days=LEAF_DAYS)
+            if outlives and isinstance(key, ec.EllipticCurvePrivateKey):
+                if key.public_key() != certificate.public_key():
+                    raise ValueError("the key is not that of the authority")
+                return certificate, key
+        except (ValueError, TypeError):
+            pass  # what cannot be read signs nothing: another takes its place
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name(f"muster controller {now:%Y-%m-%d}")
+    certificate = (
+        _builder(now, AUTHORITY_DAYS, key.public_key())
+        .subject_name(name)
+        .issuer_name(name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    return certificate, key
+
+
+def _builder(now: datetime, days: int, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(now + timedelta(days=days))
+        .public_key(key)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

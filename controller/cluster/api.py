@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client of the Kubernetes API for a dozen calls: plain objects, a deadline for each call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from controller.cluster.in_cluster import ClusterAccess
+from rdzv.errors import ClusterRefused, ClusterUnavailable
+
+Object = dict[str, Any]
+
+CALL_TIMEOUT_S = 10.0
+"""For a call that nobody waits for; an admission gives less."""
+WATCH_S = 300
+"""After which the API server is asked to end a watch: a connection that died unseen is replaced."""
+
+MERGE = "application/merge-patch+json"
+LINE_MAX = 4 * 2**20
+"""Bytes of one event of a watch: etcd, which keeps the object, takes no larger one."""
+
+
+class ClusterApi:
+    """Calls to one API server. Use it within a running event loop, as a context."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ClusterApi:
+        context = await asyncio.to_thread(self._access.trusted)
+        connector = aiohttp.TCPConnector(ssl=context)
+        self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_MAX)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, path: str, timeout_s: float = CALL_TIMEOUT_S) -> Object:
+        """Read an object, or a list; raises ``ClusterRefused``, ``ClusterUnavailable``."""
+        return await self._call("GET", path, timeout_s=timeout_s)
+
+    async def create(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Make an object; one of its name that is there is refused with 409."""
+        return await self._call("POST", path, body)
+
+    async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Put an object in the place of the one with its resourceVersion; else 409."""
+        return await self._call("PUT", path, body)
+
+    async def merge(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Change what ``body`` names, and nothing else."""
+        return await self._call("PATCH", path, body, MERGE)
+
+    async def delete(self, path: str) -> None:
+        """Remove an object; one that is gone is refused with 404."""
+        await self._call("DELETE", path)
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[Object]:
+        """Yield every event after ``version``, until the API server ends the watch.
+
+        Raises ``ClusterRefused`` with 410 where that version is no longer known: list again.
+        """
+        joined = "&" if "?" in path else "?"
+        asked = f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
+        limits = aiohttp.ClientTimeout(total=WATCH_S + CALL_TIMEOUT_S, sock_connect=CALL_TIMEOUT_S)
+        try:
+            async with await self._request("GET", asked, limits) as answer:
+                if answer.status >= 400:
+                    raise _refusal("GET", path, answer.status, await answer.read())
+                async for line in answer.content:
+                    event: Object = json.loads(line)
+                    if event.get("type") == "ERROR":
+                        told = event.get("object") or {}
+                        code = int(told.get("code") or 500)
+                        raise ClusterRefused(f"the watch of {path} ended: {told}", code)
+                    yield event
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ClusterUnavailable(f"the watch of {path} broke off: {error!r}") from error
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Object:
+        limits = aiohttp.ClientTimeout(total=timeout_s)
+        try:
+            async with await self._request(method, path, limits, body, content_type) as answer:
+                content = await answer.read()
+                if answer.status >= 400:
+                    raise _refusal(method, path, answer.status, content)
+                found: Object = json.loads(content)
+                return found
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise ClusterUnavailable(
+                f"the API server did not answer {method} {path} within {timeout_s:g} s: {error!r}"
+            ) from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        limits: aiohttp.ClientTimeout,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        assert self._session is not None
+        token = await asyncio.to_thread(self._access.token)
+        return self._session.request(
+            method,
+            self._access.url + path,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={
+                "Authorization": f"Bearer {token}",
+                "Content-Type": content_type,
+                "Accept": "application/json",
+            },
+            timeout=limits,
+            allow_redirects=False,
+        )
+
+
+def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterRefused:
+    try:
+        told = json.loads(content)["message"]
+    except (ValueError, KeyError, TypeError):
+        told = content[:200].decode("utf-8", "replace")
+    return ClusterRefused(f"the API server refused {method} {path} with {status}: {told}", status)

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the API keeps the objects that the controller reads or writes."""
+
+from __future__ import annotations
+
+SECRETS = "secrets"
+
+_PLURALS = {
+    ("batch", "Job"): "jobs",
+    ("kubeflow.org", "PyTorchJob"): "pytorchjobs",
+    ("kubeflow.org", "MPIJob"): "mpijobs",
+    ("kai.alibabacloud.com", "TrainingJob"): "trainingjobs",
+}
+"""Owners that are read: those that say more of a job than their pods do."""
+
+
+def core(namespace: str, plural: str, name: str = "") -> str:
+    """An object, or all of a kind, of the core API."""
+    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+
+
+def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
+    """An object with a pod template; None where its kind is not one that is read."""
+    plural = _PLURALS.get((api_version.rpartition("/")[0], kind))
+    return None if plural is None else f"/apis/{api_version}/namespaces/{namespace}/{plural}/{name}"
+
+
+def webhook_configuration(name: str) -> str:
+    """What tells the API server of a webhook."""
+    return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being told of every change of one object, for as long as the process runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from urllib.parse import quote
+
+from controller.cluster.api import ClusterApi
+from rdzv.errors import ClusterError, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+AGAIN_FIRST_S = 1.0
+AGAIN_MOST_S = 30.0
+"""Between two tries while the API server is away."""
+
+
+async def watch_one(
+    api: ClusterApi, collection: str, name: str, changed: Callable[[], None]
+) -> None:
+    """Call ``changed`` at the start and after each change of ``collection``'s object ``name``.
+
+    What changed is for whoever is told to read: an event may be missed, the last state is not.
+    """
+    selected = f"{collection}?fieldSelector={quote(f'metadata.name={name}')}"
+    again_s = AGAIN_FIRST_S
+    while True:
+        try:
+            listed = await api.get(selected)
+            changed()
+            version = str((listed.get("metadata") or {}).get("resourceVersion", ""))
+            again_s = AGAIN_FIRST_S
+            async for event in api.watch(selected, version):
+                if event.get("type") != "BOOKMARK":
+                    changed()
+        except ClusterError as error:
+            expired = isinstance(error, ClusterRefused) and error.status == 410
+            if not expired:
+                log.warning("%s", error, extra={"event": "cluster_unavailable"})
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, AGAIN_MOST_S)

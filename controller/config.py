@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster controller`` is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from agent.config import parsers as texts
+from agent.config.table import Setting, field
+from injection.settings import TABLE, told
+from rdzv.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """Where it serves, and which objects of the cluster are its own."""
+
+    own_namespace: str = field(
+        Setting(
+            "--own-namespace",
+            texts.name,
+            None,
+            "NAME",
+            "Namespace that the controller runs in.",
+        )
+    )
+    service: str = field(
+        Setting(
+            "--service",
+            texts.name,
+            "muster-controller",
+            "NAME",
+            "Service by which the API server finds it: the name in its certificate.",
+        )
+    )
+    certificate_secret: str = field(
+        Setting(
+            "--certificate-secret",
+            texts.name,
+            "muster-controller",
+            "NAME",
+            "Secret of its namespace that keeps the webhook's certificate; it has to be there.",
+        )
+    )
+    webhook: str = field(
+        Setting(
+            "--webhook",
+            texts.name,
+            "muster-controller",
+            "NAME",
+            "MutatingWebhookConfiguration that is told which authority to trust.",
+        )
+    )
+    listen: str = field(
+        Setting("--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Where it listens.")
+    )
+    port: int = field(
+        Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
+    )
+    log_format: Literal["json", "plain"] = field(
+        Setting(
+            "--log-format",
+            texts.one_of("json", "plain"),
+            "json",
+            "json|plain",
+            "How log lines look.",
+        )
+    )
+
+    @staticmethod
+    def faults(values: Mapping[str, Any]) -> Iterator[str]:
+        """Say what is wrong between settings: nothing can be."""
+        yield from ()
+
+
+def defaults(given: Sequence[str]) -> dict[str, str]:
+    """Read NAME=VALUE, of what counts where no annotation ``muster.dev/NAME`` says otherwise.
+
+    Returns the variables of ``muster inject`` that say the same; raises ``ConfigError``.
+    """
+    names = {setting.flag.removeprefix("--"): setting for setting in TABLE.values()}
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"--default: {text!r} is no NAME=VALUE with one of {', '.join(sorted(names))}"
+            )
+        found[names[name].variable] = value
+    told({}, {}, found)  # what is wrong is said now, not with each pod
+    return found

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's process: its parts, its signals and its exit status.
+
+Status: 0 it was stopped, 2 configuration, 70 a defect of ours. An API server that is away ends
+nothing: what is known goes on being served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from controller.admission.injector import Injector
+from controller.admission.metrics import AdmissionMetrics
+from controller.certificates.keeper import CertificateKeeper
+from controller.cluster.api import ClusterApi
+from controller.cluster.in_cluster import ClusterAccess
+from controller.config import ControllerConfig
+from controller.serving import application, serving
+
+log = logging.getLogger(__name__)
+
+
+async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:
+    """Run until a signal ends it; ``environ`` is what counts where pods do not say."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    access = await asyncio.to_thread(ClusterAccess.of, os.environ)
+    async with ClusterApi(access) as api:
+        await _serve(config, environ, api, stop)
+    log.info("the controller was stopped", extra={"event": "stopped"})
+    return 0
+
+
+async def _serve(
+    config: ControllerConfig, environ: Mapping[str, str], api: ClusterApi, stop: asyncio.Event
+) -> None:
+    host = f"{config.service}.{config.own_namespace}.svc"
+    keeper = CertificateKeeper(
+        api,
+        config.own_namespace,
+        config.certificate_secret,
+        config.webhook,
+        (host, f"{host}.cluster.local"),
+        lambda: datetime.now(UTC),
+    )
+    metrics = AdmissionMetrics()
+    pages = application(Injector(api, environ, metrics), metrics, keeper.ready)
+    async with asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(keeper.run())
+        async with serving(pages, config.listen, config.port, keeper.context) as port:
+            log.info("the webhook listens on port %d", port, extra={"event": "listening"})
+            stopped = tasks.create_task(stop.wait())
+            await asyncio.wait((stopped, keeping), return_when=asyncio.FIRST_COMPLETED)
+            stopped.cancel()
+        keeping.cancel()

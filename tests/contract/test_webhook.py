@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller before an API server: certificates, owners, answers that are never a no."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from controller.admission.injector import Injector
+from controller.admission.metrics import AdmissionMetrics
+from controller.certificates.keeper import CertificateKeeper
+from controller.cluster.api import ClusterApi
+from controller.serving import application, serving
+from tests.support.cluster_api import FakeApi
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import FLAGS, loaded
+from tests.support.injection.owners import pods_of
+from tests.unit.test_admission import environ
+
+SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
+WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/muster"
+JOB = "/apis/kubeflow.org/v1/namespaces/team/pytorchjobs/elastic-example-imagenet"
+HOST = "muster-controller.muster-system.svc"
+PATIENCE_S = 60.0
+
+
+class Controller:
+    """One replica, on a port of its own."""
+
+    def __init__(self, keeper: CertificateKeeper, port: int) -> None:
+        self.keeper = keeper
+        self.port = port
+
+    async def ask(self, pod: Any, authority: str, path: str = "/inject") -> Any:
+        """As the API server asks that trusts this authority, in base64, alone."""
+        pem = base64.b64decode(authority).decode()
+        context = await asyncio.to_thread(ssl.create_default_context, cadata=pem)
+        body = {"request": {"uid": "u", "namespace": "team", "object": pod}}
+        url = f"https://127.0.0.1:{self.port}{path}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(url, json=body, ssl=context, server_hostname=HOST) as answer,
+        ):
+            return json.loads(await answer.read())["response"]
+
+
+class Time:
+    """The hour, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@asynccontextmanager
+async def controller(fake: FakeApi, time: Time) -> AsyncIterator[Controller]:
+    async with ClusterApi(fake.access) as api:
+        keeper = CertificateKeeper(
+            api, "muster-system", "muster-controller", "muster", (HOST,), time
+        )
+        metrics = AdmissionMetrics()
+        injector = Injector(api, environ({k: v for k, v in FLAGS.items() if k != "job"}), metrics)
+        keeping = asyncio.create_task(keeper.run())
+        pages = application(injector, metrics, keeper.ready)
+        async with serving(pages, "127.0.0.1", 0, keeper.context) as port:
+            yield Controller(keeper, port)
+        keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeApi]:
+    async with FakeApi(tmp_path) as fake:
+        await fake.put(SECRET, {})
+        hooks: list[Any] = [{"name": name, "clientConfig": {"service": {}}} for name in ("a", "b")]
+        await fake.put(WEBHOOK, {"webhooks": hooks})
+        yield fake
+
+
+def trusted(configuration: dict[str, Any]) -> str | None:
+    found: set[str | None] = {
+        one["clientConfig"].get("caBundle") for one in configuration["webhooks"]
+    }
+    (bundle,) = found
+    return bundle
+
+
+def labelled() -> Any:
+    (_, pod, read), *_ = pods_of(loaded(CORPUS["elastic-pytorch-job"])[0])
+    return pod, read
+
+
+async def test_two_replicas_share_one_certificate_which_the_api_server_trusts(
+    fake: FakeApi,
+) -> None:
+    async with controller(fake, Time()) as one, controller(fake, Time()) as other:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        pod, read = labelled()
+        await fake.put(JOB, read)
+        for replica in (one, other):
+            async with asyncio.timeout(PATIENCE_S):
+                await replica.keeper.ready.wait()
+            answer = await replica.ask(pod, authority)
+            assert answer["allowed"] is True
+            assert answer["patchType"] == "JSONPatch"
+        made = fake.objects[SECRET]["data"]
+
+        # Somebody takes it away: it is put back, whoever is the first.
+        hooks = fake.objects[WEBHOOK]
+        for hook in hooks["webhooks"]:
+            hook["clientConfig"].pop("caBundle")
+        await fake.put(WEBHOOK, hooks)
+        assert trusted(await fake.until(WEBHOOK, trusted)) == authority
+        assert fake.objects[SECRET]["data"] == made
+
+
+async def test_a_certificate_that_ran_out_while_the_controller_was_away_is_renewed_at_the_start(
+    fake: FakeApi,
+) -> None:
+    time = Time()
+    async with controller(fake, time):
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+    before = fake.objects[SECRET]["data"]["tls.crt"]
+    time.now += timedelta(days=400)
+    async with controller(fake, time):
+        held = await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != before)
+        assert base64.b64encode(base64.b64decode(held["data"]["ca.crt"])).decode() == authority
+        assert trusted(fake.objects[WEBHOOK]) == authority
+
+
+async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fake: FakeApi) -> None:
+    pod, _ = labelled()
+    async with controller(fake, Time()) as one:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        fake.refused.add(JOB)
+        fake_bounds = {"name": "PET_NNODES", "value": "1:2"}
+        pod["spec"]["containers"][0]["env"].append(fake_bounds)
+        assert "patch" in await one.ask(pod, authority)
+        fake.refused.clear()
+        fake.away = True
+        assert "patch" in await one.ask(pod, authority)
+        # What is no pod at all is a defect of ours, and it is admitted as well.
+        broken = {"metadata": {"ownerReferences": [{"controller": True}]}, "spec": {}}
+        answer = await one.ask(broken, authority)
+        assert answer["allowed"] is True
+        assert "defect" in answer["warnings"][0]
+
+
+async def test_a_jobs_owner_is_read_once_for_all_its_pods(fake: FakeApi) -> None:
+    pod, read = labelled()
+    await fake.put(JOB, read)
+    async with controller(fake, Time()) as one:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        for _ in range(3):
+            answer = await one.ask(pod, authority)
+            assert "patch" in answer
+    assert fake.calls.count(("GET", JOB)) == 1

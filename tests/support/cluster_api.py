@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An API server of Kubernetes in this process: objects with versions, and watches of one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from controller.cluster.in_cluster import ClusterAccess
+from tests.support.store.certificates import Authority
+
+CLOSED_S = 60.0
+
+
+class FakeApi:
+    """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights."""
+
+    def __init__(self, folder: Path) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.calls: list[tuple[str, str]] = []
+        self.away = False
+        self.refused: set[str] = set()
+        self._folder = folder
+        self._version = 1
+        self._changed = asyncio.Condition()
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> FakeApi:
+        pages = web.Application()
+        pages.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(pages, shutdown_timeout=0.1)
+        await self._runner.setup()
+        context = await asyncio.to_thread(self._context)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    @property
+    def access(self) -> ClusterAccess:
+        """How a pod would reach it."""
+        assert self._runner is not None
+        return ClusterAccess(f"https://127.0.0.1:{self._runner.addresses[0][1]}", self._folder)
+
+    async def put(self, path: str, body: dict[str, Any]) -> None:
+        """Write an object, whatever was there."""
+        async with self._changed:
+            self._version += 1
+            metadata = {**body.get("metadata", {}), "resourceVersion": str(self._version)}
+            metadata["name"] = path.rpartition("/")[2]
+            self.objects[path] = {**body, "metadata": metadata}
+            self._changed.notify_all()
+
+    async def until(self, path: str, holds: Any) -> dict[str, Any]:
+        """Wait until an object is as it should be."""
+        async with asyncio.timeout(CLOSED_S), self._changed:
+            await self._changed.wait_for(lambda: path in self.objects and holds(self.objects[path]))
+            return self.objects[path]
+
+    def _context(self) -> ssl.SSLContext:
+        authority = Authority(self._folder, "api")
+        certificate, key = authority.server("api-server")
+        (self._folder / "ca.crt").write_bytes(authority.pem)
+        (self._folder / "token").write_text("t\n")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        return context
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        self.calls.append((request.method, path))
+        if self.away:
+            return _status(503, "away")
+        if path in self.refused:
+            return _status(403, "no rights")
+        if "watch" in request.query:
+            return await self._watch(request)
+        match request.method:
+            case "GET" if "fieldSelector" in request.query:
+                return web.json_response({"metadata": {"resourceVersion": str(self._version)}})
+            case "GET" if path in self.objects:
+                return web.json_response(self.objects[path])
+            case "POST":
+                body = await request.json()
+                made = f"{path}/{body['metadata']['name']}"
+                if made in self.objects:
+                    return _status(409, "it is there")
+                await self.put(made, body)
+                return web.json_response(self.objects[made], status=201)
+            case "PUT" if path in self.objects:
+                body = await request.json()
+                held = self.objects[path]["metadata"]["resourceVersion"]
+                if body["metadata"].get("resourceVersion") != held:
+                    return _status(409, "another version is there")
+                await self.put(path, body)
+                return web.json_response(self.objects[path])
+            case "DELETE" if path in self.objects:
+                async with self._changed:
+                    del self.objects[path]
+                    self._version += 1
+                    self._changed.notify_all()
+                return web.json_response({})
+        return _status(404, f"there is no {path}")
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["fieldSelector"].removeprefix("metadata.name=")
+        path, seen = f"{request.path}/{name}", int(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+
+        def newer() -> bool:
+            held = self.objects.get(path)
+            return held is not None and int(held["metadata"]["resourceVersion"]) > seen
+
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(newer)
+                held = self.objects[path]
+            seen = int(held["metadata"]["resourceVersion"])
+            await response.write(json.dumps({"type": "MODIFIED", "object": held}).encode() + b"\n")
+
+
+def _status(code: int, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "message": message, "code": code}, status=code)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the webhook's certificate is made anew, and what stays trusted meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.certificates.keeper import pair_in, with_pair
+from controller.certificates.pair import LEAF_DAYS, Pair, due, make, renewal
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+NAMES = ("muster-controller.muster-system.svc",)
+MADE = make(None, NAMES, NOW)
+OTHER = make(None, NAMES, NOW)
+
+
+def test_one_is_made_where_there_is_none_and_kept_while_it_is_good() -> None:
+    assert due(None, NAMES, NOW) == "there is none yet"
+    assert due(MADE, NAMES, NOW) is None
+    assert due(MADE, NAMES, NOW + timedelta(days=LEAF_DAYS // 2)) is None
+
+
+def test_a_renewal_changes_nothing_that_is_trusted_and_an_expired_one_is_renewed() -> None:
+    for later in (renewal(MADE), NOW + timedelta(days=10 * LEAF_DAYS)):
+        assert due(MADE, NAMES, later) is not None
+        renewed = make(MADE, NAMES, later)
+        assert (renewed.authority, due(renewed, NAMES, later)) == (MADE.authority, None)
+        leaf = x509.load_pem_x509_certificate(renewed.certificate)
+        leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(MADE.authority))
+
+
+def test_another_name_and_an_authority_near_its_end_make_a_new_one() -> None:
+    assert due(MADE, ("other.svc",), NOW) is not None
+    old = NOW + timedelta(days=3600)
+    assert make(MADE, NAMES, old).authority != MADE.authority
+
+
+FIELDS = st.sampled_from(["authority", "authority_key", "certificate", "key"])
+
+
+@given(FIELDS, st.binary(max_size=40) | st.none())
+def test_what_somebody_wrote_into_the_secret_is_replaced_and_raises_nothing(
+    field: str, content: bytes | None
+) -> None:
+    broken = replace(MADE, **{field: getattr(OTHER, field) if content is None else content})
+    made: Pair = make(broken, NAMES, NOW)
+    assert due(made, NAMES, NOW) is None
+    if field != "authority_key":
+        assert due(broken, NAMES, NOW) is not None
+
+
+def test_a_secret_carries_a_pair_beside_what_others_keep_there() -> None:
+    secret = with_pair({"metadata": {"resourceVersion": "7"}, "data": {"other": "eA=="}}, MADE)
+    assert pair_in(secret) == MADE
+    assert (secret["data"]["other"], secret["metadata"]["resourceVersion"]) == ("eA==", "7")
+    del secret["data"]["tls.key"]
+    assert pair_in(secret) is None
