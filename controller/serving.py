@@ -13,6 +13,7 @@ from aiohttp import web
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 REVIEW_MAX_BYTES = 8 * 2**20
 """The API server takes objects of 3 MiB at most, and shows a pod once."""
@@ -64,7 +65,7 @@ async def serving(
             await site.start()
         except OSError as error:
             raise ConfigError(
-                f"--port (MUSTER_PORT): {port} of {address} cannot be had ({error.strerror}): give"
+                f"{named('--port')}: {port} of {address} cannot be had ({error.strerror}): give"
                 " another"
             ) from error
         yield int(runner.addresses[0][1])

@@ -83,7 +83,7 @@ ensure_development() {
     ensure_runtime
     ensure_trainers
     ensure test-tools "80 MB" "half a minute" \
-        atheris blockbuster docker hypothesis kubernetes mypy pytest pytest-asyncio \
+        aiohttp atheris blockbuster docker hypothesis kubernetes mypy pytest pytest-asyncio \
         pytest-timeout pytest-xdist ruff
     ensure_etcd_packages
     ensure_docs

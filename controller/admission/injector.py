@@ -49,17 +49,12 @@ class Injector:
             owner = owner_of(asked.pod)
             read = await self._read(asked.namespace, owner)
             verdict = decide(asked.pod, asked.namespace, owner, read, self._environ)
-        except Exception:  # a pod must start, whatever is wrong here
-            log.exception("a defect of muster", extra={"event": "defect", "pod": name})
+        except Exception as error:  # a pod must start, whatever is wrong here
+            told = {"event": "defect", "pod": name}
+            log.critical("a defect of muster: %s", error, exc_info=error, extra=told)
             verdict = DEFECT
         self._metrics.count(verdict, time.monotonic() - begun_s)
-        log.info(
-            "pod %s of namespace %s: %s",
-            name,
-            asked.namespace,
-            verdict.reason,
-            extra={"event": "pod_injected" if verdict.injected else "pod_not_injected"},
-        )
+        _tell(name, asked.namespace, verdict)
         return review.answer(asked.uid, verdict)
 
     async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
@@ -90,3 +85,17 @@ class Injector:
         while len(self._owners) > OWNERS_KEPT:
             self._owners.popitem(last=False)
         return found
+
+
+def _tell(name: str, namespace: str, verdict: Verdict) -> None:
+    if verdict.injected:
+        text = "pod %s of namespace %s gets its sidecar"
+        log.info(text, name, namespace, extra={"event": "pod_injected"})
+    elif verdict.warnings:
+        log.warning(
+            "pod %s of namespace %s is admitted without Muster: %s",
+            name,
+            namespace,
+            verdict.reason,
+            extra={"event": "pod_not_injected"},
+        )

@@ -88,8 +88,9 @@ class CertificateKeeper:
             await self._load(held)
             await self._make_known(held)
         except ClusterError as error:
-            level = logging.WARNING
-            log.log(level, "the webhook's certificate: %s", error, extra={"event": "cluster_error"})
+            log.warning(
+                "the webhook's certificate: %s", error, extra={"event": "certificate_not_kept"}
+            )
             return AGAIN_S
         self.ready.set()
         left_s = (renewal(held) - self._now()).total_seconds()

@@ -88,7 +88,9 @@ class ClusterApi:
                         raise ClusterRefused(f"the watch of {path} ended: {told}", code)
                     yield event
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise ClusterUnavailable(f"the watch of {path} broke off: {error!r}") from error
+            raise ClusterUnavailable(
+                f"the watch of {path} broke off: {str(error) or type(error).__name__}"
+            ) from error
 
     async def _call(
         self,
@@ -107,8 +109,9 @@ class ClusterApi:
                 found: Object = json.loads(content)
                 return found
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            why = str(error) or f"it took longer than {timeout_s:g} s"
             raise ClusterUnavailable(
-                f"the API server did not answer {method} {path} within {timeout_s:g} s: {error!r}"
+                f"the API server did not answer {method} {path}: {why}"
             ) from error
 
     async def _request(

@@ -11,6 +11,7 @@ import pytest
 
 from agent.config.sidecar import Config, JobConfig, StoreConfig
 from agent.config.table import settings_of
+from controller.config import ControllerConfig
 from rdzv.flags import named, variable_of
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ OF_OTHER_COMMANDS = {"--wrap", "--no-wrap", "--container"}
 """Flags of ``muster inject`` that are no setting of the sidecar."""
 FLAGS = {
     setting.flag
-    for kind in (Config, JobConfig, StoreConfig)
+    for kind in (Config, ControllerConfig, JobConfig, StoreConfig)
     for setting in settings_of(kind).values()
 }
 

@@ -44,9 +44,14 @@ def versions_tested() -> dict[str, str]:
     return found
 
 
-def test_every_dependency_is_installed_at_the_version_that_the_tests_have() -> None:
-    image = pinned("sidecar-requirements.txt")
-    assert {name_of(each) for each in PROJECT["project"]["dependencies"]} <= image.keys()
+@pytest.mark.parametrize("name", ["sidecar-requirements.txt", "controller-requirements.txt"])
+def test_every_dependency_is_installed_at_the_version_that_the_tests_have(name: str) -> None:
+    wanted = {
+        "sidecar-requirements.txt": PROJECT["project"]["dependencies"],
+        "controller-requirements.txt": PROJECT["project"]["optional-dependencies"]["controller"],
+    }
+    image = pinned(name)
+    assert {name_of(each) for each in wanted[name]} <= image.keys()
     assert image == {name: versions_tested()[name] for name in image}
 
 
