@@ -23,9 +23,8 @@ from controller.cluster.api import ClusterApi
 from controller.serving import application, serving
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, loaded
+from tests.support.injection.injecting import FLAGS, environ, loaded
 from tests.support.injection.owners import pods_of
-from tests.unit.test_admission import environ
 
 SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/muster"

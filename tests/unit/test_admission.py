@@ -22,15 +22,11 @@ from injection.workloads import workloads
 from injection.yaml_tree import documents, value_of
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, loaded, manifest
+from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import at, defaulted, pods_of
 
 MAY_BE_THERE = {"labels", "annotations", "metadata", "env", "volumes", "volumeMounts", "lifecycle"}
 """A server leaves out what is written and empty, and its controllers add labels."""
-
-
-def environ(flags: dict[str, str]) -> dict[str, str]:
-    return {TABLE[name].variable: text for name, text in flags.items()}
 
 
 def admitted(pod: dict[str, Any], read: Any, flags: dict[str, str]) -> tuple[Verdict, Any]:

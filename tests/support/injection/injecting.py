@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import yaml
 
 from injection.injection import Injected, Request, inject
+from injection.settings import TABLE
 from rdzv.errors import ConfigError
 
 FLAGS = {
@@ -39,6 +41,11 @@ spec:
             - name: A
               value: b
 """
+
+
+def environ(flags: Mapping[str, str]) -> dict[str, str]:
+    """The variables that mean the same as flags."""
+    return {TABLE[name].variable: text for name, text in flags.items()}
 
 
 def manifest(kind: str = "Deployment", /, *, pod: Any = None, **container: Any) -> str:
