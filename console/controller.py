@@ -51,7 +51,7 @@ def _process() -> ModuleType:
     try:
         return import_module("controller.process")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("aiohttp", "cryptography"):
+        if (error.name or "").partition(".")[0] != "aiohttp":
             raise
         raise ConfigError(
             f"muster controller needs the package {error.name}, which is not installed: pip install"
