@@ -83,7 +83,7 @@ ensure_development() {
     ensure_runtime
     ensure_trainers
     ensure test-tools "80 MB" "half a minute" \
-        aiohttp atheris blockbuster docker hypothesis kubernetes mypy pytest pytest-asyncio \
+        aiohttp atheris blockbuster docker hypothesis kubernetes kubernetes-validate mypy pytest pytest-asyncio \
         pytest-timeout pytest-xdist ruff
     ensure_etcd_packages
     ensure_docs
@@ -116,7 +116,7 @@ ensure_horovod() {
 # cluster or an engine is told so by the tests themselves.
 ensure_cluster() {
     local part
-    for part in toolchain/porcupine toolchain/container-engine toolchain/container-base \
+    for part in toolchain/porcupine toolchain/helm toolchain/container-engine toolchain/container-base \
         "kubelab prepare" "toolchain/kubelab-programs operator"; do
         # Unquoted: a part may have an argument.
         "$REPOSITORY"/scripts/$part >/dev/null || say "Tests that need $part will fail or be left out."

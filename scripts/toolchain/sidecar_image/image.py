@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sidecar's image: ``Dockerfile.sidecar`` as it is, built on a base that is made here.
+"""The images, of the sidecar and of the controller, built on a base that is made here.
 
 What is installed comes from wheels that are downloaded before, so that the build needs no network
 and knows nothing of the settings that the machine's pip has.
@@ -14,6 +14,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import docker
@@ -22,19 +24,43 @@ from sidecar_image.engine import CACHE, ROOT, ContainerEngine
 
 BASE = "muster-base:bookworm"
 IMAGE = "muster-sidecar:test"
-REQUIREMENTS = ("scripts/sidecar-requirements.txt", "scripts/sidecar-build-requirements.txt")
+CONTROLLER_IMAGE = "muster-controller:test"
+BUILD_REQUIREMENTS = "scripts/sidecar-build-requirements.txt"
 ARCHIVES_KEPT = 3
 LAYERS = CACHE / "sidecar-layers"
 """What was built before, so that a change of a module does not install the wheels anew."""
 LAYERS_MAX_BYTES = 3_000_000_000
 
 
-def wheels() -> Path:
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One image as it is built: its part of the product, its name, and what it is built on."""
+
+    part: str
+    image: str
+    on: Recipe | None = None
+
+    @property
+    def dockerfile(self) -> str:
+        """The file that is built, as it is."""
+        return f"Dockerfile.{self.part}"
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """What it installs, and builds with."""
+        return f"scripts/{self.part}-requirements.txt", BUILD_REQUIREMENTS
+
+
+SIDECAR = Recipe("sidecar", IMAGE)
+CONTROLLER = Recipe("controller", CONTROLLER_IMAGE, SIDECAR)
+
+
+def wheels(recipe: Recipe) -> Path:
     """A folder with every wheel that the image installs, for the base's Python."""
-    pins = b"".join((ROOT / name).read_bytes() for name in REQUIREMENTS)
-    folder = CACHE / f"sidecar-wheels-{hashlib.sha256(pins).hexdigest()[:12]}"
+    pins = b"".join((ROOT / name).read_bytes() for name in recipe.requirements)
+    folder = CACHE / f"{recipe.part}-wheels-{hashlib.sha256(pins).hexdigest()[:12]}"
     if not (folder / ".complete").exists():
-        for name in REQUIREMENTS:
+        for name in recipe.requirements:
             subprocess.run(
                 [
                     *(sys.executable, "-m", "pip", "download", "--quiet"),
@@ -48,18 +74,18 @@ def wheels() -> Path:
     return folder
 
 
-def context_names() -> list[str]:
+def context_names(recipe: Recipe = SIDECAR) -> list[str]:
     """What ``.dockerignore`` lets through."""
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     patterns = [line for line in ignored if line and not line.startswith("#")]
-    names = docker.utils.exclude_paths(str(ROOT), patterns, dockerfile="Dockerfile.sidecar")
+    names = docker.utils.exclude_paths(str(ROOT), patterns, dockerfile=recipe.dockerfile)
     return sorted(name for name in names if (ROOT / name).is_file())
 
 
-def context() -> bytes:
+def context(recipe: Recipe = SIDECAR) -> bytes:
     """The build's context as a tar, with the wheels."""
-    found = {name: ROOT / name for name in context_names()}
-    found |= {f"wheels/{wheel.name}": wheel for wheel in wheels().glob("*.whl")}
+    found = {name: ROOT / name for name in context_names(recipe)}
+    found |= {f"wheels/{wheel.name}": wheel for wheel in wheels(recipe).glob("*.whl")}
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name, path in sorted(found.items()):
@@ -71,18 +97,18 @@ def context() -> bytes:
     return content.getvalue()
 
 
-def build(engine: ContainerEngine, content: bytes) -> None:
-    """Build ``IMAGE``, without any network; a step that fails raises with what it printed."""
+def build(engine: ContainerEngine, content: bytes, recipe: Recipe = SIDECAR) -> None:
+    """Build an image, without any network; a step that fails raises with what it printed."""
     if not engine.client.images.list(BASE):
         engine.import_base(BASE)
     try:
         engine.client.images.build(
             fileobj=io.BytesIO(content),
             custom_context=True,
-            dockerfile="Dockerfile.sidecar",
-            buildargs={"BASE": BASE},
+            dockerfile=recipe.dockerfile,
+            buildargs={"BASE": BASE, **({"SIDECAR": recipe.on.image} if recipe.on else {})},
             network_mode="none",
-            tag=IMAGE,
+            tag=recipe.image,
             rm=True,
             forcerm=True,
         )
@@ -92,33 +118,46 @@ def build(engine: ContainerEngine, content: bytes) -> None:
 
 
 def sidecar_archive() -> Path:
-    """``IMAGE`` as a docker archive, for ``ctr -n k8s.io images import``; builds it if it must.
+    """The sidecar's image as a docker archive, for ``ctr -n k8s.io images import``."""
+    return _archive(SIDECAR)
+
+
+def controller_archive() -> Path:
+    """The controller's image, likewise."""
+    return _archive(CONTROLLER)
+
+
+def _archive(recipe: Recipe) -> Path:
+    """An image's archive, which is built where it is not there.
 
     One process builds, others that want the same wait for it.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "sidecar-image.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        content = context()
-        path = CACHE / f"sidecar-image-{hashlib.sha256(content).hexdigest()[:12]}.tar"
+        contents = {one: context(one) for one in (recipe.on, recipe) if one is not None}
+        digest = hashlib.sha256(b"".join(contents.values())).hexdigest()[:12]
+        path = CACHE / f"{recipe.part}-image-{digest}.tar"
         if not path.exists():
             _bound(LAYERS)
             on_former = LAYERS.exists()
             try:
-                _build(content, path)
+                _build(contents, path)
             except Exception:
                 if not on_former:
                     raise
                 # What a run that was killed has left there may be half a layer.
-                _build(content, path)
+                _build(contents, path)
     return path
 
 
-def _build(content: bytes, path: Path) -> None:
+def _build(contents: Mapping[Recipe, bytes], path: Path) -> None:
+    """Build one image on the other, and keep the last."""
     try:
         with ContainerEngine(LAYERS) as engine:
-            build(engine, content)
-            _save(engine, path)
+            for recipe, content in contents.items():
+                build(engine, content, recipe)
+            _save(engine, recipe, path)
     except BaseException:
         # Whatever they have to do with it, the next build is not to fail for them.
         shutil.rmtree(LAYERS, ignore_errors=True)
@@ -132,13 +171,13 @@ def _bound(layers: Path) -> None:
         shutil.rmtree(layers)
 
 
-def _save(engine: ContainerEngine, path: Path) -> None:
-    """Keep ``IMAGE`` in the cache, where only the newest few stay."""
+def _save(engine: ContainerEngine, recipe: Recipe, path: Path) -> None:
+    """Keep an image in the cache, where only the newest few stay."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        for chunk in engine.client.images.get(IMAGE).save(named=IMAGE):
+        for chunk in engine.client.images.get(recipe.image).save(named=recipe.image):
             file.write(chunk)
     temporary.replace(path)
-    kept = sorted(CACHE.glob("sidecar-image-*.tar"), key=lambda each: each.stat().st_mtime)
+    kept = sorted(CACHE.glob(f"{recipe.part}-image-*.tar"), key=lambda each: each.stat().st_mtime)
     for old in kept[:-ARCHIVES_KEPT]:
         old.unlink(missing_ok=True)

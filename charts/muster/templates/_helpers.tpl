@@ -1,0 +1,92 @@
+{{- define "muster.name" -}}
+{{- default .Release.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "muster.labels" -}}
+app.kubernetes.io/name: muster
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: muster
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* What the pods of one part have in common: a dict of root and part. */}}
+{{- define "muster.selector" -}}
+app.kubernetes.io/name: muster
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .part }}
+{{- end -}}
+
+{{/* The Pod Security Standard restricted, and a read-only root. */}}
+{{- define "muster.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "muster.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- define "muster.etcd" -}}
+{{ include "muster.name" . }}-etcd
+{{- end -}}
+
+{{- define "muster.etcdImage" -}}
+{{- with .Values.etcd.image -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "muster.etcdScheme" -}}
+{{ if .Values.etcd.tls.enabled }}https{{ else }}http{{ end }}
+{{- end -}}
+
+{{- define "muster.etcdSecret" -}}
+{{ default (include "muster.etcd" .) .Values.etcd.tls.existingSecret }}
+{{- end -}}
+
+{{/* The name of one member, as clients and other members reach it: a dict of root and number. */}}
+{{- define "muster.etcdHost" -}}
+{{ $name := include "muster.etcd" .root -}}
+{{ $name }}-{{ .number }}.{{ $name }}.{{ .root.Release.Namespace }}.svc
+{{- end -}}
+
+{{/* What pods are told: every member, or the external ones. */}}
+{{- define "muster.endpoints" -}}
+{{- if .Values.etcd.enabled -}}
+{{- $all := list -}}
+{{- range $number := until (int .Values.etcd.replicas) -}}
+{{- $host := include "muster.etcdHost" (dict "root" $ "number" $number) -}}
+{{- $all = append $all (printf "%s://%s:2379" (include "muster.etcdScheme" $) $host) -}}
+{{- end -}}
+{{ join "," $all }}
+{{- else -}}
+{{- if not .Values.externalEtcd.endpoints -}}
+{{- fail "externalEtcd.endpoints is empty: name the members, or set etcd.enabled" -}}
+{{- end -}}
+{{ join "," .Values.externalEtcd.endpoints }}
+{{- end -}}
+{{- end -}}
+
+{{/* How etcdctl reaches the members: the flags of a container without a shell. */}}
+{{- define "muster.etcdctl" -}}
+- --endpoints={{ include "muster.endpoints" . }}
+{{- if .Values.etcd.tls.enabled }}
+- --cacert=/etc/etcd/tls/ca.crt
+{{- end }}
+{{- end -}}
+
+{{- define "muster.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart as helm renders it, for the oldest, a middle and the newest Kubernetes: no cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from agent.config.table import settings_of
+from controller.config import ControllerConfig, defaults
+from tests.support.chart import CHART, ROOT, HelmFailed, helm, rendered
+
+pytestmark = pytest.mark.timeout(1800)  # the first one may have to build helm
+
+VERSIONS = ("1.29.0", "1.33.0", "1.36.0")
+THREE = ("etcd.replicas=3", "etcd.tls.enabled=true")
+BACKUP = ("etcd.backup.enabled=true", "etcd.backup.claim=snapshots")
+EXTERNAL = ("etcd.enabled=false", "externalEtcd.endpoints={https://a:2379,https://b:2379}")
+MATRIX = {
+    "as it is": (),
+    "three members": (*THREE, *BACKUP),
+    "own certificates": (*THREE, "etcd.tls.existingSecret=from-cert-manager"),
+    "external": EXTERNAL,
+    "without a controller": ("controller.enabled=false",),
+    "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
+    "much of it": (
+        *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
+        *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
+        *("etcd.nodeSelector.disk=ssd", "controller.tolerations[0].operator=Exists"),
+        f"etcd.image.digest=sha256:{'0' * 64}",
+    ),
+}
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Every pod spec, with the name of its object."""
+    for one in objects:
+        spec: Any = one.get("spec", {})
+        for word in ("jobTemplate", "spec", "template", "spec"):
+            spec = spec.get(word, spec)
+        if "containers" in spec:
+            yield f"{one['kind']}/{one['metadata']['name']}", spec
+
+
+def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [o for o in objects if o["kind"] == kind and o["metadata"]["name"] == name]
+    return found
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", MATRIX)
+def test_each_kubernetes_takes_it_strictly(case: str, version: str) -> None:
+    for one in rendered(*MATRIX[case], version=version):
+        kubernetes_validate.validate(one, version.rpartition(".")[0], strict=True)
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_helm_has_no_fault_to_find(case: str) -> None:
+    given = [word for value in MATRIX[case] for word in ("--set", value)]
+    said = helm("lint", "--strict", str(CHART), *given)
+    assert "0 chart(s) failed" in said
+
+
+@pytest.mark.parametrize("case", MATRIX)
+def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) -> None:
+    seen = list(pods(rendered(*MATRIX[case])))
+    assert seen
+    for name, spec in seen:
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, name
+            assert security["readOnlyRootFilesystem"] is True, name
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert container["resources"]["limits"]["memory"], name
+        volumes = {key for volume in spec.get("volumes", []) for key in volume} - {"name"}
+        assert volumes <= {"emptyDir", "secret", "persistentVolumeClaim"}, name
+        is_controller = name.startswith("Deployment/")
+        assert spec["automountServiceAccountToken"] is is_controller, name
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("etcd.replica=3", "'replica' not allowed"),
+        ("contoller.enabled=true", "'contoller' not allowed"),
+        ("injection.defaults.mni=2", "'mni'"),
+        ("etcd.replicas=2", "/etcd/replicas"),
+        ("etcd.image.digest=latest", "/etcd/image/digest"),
+        ("etcd.enabled=false", "externalEtcd.endpoints is empty"),
+        ("etcd.backup.enabled=true", "etcd.backup.claim is empty"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_its_name(value: str, said: str) -> None:
+    with pytest.raises(HelmFailed, match=re.escape(said)):
+        rendered(value)
+
+
+def test_every_value_is_in_the_schema_and_on_the_page() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def check(value: Any, shape: Any, path: str) -> None:
+        if isinstance(value, dict) and "properties" in shape:
+            assert shape["additionalProperties"] is False, path
+            assert set(value) <= set(shape["properties"]), path
+            for key, below in value.items():
+                check(below, shape["properties"][key], f"{path}.{key}")
+
+    check(values, schema, "")
+    making = [sys.executable, str(ROOT / "scripts" / "generate-chart-docs"), "--print"]
+    made = subprocess.run(making, capture_output=True, text=True, check=True).stdout
+    assert (CHART / "README.md").read_text() == made, "run scripts/generate-chart-docs"
+
+
+@pytest.mark.parametrize("case", [case for case in MATRIX if case != "without a controller"])
+def test_the_controller_takes_the_command_that_the_chart_gives_it(case: str) -> None:
+    objects = rendered(*MATRIX[case])
+    ((_, spec),) = [pod for pod in pods(objects) if pod[0].startswith("Deployment/")]
+    program, command, *flags = spec["containers"][0]["command"]
+    assert (program, command) == ("muster", "controller")
+    known = {setting.flag: setting for setting in settings_of(ControllerConfig).values()}
+    given = []
+    for flag, _, value in (text.partition("=") for text in flags):
+        if flag == "--default":
+            given.append(value)
+        else:
+            known[flag].parse(value)
+    if any(value.startswith("etcd-endpoints=https") for value in given):
+        given += ["etcd-secret=muster-etcd", "etcd-secret-keys=ca.crt"]
+    assert "MUSTER_ETCD_ENDPOINTS" in defaults(given)
+
+
+def test_no_pod_is_kept_out_and_the_charts_own_are_not_asked_about() -> None:
+    webhook = named(rendered(), "MutatingWebhookConfiguration", "muster-controller-muster-system")
+    for one in webhook["webhooks"]:
+        assert (one["failurePolicy"], one["timeoutSeconds"]) == ("Ignore", 5)
+        assert one["rules"][0]["operations"] == ["CREATE"]
+        (excluded,) = one["namespaceSelector"]["matchExpressions"]
+        assert {"kube-system", "muster-system"} <= {*excluded["values"]}
+
+
+def test_its_rights_are_those_of_the_page() -> None:
+    page = (ROOT / "docs" / "controller.md").read_text()
+    table = page.partition("\n## Rights\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([a-z, ]+) \| [^|]+ \| ([^|]+) \|", table, re.MULTILINE)
+    verbs = {row[1]: row[0] for row in rows}
+    granted = set()
+    for kind, name in (
+        ("Role", "muster-controller"),
+        ("ClusterRole", "muster-controller-muster-system"),
+    ):
+        for rule in named(rendered(), kind, name)["rules"]:
+            assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
+            granted.add(", ".join(rule["verbs"]))
+    assert granted == set(verbs) - {"verbs"}
+    fewer = named(rendered("rbac.owners=false"), "ClusterRole", "muster-controller-muster-system")
+    assert [rule["resources"] for rule in fewer["rules"]] == [["mutatingwebhookconfigurations"]]
+
+
+def test_members_of_three_know_each_other_by_the_names_that_clients_use() -> None:
+    objects = rendered(*THREE)
+    command = named(objects, "StatefulSet", "muster-etcd")["spec"]["template"]["spec"]
+    flags = dict(
+        text.removeprefix("--").partition("=")[::2] for text in command["containers"][0]["command"]
+    )
+    hosts = [f"muster-etcd-{n}.muster-etcd.muster-system.svc" for n in range(3)]
+    members = [f"muster-etcd-{n}=https://{host}:2380" for n, host in enumerate(hosts)]
+    assert flags["initial-cluster"] == ",".join(members)
+    ((_, spec),) = [pod for pod in pods(objects) if pod[0].startswith("Deployment/")]
+    clients = ",".join(f"https://{host}:2379" for host in hosts)
+    assert f"--default=etcd-endpoints={clients}" in spec["containers"][0]["command"]
