@@ -17,6 +17,8 @@ from agent.hosts import HostDelivery
 from agent.launcher.check import LauncherPolicy
 from agent.launcher.watcher import LauncherWatcher
 from agent.rundir.files import RunDir
+from agent.shards.desk import ShardDesk
+from agent.shards.socket import ShardSocket
 from agent.store_version import StoreVersion
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from agent.sweeper import Sweeper
@@ -56,6 +58,7 @@ class LauncherParts:
     drains: Drains
     lookout: LauncherWatcher
     tunnel: Tunnel
+    shards: ShardSocket
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
@@ -181,7 +184,10 @@ def launcher_parts(
         ready=ready,
         clock=around.clock,
     )
-    return LauncherParts(hosts, endpoint, drains, lookout, tunnel_of(around, member, sockets))
+    desk = ShardDesk(client, registrar, endpoint, random=around.random)
+    shards = ShardSocket(sockets.shards_path, desk.answer)
+    tunnel = tunnel_of(around, member, sockets)
+    return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards)
 
 
 def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tunnel:

@@ -92,6 +92,7 @@ class RunningParts:
             "losses": self.member.losses.run(),
             "roll-back": self.member.roll_back.run(),
             "drains": self.launcher.drains.run(),
+            "shards": self.launcher.shards.run(),
             "lookout": self.launcher.lookout.run(),
             "sweeper": self.member.sweeper.run(),
             "store-version": self.member.store_version.run(),

@@ -70,6 +70,9 @@ class Sockets:
     exec_path: Path | None = None
     """Unix socket at which the training container takes commands; here nothing listens."""
 
+    shards_path: Path | None = None
+    """Unix socket where ranks ask for shards."""
+
     @classmethod
     def of(cls, config: Config, run_dir: RunDir, tunnel: TunnelIdentity | None = None) -> Sockets:
         """Those that a configuration asks for; ``tunnel`` is the key if there is to be one."""
@@ -80,6 +83,7 @@ class Sockets:
             tunnel=tunnel,
             tunnel_path=run_dir.path / layout.TUNNEL_SOCKET,
             exec_path=run_dir.path / layout.EXEC_SOCKET,
+            shards_path=run_dir.path / layout.SHARDS_SOCKET,
         )
 
 

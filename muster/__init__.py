@@ -9,15 +9,19 @@ from muster.draining import Drain, drain, last_commit
 from muster.learning_rate import scale_lr
 from muster.progress import report_step
 from muster.resuming import CheckpointMissing, check_start
+from muster.sharding import Shards, ShardsLost, shards
 
 __version__ = "0.2.0.dev0"
 
 __all__ = [
     "CheckpointMissing",
     "Drain",
+    "Shards",
+    "ShardsLost",
     "check_start",
     "drain",
     "last_commit",
     "report_step",
     "scale_lr",
+    "shards",
 ]

@@ -15,11 +15,12 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Iterator, Optional, Type
+from typing import Any, Deque, Iterator, Optional, Tuple, Type
 
-from muster import boundary
+from muster import boundary, step_listeners
 from muster.cursor import CommittedStep, encode
 from muster.gate import POLL_S, GateFile, Reading
 from muster.lineage import Lineage
@@ -47,6 +48,7 @@ class Drain:
         self._warned = False
         self._ahead = False
         self._thread = 0
+        self._later: Deque[Tuple[int, str]] = deque()
         of_torchrun = file is not None and file.rank.of_torchrun
         self._lineage = Lineage(os.environ) if of_torchrun else None
 
@@ -108,6 +110,9 @@ class Drain:
             self._rank = boundary.fail(self._rank, why)
         self._rank = boundary.arrive(self._rank, step)
         self._file.saved.come_to(step)
+        step_listeners.arrive(step)
+        while self._later:
+            self._note_saved(*self._later.popleft())
         self._write_progress(self._rank)
         return self._follow()
 
@@ -132,6 +137,10 @@ class Drain:
         earlier = self._rank.saving and step < self._rank.step
         if earlier or not self._is_due(step, "committed"):
             self._tell_saved(step, text)
+            return
+        why = step_listeners.save(step)
+        if why:
+            self.failed(step, why)
             return
         with _sigterm_ends():
             self._note_saved(step, text)
@@ -201,6 +210,13 @@ class Drain:
                     step,
                     step,
                 )
+            return False
+        if step_listeners.listeners and threading.get_ident() != self._thread:
+            self._later.append((step, cursor))
+            return False
+        why = step_listeners.save(step)
+        if why:
+            log.warning("the save of step %d is not put on record: %s", step, why)
             return False
         self._file.saved.add(step, cursor)
         return True

@@ -64,6 +64,15 @@ class JobKeys:
         return f"{self.prefix}last_commit"
 
     @property
+    def shards(self) -> str:
+        """Prefix of what is known of data sets handed out in shards; outlives the generation."""
+        return f"{self.prefix}shards/"
+
+    def shards_of(self, name: str) -> ShardKeys:
+        """Keys of one data set."""
+        return ShardKeys(f"{self.shards}{_name(name)}/")
+
+    @property
     def incarnations(self) -> str:
         """Prefix of the incarnation records."""
         return f"{self.prefix}incarnations/"
@@ -93,6 +102,37 @@ class JobKeys:
     def in_generation(self, generation: int) -> GenerationKeys:
         """Keys of one generation."""
         return GenerationKeys(self, generation)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys:
+    """Keys of one data set that is handed out in shards."""
+
+    prefix: str
+
+    @property
+    def world(self) -> str:
+        """The world that it is handed out to; written once for each."""
+        return f"{self.prefix}world"
+
+    @property
+    def open(self) -> str:
+        """What that world may still take."""
+        return f"{self.prefix}open"
+
+    @property
+    def trained(self) -> str:
+        """What the saved weights contain."""
+        return f"{self.prefix}trained"
+
+    @property
+    def pods(self) -> str:
+        """Prefix of what the pods of that world hold."""
+        return f"{self.prefix}pods/"
+
+    def pod(self, member: str) -> str:
+        """What the ranks of one member's pod hold."""
+        return f"{self.pods}{_name(member)}"
 
 
 @dataclass(frozen=True, slots=True)

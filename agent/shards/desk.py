@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers the requests of one pod's ranks for shards, one after another.
+
+Each answer is decided on what the mirror shows and written with compares; where those fail, it is
+decided anew. A rank repeats a request whose answer it did not get, which is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import Random
+
+from agent.drain.view import RoundSource
+from agent.shards.request import Reply, Request
+from rdzv.diary import Diary
+from rdzv.drain.inputs import LiveRound
+from rdzv.errors import LeaseLost, StoreError
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.shards.decision import Answer, Ask, decide
+from rdzv.shards.ledger import Ledger
+from rdzv.shards.transactions import transaction
+from rdzv.shards.view import ShardView
+from rdzv.snapshot import Snapshot
+from rdzv.store import Compare
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""Deadline of one answer. A rank in a collective loop waits no longer for it."""
+
+PAUSE_PER_POD_S = 0.002
+"""Longest pause after a lost race, for each pod of the world: all begin at the same moment."""
+
+BATCH_S = 2.0
+BATCH_PER_POD_S = 0.03
+"""For so many seconds of work a rank asks at once, the larger of the two: the pods of a world make
+about 33 requests a second together, as they do reports of saves. Shorter: less is trained twice
+after a kill, and less is left to the slowest at the end."""
+
+SEE_S = 2.0
+"""Longest wait for the watch to show what a transaction wrote or found."""
+
+
+class ShardDesk:
+    """Serves one pod whose ranks are in ``rounds``."""
+
+    def __init__(
+        self,
+        client: JobClient,
+        registrar: Registrar,
+        rounds: RoundSource,
+        *,
+        random: Random,
+    ) -> None:
+        self._client = client
+        self._registrar = registrar
+        self._rounds = rounds
+        self._random = random
+        self._view = ShardView(client.keys, client.mirror)
+        self._one_at_a_time = asyncio.Lock()
+        self._diary = Diary(log)
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer one request, within ``ANSWER_S``."""
+        trouble = "other requests of this pod come first"
+        try:
+            async with asyncio.timeout(ANSWER_S), self._one_at_a_time:
+                while True:
+                    reply = await self._try(request)
+                    if isinstance(reply, Reply):
+                        return reply
+                    trouble = reply
+                    pods = len(self._view.ledger(request.name).pods)
+                    most_s = PAUSE_PER_POD_S * (1 + pods)
+                    await asyncio.sleep(self._random.uniform(0.0, most_s))
+        except TimeoutError:
+            return Reply(wait=trouble)
+
+    async def _try(self, request: Request) -> Reply | str:
+        """Answer once; a sentence where it has to be tried again at once."""
+        membership, generation = self._client.membership.snapshot(), self._registrar.generation
+        if generation is None or membership.job is None:
+            return Reply(wait="this pod is not registered in the store")
+        round = None
+        if not request.world:
+            round = self._round_of(request.master)
+            if round is None:
+                return Reply(wait=f"the round {request.master} of this rank is not the live one")
+        ledger = self._view.ledger(request.name)
+        answer = decide(ledger, _present(membership), self._ask(request, round))
+        if answer.refused or answer.lost:
+            self._diary.say(f"no shards of {request.name}: {answer.reason}")
+            return Reply(lost=answer.lost, refused=answer.refused)
+        written = await self._write(request.name, membership, ledger, answer, round)
+        if written:
+            return written
+        self._tell_begin(request.name, ledger, answer)
+        batch_s = max(BATCH_S, BATCH_PER_POD_S * len(answer.ledger.pods))
+        return Reply(given=answer.given, done=answer.done, batch_s=batch_s)
+
+    def _round_of(self, master: str) -> LiveRound | None:
+        rounds = self._rounds.live_rounds()
+        for round in (rounds.own, rounds.counts):
+            if round is not None and round.live and round.master == master:
+                return round
+        return None
+
+    def _ask(self, request: Request, round: LiveRound | None) -> Ask:
+        me = self._registrar.identity
+        return Ask(
+            member=me.member,
+            pod_uid=me.pod_uid,
+            world=request.world if round is None else f"{round.run} {round.number}",
+            ranks=request.ranks,
+            local_rank=request.local_rank,
+            plan=request.plan,
+            start=request.start,
+            epoch=request.epoch,
+            run="" if round is None else round.run,
+            round=0 if round is None else round.number,
+            left=request.left,
+            used=request.used,
+            saves=request.saves,
+            want=request.want,
+        )
+
+    async def _write(
+        self,
+        name: str,
+        membership: Snapshot,
+        before: Ledger,
+        answer: Answer,
+        round: LiveRound | None,
+    ) -> str:
+        """Write what the answer changes; empty where it is certainly written, else why not."""
+        revision = self._client.mirror.certain_revision
+        keys, generation = self._client.keys, self._registrar.generation
+        assert generation is not None
+        compares, operations = transaction(keys, name, revision, membership, before, answer.ledger)
+        if not operations:
+            return ""
+        if round is not None:
+            # The world of this rank is still the one that trains.
+            key = keys.in_generation(generation).run(round.run).round
+            compares.append(Compare(key, "mod", "=", round.mod_revision))
+        try:
+            compares.append(self._registrar.guard(generation).holds())
+            result = await self._client.store.txn(compares, operations)
+        except (StoreError, LeaseLost) as error:
+            await asyncio.sleep(self._random.uniform(0.05, 0.2))
+            return f"the store does not take it: {error}"
+        try:
+            async with asyncio.timeout(SEE_S):
+                await self._client.mirror.reached(result.revision)
+        except TimeoutError:
+            return "the watch of the store is behind"
+        return "" if result.succeeded else "another pod came first"
+
+    def _tell_begin(self, name: str, before: Ledger, answer: Answer) -> None:
+        world = answer.ledger.world
+        if world is None or (before.world is not None and before.world.name == world.name):
+            return
+        again = sum(high - low for low, high in answer.ledger.open.again)
+        log.info(
+            "shards of %s: a world of %d ranks goes on from step %d; %d places below the frontier"
+            " are open again",
+            name,
+            world.ranks,
+            world.start,
+            again,
+            extra={"event": "shards", "data_set": name, "start": world.start, "open_again": again},
+        )
+
+
+def _present(membership: Snapshot) -> dict[str, str]:
+    return {name: member.pod_uid for name, member in membership.members.items()}

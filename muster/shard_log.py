@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank holds of a data set, and by which step it has trained what: no I/O.
+
+Places are counted along one line, the epochs one after the other. What the loop has been given
+counts as trained with the step whose boundary it comes to next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Iterable, List, NamedTuple, Tuple
+
+from muster.shard_order import ShardOrder
+
+Piece = Tuple[int, int]
+
+
+STEPS_APART = 10_000
+"""Of so many steps it is known apart what each trained: a save that is told of later than that does
+not count. Each takes some 200 bytes."""
+
+
+class Shard:
+    """Records in a row, by number: iterate over it, once. ``len()`` is how many there are."""
+
+    def __init__(self, first: int, last: int, place: int, end: int) -> None:
+        self.start = first
+        self.stop = last
+        self.place = place
+        """Of the first record that the loop has not been given."""
+        self.end = end
+        """The place after its last record and all places that no record is at."""
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> "Shard":
+        return self
+
+    def __next__(self) -> int:
+        if self.start >= self.stop:
+            self.place = self.end
+            raise StopIteration
+        self.start += 1
+        self.place = self.place + 1 if self.start < self.stop else self.end
+        return self.start - 1
+
+    def take(self, count: int) -> List[int]:
+        """Take the next records, ``count`` at most."""
+        taken = list(range(self.start, min(self.stop, self.start + count)))
+        self.start += len(taken)
+        self.place = self.place + len(taken) if self.start < self.stop else self.end
+        return taken
+
+
+class Save(NamedTuple):
+    """What was trained since the save before, up to and with ``step``."""
+
+    step: int
+    pieces: List[Piece]
+
+
+class ShardLog:
+    """``saves`` are those that the sidecar has not taken yet."""
+
+    def __init__(self, order: ShardOrder) -> None:
+        self._order = order
+        self._left: Deque[Piece] = deque()
+        self._current: List[Tuple[int, Shard]] = []
+        """Shards that the loop has in hand, each with the first place not yet counted."""
+        self._since: List[Piece] = []
+        """Trained since the last boundary."""
+        self._steps: Deque[Save] = deque()
+        """Trained by each boundary since the last save; only those with something in them."""
+        self._arrived = self._saved = self._together_to = -1
+        self.saves: List[Save] = []
+
+    def give(self, pieces: Iterable[Piece]) -> None:
+        """Take in places to train."""
+        self._left.extend((low, high) for low, high in pieces)
+
+    def next_shard(self) -> "Shard | None":
+        """The next shard, or the rest of one that came back; None where nothing is held.
+
+        What the loop has left of the one before comes again later.
+        """
+        self._count()
+        for _, shard in self._current:
+            self._left.append((shard.place, shard.end))
+            shard.stop = shard.start
+        self._current = []
+        while self._left:
+            low, high = self._left.popleft()
+            first, last, end = self._order.records(low, high)
+            if end < high:
+                self._left.appendleft((end, high))
+            if first < last:
+                shard = Shard(first, last, low, end)
+                self._current.append((low, shard))
+                return shard
+            self._since.append((low, end))
+        return None
+
+    @property
+    def left(self) -> List[Piece]:
+        """Held, and not given to the loop."""
+        in_hand = [
+            (shard.place, shard.end) for _, shard in self._current if shard.place < shard.end
+        ]
+        return in_hand + list(self._left)
+
+    @property
+    def used(self) -> List[Piece]:
+        """Given to the loop since the last save."""
+        self._count()
+        return _joined([piece for save in self._steps for piece in save.pieces] + self._since)
+
+    def arrive(self, step: int) -> None:
+        """Come to the boundary after ``step``; raises ``ValueError`` where steps do not grow."""
+        if step < self._arrived:
+            raise ValueError(
+                "step %d comes after step %d, and shards were trained at both: count the steps of"
+                " a job on from one loop to the next" % (step, self._arrived)
+            )
+        self._arrived = step
+        self._count()
+        if self._since:
+            self._steps.append(Save(step, _joined(self._since)))
+            self._since = []
+        if len(self._steps) > 2 * STEPS_APART:
+            oldest = [self._steps.popleft() for _ in range(STEPS_APART)]
+            pieces = _joined([piece for one in oldest for piece in one.pieces])
+            self._together_to = oldest[-1].step
+            self._steps.appendleft(Save(self._together_to, pieces))
+
+    def save(self, step: int) -> str:
+        """All that was trained up to the boundary of ``step`` is in a checkpoint.
+
+        Returns why that cannot be put on record, empty where it can.
+        """
+        if step <= self._saved:
+            return ""
+        if step < self._together_to:
+            return "more than %d steps were made since step %d" % (STEPS_APART, step)
+        self._saved = step
+        pieces: List[Piece] = []
+        while self._steps and self._steps[0].step <= step:
+            pieces += self._steps.popleft().pieces
+        self.saves.append(Save(step, _joined(pieces)))
+        return ""
+
+    def told(self, saves: List[Save]) -> None:
+        """The sidecar has these saves on record."""
+        self.saves = [save for save in self.saves if save not in saves]
+
+    def _count(self) -> None:
+        """Take in what the loop was given since this was asked last."""
+        in_hand = []
+        for counted, shard in self._current:
+            if shard.place > counted:
+                self._since.append((counted, shard.place))
+            if shard.place < shard.end:
+                in_hand.append((shard.place, shard))
+        self._current = in_hand
+
+
+def _joined(pieces: List[Piece]) -> List[Piece]:
+    """The same places in fewer pieces."""
+    joined: List[Piece] = []
+    for low, high in sorted(pieces):
+        if joined and joined[-1][1] == low:
+            joined[-1] = (joined[-1][0], high)
+        else:
+            joined.append((low, high))
+    return joined

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster.shards()``: ranges of a data set for whoever is there, each once in the final weights.
+
+Ranges are handed out from the store. One is done only with a save that contains it: a world that
+begins from an older step is handed out again what came after that step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+from muster import step_listeners
+from muster.draining import last_commit
+from muster.progress import RankIdentity
+from muster.shard_line import ShardLine
+from muster.shard_log import Save, Shard, ShardLog
+from muster.shard_order import ShardOrder
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+"""Poll interval of a rank that has nothing to train, while others have. Shorter: more requests."""
+
+TROUBLE_S = 300.0
+"""How long a rank does without an answer of its sidecar, or of the store, before it gives up."""
+
+SAVE_S = 10.0
+"""How long a save waits to be put on record. One that is not does not count."""
+
+
+class ShardsLost(RuntimeError):
+    """What this rank has trained was given to others: its weights must not be saved any more."""
+
+
+class Shards:
+    """One epoch of a data set, as this rank is given it. Not for use by two threads at once."""
+
+    def __init__(self, desk: "Desk", epoch: int) -> None:
+        self._desk = desk
+        self._epoch = epoch
+        self._shard: Optional[Shard] = None
+        self.done = False
+        """Whether all ranks together have trained the epoch to its end, as far as this one knows.
+        Once true it stays so. Ranks learn of it one after another."""
+
+    def __iter__(self) -> Iterator[Shard]:
+        """Give shard after shard until the epoch is trained.
+
+        Where nothing is left to take, waits for what others hold: it may come back. So it is for
+        ranks that do not wait for each other at each step.
+        """
+        silent_s = time.monotonic()
+        while not self.done:
+            shard = self._desk.log.next_shard()
+            if shard is not None:
+                yield shard
+                silent_s = time.monotonic()
+                continue
+            trouble = self._ask()
+            if not trouble:
+                silent_s = time.monotonic()
+            elif time.monotonic() - silent_s > TROUBLE_S:
+                raise RuntimeError("no shard came for %.0f s: %s" % (TROUBLE_S, trouble))
+            if not self._desk.log.left and not self.done:
+                time.sleep(POLL_S)
+
+    def take(self, count: int) -> List[int]:
+        """Take the numbers of up to ``count`` records for the next step.
+
+        Fewer, or none, where this rank has no more at the moment: it never waits for other ranks,
+        so that all come to the next collective. All ranks end the epoch in the same step where they
+        share ``done`` there: see docs/shards.md.
+        """
+        records: List[int] = []
+        asked = False
+        while len(records) < count:
+            if self._shard is None or not len(self._shard):
+                self._shard = self._desk.log.next_shard()
+            if self._shard is not None:
+                records += self._shard.take(count - len(records))
+            elif asked or self.done or records:
+                break
+            else:
+                asked = True
+                self._ask(at_most_every_s=POLL_S)
+        return records
+
+    def committed(self, step: int) -> None:
+        """Say that the weights of ``step`` are saved, and contain all that was taken before.
+
+        Only for a loop without ``muster.drain()``, as one of Horovod's, at each ``state.commit()``
+        and on every rank: ``drain.committed(step)`` does it by itself. Raises ``RuntimeError``
+        where it could not be put on record; the next save then counts for both.
+        """
+        self._desk.log.arrive(step)
+        why = self._desk.save(step)
+        if why:
+            raise RuntimeError("what step %d contains is not put on record: %s" % (step, why))
+
+    def _ask(self, at_most_every_s: float = 0.0) -> str:
+        """Ask for more; returns why there is no answer, or an empty string."""
+        return self._desk.ask_for_more(self, self._epoch, at_most_every_s)
+
+
+Ask = Callable[[Dict[str, Any]], Dict[str, Any]]
+
+
+class Desk:
+    """What this rank has of one data set in one world, over all epochs."""
+
+    def __init__(self, order: ShardOrder, identity: Dict[str, Any], ask: Ask) -> None:
+        self.order = order
+        self.log = ShardLog(order)
+        self.world = identity.get("world")
+        self._identity = identity
+        self._ask = ask
+        self._pid = os.getpid()
+        self._want = order.shard_size
+        self._given_s = 0.0
+        self._given = 0
+        self._asked_s = 0.0
+        self.listener = step_listeners.Listener(self.log.arrive, self.save)
+
+    def begin(self, epoch: int) -> None:
+        """Let the sidecar know of this rank; waits until it does."""
+        deadline_s = time.monotonic() + TROUBLE_S
+        while True:
+            answer = self._send(epoch, 0)
+            if not answer.get("wait"):
+                return
+            if time.monotonic() >= deadline_s:
+                raise RuntimeError(
+                    "no shards of %s within %.0f s: %s"
+                    % (self._identity["name"], TROUBLE_S, answer["wait"])
+                )
+            time.sleep(POLL_S)
+
+    def ask_for_more(self, shards: Shards, epoch: int, at_most_every_s: float) -> str:
+        """Ask for as much as this rank trains in the time that the sidecar wishes."""
+        now = time.monotonic()
+        if now - self._asked_s < at_most_every_s:
+            return ""
+        self._asked_s = now
+        answer = self._send(epoch, self._want)
+        given = sum(high - low for low, high in answer.get("given", ()))
+        if given:
+            if self._given:
+                rate = self._given / max(1e-6, now - self._given_s)
+                self._want = max(self.order.shard_size, int(rate * answer.get("batch_s", 1.0)))
+            self._given_s, self._given = time.monotonic(), given
+        shards.done = shards.done or answer.get("done") is True
+        return str(answer.get("wait") or "")
+
+    def save(self, step: int) -> str:
+        """Put on record what the weights of ``step`` contain; returns why that has failed."""
+        why = self.log.save(step)
+        deadline_s = time.monotonic() + SAVE_S
+        while self.log.saves and not why:
+            wait = str(self._send(0, 0).get("wait") or "")
+            if wait and time.monotonic() >= deadline_s:
+                return wait
+            if wait:
+                time.sleep(POLL_S)
+        return why
+
+    def _send(self, epoch: int, want: int) -> Dict[str, Any]:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "shards in a process that was forked from the rank, as a data loader's worker:"
+                " take them in the rank's own, and give the numbers of the records to the loader"
+            )
+        saves: List[Save] = list(self.log.saves)
+        request = dict(
+            self._identity,
+            epoch=epoch,
+            want=want,
+            left=self.log.left,
+            used=self.log.used,
+            saves=saves,
+        )
+        try:
+            answer = self._ask(request)
+        except OSError as error:
+            return {"wait": "the sidecar does not answer at its shards.sock: %s" % error}
+        if answer.get("refused"):
+            raise ValueError(answer["refused"])
+        if answer.get("lost"):
+            raise ShardsLost(
+                "%s: this process must end, and begin again from the last commit" % answer["lost"]
+            )
+        if not answer.get("wait"):
+            self.log.told(saves)
+            self.log.give((low, high) for low, high in answer["given"])
+        return answer
+
+
+class Alone:
+    """Hands out the shards where no sidecar is: every rank its own part, from the beginning."""
+
+    def __init__(self, order: ShardOrder, rank: int, ranks: int) -> None:
+        self._order = order
+        self._rank = rank
+        self._ranks = ranks
+        self._next: Dict[int, int] = {}
+
+    def ask(self, request: Dict[str, Any]) -> Dict[str, Any]:
+        """Answer as a sidecar does."""
+        epoch, size = request["epoch"], self._order.shard_size
+        position = self._next.get(epoch, self._rank)
+        given = []
+        while request["want"] > size * len(given) and position < self._order.count:
+            place = epoch * self._order.epoch_length + position * size
+            given.append((place, place + size))
+            position += self._ranks
+        self._next[epoch] = position
+        done = not given and not request["left"] and position >= self._order.count
+        return {"given": given, "done": done}
+
+
+_desks: Dict[str, Desk] = {}
+
+
+def shards(
+    dataset_size: int,
+    *,
+    shard_size: int,
+    epoch: int = 0,
+    seed: Optional[int] = None,
+    start: Optional[int] = None,
+    name: str = "train",
+    world: Optional[str] = None,
+    ranks: Optional[int] = None,
+) -> Shards:
+    """Make this rank's iterator over one epoch of a data set: ``for shard in muster.shards(...)``.
+
+    Every rank gives the same. ``shard_size``: how many records are handed out at least; a smaller
+    one spreads the end of an epoch more evenly, and a larger one reads more in a row. ``seed``: of
+    the order of the shards, another in each epoch; None: as they lie. ``start``: the step that this
+    rank's weights were of when it began, 0 without a checkpoint; by default that of the last
+    commit. It counts at the first call in a world. ``name`` tells data sets of one job apart.
+    ``world`` and ``ranks``, without torchrun: any name that all ranks of a world have and no other
+    world, and how many they are.
+
+    Waits until the sidecar knows of this rank's world. Raises ``ValueError`` for what ranks give
+    otherwise than each other, or for a ``start`` of which it is not known what it contains.
+    """
+    order = ShardOrder(int(dataset_size), int(shard_size), seed)
+    if order.size < 1 or order.shard_size < 1 or epoch < 0:
+        raise ValueError(
+            "muster.shards(%d, shard_size=%d, epoch=%d): the sizes are from 1 on, the epoch from 0"
+            % (order.size, order.shard_size, epoch)
+        )
+    desk = _desks.get(name)
+    if desk is None or desk.world != world:
+        desk = _begin(order, epoch, start, name, world, ranks)
+    elif desk.order != order:
+        raise ValueError(
+            "muster.shards() was called with %s for %r before: give another data set another name"
+            % (desk.order, name)
+        )
+    return Shards(desk, epoch)
+
+
+def _begin(
+    order: ShardOrder,
+    epoch: int,
+    start: Optional[int],
+    name: str,
+    world: Optional[str],
+    ranks: Optional[int],
+) -> Desk:
+    rank = RankIdentity(os.environ)
+    count = rank.world_size if ranks is None else ranks
+    run_dir = os.environ.get("MUSTER_RUN_DIR")
+    if run_dir and not rank.of_torchrun and not world:
+        raise ValueError("without torchrun, muster.shards() needs world= and ranks=")
+    identity = {
+        "name": name,
+        "master": "" if world else rank.master,
+        "world": world,
+        "ranks": count,
+        "local_rank": int(os.environ.get("HOROVOD_LOCAL_RANK", rank.local_rank)),
+        "size": order.size,
+        "shard_size": order.shard_size,
+        "seed": order.seed,
+        "start": (last_commit() or 0) if start is None else start,
+    }
+    ask = ShardLine(run_dir).ask if run_dir else Alone(order, rank.rank, count).ask
+    desk = Desk(order, {key: one for key, one in identity.items() if one is not None}, ask)
+    former = _desks.pop(name, None)
+    if former is not None and former.listener in step_listeners.listeners:
+        step_listeners.listeners.remove(former.listener)
+    desk.begin(epoch)
+    _desks[name] = desk
+    if run_dir:
+        step_listeners.listeners.append(desk.listener)
+    return desk

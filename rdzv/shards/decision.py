@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of one request of a rank for shards: pure.
+
+A rank tells all that it holds, what it has trained and what its saves contain, and how much more it
+wants. So a request can be repeated, and one whose answer was lost is answered in full by the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rdzv.records.shards import Plan, PodShards, Saved, Share, ShardWorld
+from rdzv.shards.intervals import Intervals, common, covers, length, lowest, union, without
+from rdzv.shards.ledger import Ledger, as_of, opened, sealed
+
+FORMER_MAX = 16
+"""Worlds before the present one that are known by name: what a rank of them asks is refused."""
+
+RANK_SAVES_MAX = 64
+"""Saves of one rank that wait for the other ranks'. Of more, the oldest two become one."""
+
+SHARE_OF_REST = 2
+"""Nobody is given more than this part of an even share of what is open in the epoch: so that at its
+end no rank has much left while the others have nothing."""
+
+
+GONE_MAX = 32
+"""From how many pods that are gone one answer takes the shards back: etcd takes 128 compares."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request of a rank. Places are those of ``rdzv.records.shards``.
+
+    ``world`` names its world; ``run`` and ``round`` are torchrun's, if it has one. ``left`` is what
+    it holds and has not trained, ``used`` what it has trained since the last of ``saves``. ``want``
+    is how many places it would like besides; 0 for a mere report.
+    """
+
+    member: str
+    pod_uid: str
+    world: str
+    ranks: int
+    local_rank: int
+    plan: Plan
+    start: int
+    epoch: int = 0
+    run: str = ""
+    round: int = 0
+    left: Intervals = ()
+    used: Intervals = ()
+    saves: tuple[Saved, ...] = ()
+    want: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank is told, and the ledger as it has to be then.
+
+    ``given``: places to train. ``done``: the epoch is trained to its end. ``lost``: why nothing
+    that this rank does counts any more. ``refused``: a mistake of who asks, in one sentence.
+    """
+
+    ledger: Ledger
+    reason: str
+    given: Intervals = ()
+    done: bool = False
+    lost: str = ""
+    refused: str = ""
+
+
+def decide(ledger: Ledger, present: Mapping[str, str], ask: Ask) -> Answer:
+    """Answer one request. ``present``: the pod UIDs of the members that are there, by name."""
+    if ledger.unreadable:
+        return Answer(ledger, ledger.unreadable, refused=ledger.unreadable)
+    now = ledger
+    if ledger.world is None or ledger.world.name != ask.world:
+        why = _over(ledger.world, ask)
+        if why:
+            return Answer(ledger, why, lost=why)
+        begun = _begin(ledger, ask)
+        if isinstance(begun, str):
+            return Answer(ledger, begun, refused=begun)
+        now = begun
+    why = _differs(now.world, ask)
+    if why:
+        return Answer(ledger, why, refused=why)
+    now = _without_gone(now, present)
+    taken = _report(now, ask)
+    if isinstance(taken, str):
+        return Answer(ledger, taken, lost=taken)
+    now, again = taken
+    now = _tidy(sealed(now), ask)
+    given, why = again, f"{length(again)} places that it was given before"
+    if ask.want and not again:
+        now, given = _lease(now, ask)
+        why = f"{length(given)} places of epoch {ask.epoch}"
+    done = not given and not now.outstanding(ask.plan.epoch_places(ask.epoch))
+    return Answer(now, "the epoch is trained" if done else why, given, done)
+
+
+def _over(world: ShardWorld | None, ask: Ask) -> str:
+    """Say why a rank that is not of the present world cannot begin one; empty if it can."""
+    late = bool(ask.left or ask.used or ask.saves)
+    if world is not None:
+        late = late or ask.world in world.former
+        late = late or (ask.run == world.run != "" and ask.round <= world.round)
+    return f"the world {ask.world} of this rank is over" if late else ""
+
+
+def _begin(ledger: Ledger, ask: Ask) -> Ledger | str:
+    """Begin a world at ``start``: what was trained after that step opens again."""
+    before = ledger.world
+    former = () if before is None else (*before.former, before.name)[-FORMER_MAX:]
+    world = ShardWorld(
+        *(ask.world, ask.plan, ask.ranks, ask.start, ask.run, ask.round, former),
+        mod_revision=before.mod_revision if before else 0,
+    )
+    if before is None:
+        trained = replace(ledger.trained, base=ask.start)
+    else:
+        known = as_of(ledger, ask.start)
+        if known is None:
+            steps = [save.step for save in sealed(ledger).trained.saves]
+            newest = steps[-1] if steps else ledger.trained.base
+            return (
+                f"it is not known which records the weights of step {ask.start} contain, as not"
+                f" all ranks have called committed({ask.start}): start from the checkpoint of step"
+                f" {newest}, which muster.last_commit() names, or from step 0"
+            )
+        trained = known
+        if before.plan != ask.plan and (trained.places or any(s.places for s in trained.saves)):
+            return (
+                f"the weights of step {ask.start} contain records of a data set of"
+                f" {before.plan.size} in shards of {before.plan.shard_size} with seed"
+                f" {before.plan.seed}: give muster.shards() the same, or another name"
+            )
+    fresh = opened(trained, ask.plan.shard_size)
+    return Ledger(world, replace(fresh, mod_revision=ledger.open.mod_revision), trained)
+
+
+def _differs(world: ShardWorld | None, ask: Ask) -> str:
+    """Say what this rank takes otherwise than the others of its world; empty if nothing."""
+    assert world is not None
+    if world.start != ask.start:
+        return (
+            f"this rank starts from step {ask.start} and another one of its world from step"
+            f" {world.start}: all ranks have to load the same checkpoint"
+        )
+    if world.plan != ask.plan:
+        return (
+            f"this rank asks for shards of {ask.plan}, another one of its world for those of"
+            f" {world.plan}: all ranks have to give muster.shards() the same"
+        )
+    return ""
+
+
+def _without_gone(ledger: Ledger, present: Mapping[str, str]) -> Ledger:
+    """Open what pods hold that are gone. From then on none of their reports counts.
+
+    What they trained since the last common save opens, too: no save of this world can contain it
+    with certainty any more, nor is any sealed without their word.
+    """
+    gone = [
+        pod
+        for pod in ledger.pods.values()
+        if not pod.over and present.get(pod.member) != pod.pod_uid
+    ]
+    for pod in gone[:GONE_MAX]:
+        back = [
+            union(share.held, share.used, *(save.places for save in ledger.unsealed(share)))
+            for share in pod.shares.values()
+        ]
+        again = union(ledger.open.again, *back)
+        ledger = replace(ledger, open=replace(ledger.open, again=again))
+        ledger = ledger.with_pod(replace(pod, shares={}, over=True))
+    return ledger
+
+
+def _report(ledger: Ledger, ask: Ask) -> tuple[Ledger, Intervals] | str:
+    """Take in what the rank tells; return what it holds without knowing, or why it has lost all."""
+    pod = ledger.pods.get(ask.member) or PodShards(ask.member, ask.pod_uid)
+    share = pod.shares.get(ask.local_rank, Share())
+    known = share.saves[-1].step if share.saves else 0
+    news = tuple(save for save in ask.saves if save.step > known)
+    # Of a save that it tells again, nothing is new.
+    repeated = union(*(save.places for save in ask.saves if save.step <= known))
+    saved = saved_places((*share.saves, *ask.saves))
+    had = union(share.held, share.used)
+    claims = union(ask.left, ask.used, saved_places(news))
+    if pod.over or pod.pod_uid != ask.pod_uid:
+        return "this pod was gone from the store, and what it held went to others"
+    if not covers(had, claims) or not covers(_contained(ledger, share), repeated):
+        return "this rank holds what the store does not know to be its own"
+    again = without(share.held, union(ask.left, ask.used, saved))
+    now = Share(union(ask.left, again), ask.used, _bounded((*share.saves, *news)))
+    return ledger.with_pod(replace(pod, shares={**pod.shares, ask.local_rank: now})), again
+
+
+def saved_places(saves: tuple[Saved, ...]) -> Intervals:
+    """All that these saves contain."""
+    return union(*(save.places for save in saves))
+
+
+def _contained(ledger: Ledger, share: Share) -> Intervals:
+    trained = ledger.trained
+    return union(trained.places, saved_places(trained.saves), saved_places(share.saves))
+
+
+def _tidy(ledger: Ledger, ask: Ask) -> Ledger:
+    """Drop from this pod's record what is sealed; but its newest save stays, to be known again."""
+    pod = ledger.pods[ask.member]
+    shares = {
+        rank: share._replace(
+            saves=ledger.unsealed(share) or tuple(Saved(s.step, ()) for s in share.saves[-1:])
+        )
+        for rank, share in pod.shares.items()
+    }
+    return ledger.with_pod(replace(pod, shares=shares))
+
+
+def _bounded(saves: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    while len(saves) > RANK_SAVES_MAX:
+        first, second = saves[:2]
+        saves = (Saved(second.step, union(first.places, second.places)), *saves[2:])
+    return saves
+
+
+def _lease(ledger: Ledger, ask: Ask) -> tuple[Ledger, Intervals]:
+    """Hand out what is open: first what came back, then from the frontier in whole shards."""
+    world, shards = ledger.world, ledger.open
+    assert world is not None
+    size = ask.plan.shard_size
+    epoch = ask.plan.epoch_places(ask.epoch)
+    (low, high) = epoch[0]
+    if shards.frontier < low:
+        # An epoch before it was broken off: what is left of it stays open.
+        skipped = union(shards.again, ((shards.frontier, low),))
+        shards = replace(shards, frontier=low, again=skipped)
+    back = common(shards.again, epoch)
+    rest = length(back) + max(0, high - shards.frontier)
+    fair = -(-rest // (SHARE_OF_REST * max(1, world.ranks)))
+    count = max(size, min(ask.want, fair))
+    given = lowest(back, count)
+    shards = replace(shards, again=without(shards.again, given))
+    # The frontier moves in whole shards: half a shard is only ever open because it came back.
+    more = (count - length(given)) // size * size
+    more = min(more or (0 if given else size), high - shards.frontier)
+    if more > 0:
+        given = union(given, ((shards.frontier, shards.frontier + more),))
+        shards = replace(shards, frontier=shards.frontier + more)
+    if not given:
+        return ledger, ()
+    pod = ledger.pods[ask.member]
+    share = pod.shares[ask.local_rank]
+    held = share._replace(held=union(share.held, given))
+    ledger = replace(ledger, open=shards)
+    return ledger.with_pod(replace(pod, shares={**pod.shares, ask.local_rank: held})), given

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store knows of one data set that is handed out in shards, at one revision; immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from rdzv.records.shards import OpenShards, PodShards, Saved, Share, ShardWorld, TrainedShards
+from rdzv.shards.intervals import Intervals, common, union, without
+
+SAVES_MAX = 256
+"""Saves that a world may still begin from. Each keeps what came with it apart; the oldest ones
+become part of the base, which a world may begin from, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All keys of one data set. ``world`` is None where it was never handed out."""
+
+    world: ShardWorld | None = None
+    open: OpenShards = field(default_factory=OpenShards)
+    trained: TrainedShards = field(default_factory=TrainedShards)
+    pods: Mapping[str, PodShards] = field(default_factory=dict)
+    """By member."""
+    unreadable: str = ""
+    """Why a record of it cannot be read; nothing is decided then."""
+
+    def shares(self) -> Iterator[Share]:
+        """The shares of all ranks that count."""
+        for pod in self.pods.values():
+            if not pod.over:
+                yield from pod.shares.values()
+
+    def unsealed(self, share: Share) -> tuple[Saved, ...]:
+        """Those saves of a share that are not known to be every rank's."""
+        return tuple(save for save in share.saves if save.step > self.trained.newest)
+
+    def outstanding(self, epoch: Intervals) -> int:
+        """How many of these places the world has not trained, as far as is known."""
+        (low, high) = epoch[0]
+        held = union(self.open.again, *(share.held for share in self.shares()))
+        ahead = ((max(low, self.open.frontier), high),) if self.open.frontier < high else ()
+        return sum(end - begin for begin, end in common(union(held, ahead), epoch))
+
+    def with_pod(self, pod: PodShards) -> Ledger:
+        """Return the ledger with another record of one pod."""
+        return replace(self, pods={**self.pods, pod.member: pod})
+
+
+def sealed(ledger: Ledger) -> Ledger:
+    """Take in the saves that every rank of the world has told of: all that they contain is known.
+
+    A rank that has told of a step has told first what it trained up to there, and a step that one
+    rank has not told of is none to begin from.
+    """
+    world, trained = ledger.world, ledger.trained
+    told = [ledger.unsealed(share) for share in ledger.shares()]
+    if world is None or len(told) < world.ranks:
+        return ledger
+    steps = frozenset.intersection(*(frozenset(save.step for save in saves) for saves in told))
+    before, kept = trained.newest, list(trained.saves)
+    for step in sorted(steps):
+        came = [save.places for saves in told for save in saves if before < save.step <= step]
+        kept.append(Saved(step, union(*came)))
+        before = step
+    if before == trained.newest:
+        return ledger
+    return replace(ledger, trained=_bounded(replace(trained, saves=tuple(kept))))
+
+
+def as_of(ledger: Ledger, start: int) -> TrainedShards | None:
+    """What weights of step ``start`` contain; None where that is not known."""
+    trained = sealed(ledger).trained
+    if start == 0:
+        return TrainedShards(mod_revision=trained.mod_revision)
+    if start in (trained.base, *(save.step for save in trained.saves)):
+        kept = tuple(save for save in trained.saves if save.step <= start)
+        return replace(trained, saves=kept)
+    out = any(share.held or share.used or ledger.unsealed(share) for share in ledger.shares())
+    gone = any(pod.over for pod in ledger.pods.values())
+    if start > trained.newest and not out and not gone:
+        # Nothing was handed out since: the steps since then trained nothing of this data set.
+        return _bounded(replace(trained, saves=(*trained.saves, Saved(start, ()))))
+    return None
+
+
+def opened(trained: TrainedShards, shard_size: int) -> OpenShards:
+    """What is open to a world that begins with ``trained``, and nobody holds anything."""
+    places = union(trained.places, *(save.places for save in trained.saves))
+    end = places[-1][1] if places else 0
+    frontier = -(-end // shard_size) * shard_size
+    return OpenShards(frontier, without(((0, frontier),), places) if frontier else ())
+
+
+def _bounded(trained: TrainedShards) -> TrainedShards:
+    surplus = max(0, len(trained.saves) - SAVES_MAX)
+    if not surplus:
+        return trained
+    oldest = trained.saves[:surplus]
+    return replace(
+        trained,
+        base=oldest[-1].step,
+        places=union(trained.places, *(save.places for save in oldest)),
+        saves=trained.saves[surplus:],
+    )
