@@ -64,7 +64,7 @@ class ShardLog:
     """``saves`` are those that the sidecar has not taken yet."""
 
     def __init__(self, order: ShardOrder) -> None:
-        self._order = order
+        self.order = order
         self._left: Deque[Piece] = deque()
         self._current: List[Tuple[int, Shard]] = []
         """Shards that the loop has in hand, each with the first place not yet counted."""
@@ -91,7 +91,7 @@ class ShardLog:
         self._current = []
         while self._left:
             low, high = self._left.popleft()
-            first, last, end = self._order.records(low, high)
+            first, last, end = self.order.records(low, high)
             if end < high:
                 self._left.appendleft((end, high))
             if first < last:

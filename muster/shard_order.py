@@ -22,14 +22,14 @@ class ShardOrder(NamedTuple):
     seed: Optional[int]
 
     @property
-    def count(self) -> int:
+    def shard_count(self) -> int:
         """How many shards there are."""
         return -(-self.size // self.shard_size)
 
     @property
     def epoch_length(self) -> int:
         """The places of one epoch: as many for each shard, also for the last, which is shorter."""
-        return self.count * self.shard_size
+        return self.shard_count * self.shard_size
 
     def records(self, place: int, end: int) -> Tuple[int, int, int]:
         """Return the records at the places from ``place`` on, and the place after them.
@@ -47,12 +47,12 @@ class ShardOrder(NamedTuple):
         """The shard at ``position`` of an epoch."""
         if self.seed is None:
             return position
-        half = max(1, ((self.count - 1).bit_length() + 1) // 2)
+        half = max(1, ((self.shard_count - 1).bit_length() + 1) // 2)
         key = blake2b(b"%d %d" % (self.seed, epoch), digest_size=16).digest()
         shard = position
         while True:  # at most a few times: a fourth of the network's numbers at least are shards
             shard = _feistel(shard, half, key)
-            if shard < self.count:
+            if shard < self.shard_count:
                 return shard
 
 

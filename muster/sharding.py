@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from muster import step_listeners
 from muster.draining import last_commit
@@ -210,13 +210,13 @@ class Alone:
         """Answer as a sidecar does."""
         epoch, size = request["epoch"], self._order.shard_size
         position = self._next.get(epoch, self._rank)
-        given = []
-        while request["want"] > size * len(given) and position < self._order.count:
+        given: List[Tuple[int, int]] = []
+        while request["want"] > size * len(given) and position < self._order.shard_count:
             place = epoch * self._order.epoch_length + position * size
             given.append((place, place + size))
             position += self._ranks
         self._next[epoch] = position
-        done = not given and not request["left"] and position >= self._order.count
+        done = not given and not request["left"] and position >= self._order.shard_count
         return {"given": given, "done": done}
 
 

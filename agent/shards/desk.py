@@ -12,14 +12,14 @@ import logging
 from random import Random
 
 from agent.drain.view import RoundSource
-from agent.shards.request import Reply, Request
+from agent.shards.request import ShardReply, ShardRequest
 from rdzv.diary import Diary
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.shards.decision import Answer, Ask, decide
-from rdzv.shards.ledger import Ledger
+from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.transactions import transaction
 from rdzv.shards.view import ShardView
 from rdzv.snapshot import Snapshot
@@ -62,43 +62,45 @@ class ShardDesk:
         self._one_at_a_time = asyncio.Lock()
         self._diary = Diary(log)
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: ShardRequest) -> ShardReply:
         """Answer one request, within ``ANSWER_S``."""
         trouble = "other requests of this pod come first"
         try:
             async with asyncio.timeout(ANSWER_S), self._one_at_a_time:
                 while True:
                     reply = await self._try(request)
-                    if isinstance(reply, Reply):
+                    if isinstance(reply, ShardReply):
                         return reply
                     trouble = reply
                     pods = len(self._view.ledger(request.name).pods)
                     most_s = PAUSE_PER_POD_S * (1 + pods)
                     await asyncio.sleep(self._random.uniform(0.0, most_s))
         except TimeoutError:
-            return Reply(wait=trouble)
+            return ShardReply(wait=trouble)
 
-    async def _try(self, request: Request) -> Reply | str:
+    async def _try(self, request: ShardRequest) -> ShardReply | str:
         """Answer once; a sentence where it has to be tried again at once."""
         membership, generation = self._client.membership.snapshot(), self._registrar.generation
         if generation is None or membership.job is None:
-            return Reply(wait="this pod is not registered in the store")
+            return ShardReply(wait="this pod is not registered in the store")
         round = None
         if not request.world:
             round = self._round_of(request.master)
             if round is None:
-                return Reply(wait=f"the round {request.master} of this rank is not the live one")
+                return ShardReply(
+                    wait=f"the round {request.master} of this rank is not the live one"
+                )
         ledger = self._view.ledger(request.name)
         answer = decide(ledger, _present(membership), self._ask(request, round))
         if answer.refused or answer.lost:
             self._diary.say(f"no shards of {request.name}: {answer.reason}")
-            return Reply(lost=answer.lost, refused=answer.refused)
+            return ShardReply(lost=answer.lost, refused=answer.refused)
         written = await self._write(request.name, membership, ledger, answer, round)
         if written:
             return written
         self._tell_begin(request.name, ledger, answer)
         batch_s = max(BATCH_S, BATCH_PER_POD_S * len(answer.ledger.pods))
-        return Reply(given=answer.given, done=answer.done, batch_s=batch_s)
+        return ShardReply(given=answer.given, done=answer.done, batch_s=batch_s)
 
     def _round_of(self, master: str) -> LiveRound | None:
         rounds = self._rounds.live_rounds()
@@ -107,7 +109,7 @@ class ShardDesk:
                 return round
         return None
 
-    def _ask(self, request: Request, round: LiveRound | None) -> Ask:
+    def _ask(self, request: ShardRequest, round: LiveRound | None) -> Ask:
         me = self._registrar.identity
         return Ask(
             member=me.member,
@@ -130,7 +132,7 @@ class ShardDesk:
         self,
         name: str,
         membership: Snapshot,
-        before: Ledger,
+        before: ShardLedger,
         answer: Answer,
         round: LiveRound | None,
     ) -> str:
@@ -158,7 +160,7 @@ class ShardDesk:
             return "the watch of the store is behind"
         return "" if result.succeeded else "another pod came first"
 
-    def _tell_begin(self, name: str, before: Ledger, answer: Answer) -> None:
+    def _tell_begin(self, name: str, before: ShardLedger, answer: Answer) -> None:
         world = answer.ledger.world
         if world is None or (before.world is not None and before.world.name == world.name):
             return

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from rdzv.errors import RecordError
+from rdzv.intervals import Intervals
 from rdzv.records.codec import take
 from rdzv.records.shards import Plan, Saved, places_of, saves_of
-from rdzv.shards.intervals import Intervals
 
 LINE_BYTES_MAX = 1 << 20
 """A rank whose loop takes pieces from many places at once stays far below."""
@@ -21,7 +21,7 @@ WHERE = "a request for shards"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ShardRequest:
     """What a rank says of itself and wants; the fields that ``rdzv.shards.decision.Ask`` explains.
 
     ``name`` is the data set's. ``master`` names the rank's round of torchrun, and is empty for one
@@ -76,7 +76,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ShardReply:
     """What a rank is told.
 
     ``wait``: why nothing can be said now, and the rank asks again. ``lost``: why nothing that it

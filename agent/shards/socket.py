@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.shards.request import LINE_BYTES_MAX, Reply, Request
+from agent.shards.request import LINE_BYTES_MAX, ShardReply, ShardRequest
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
@@ -23,7 +23,9 @@ CONNECTIONS_MAX = 256
 class ShardSocket:
     """Listens on ``path``; None: do not listen. ``answer`` answers one request."""
 
-    def __init__(self, path: Path | None, answer: Callable[[Request], Awaitable[Reply]]) -> None:
+    def __init__(
+        self, path: Path | None, answer: Callable[[ShardRequest], Awaitable[ShardReply]]
+    ) -> None:
         self.listening = asyncio.Event()
         self._path = path
         self._answer = answer
@@ -72,12 +74,12 @@ class ShardSocket:
             del self._clients[task]
             writer.close()
 
-    async def _reply(self, reader: asyncio.StreamReader) -> Reply:
+    async def _reply(self, reader: asyncio.StreamReader) -> ShardReply:
         try:
-            request = Request.from_line(await reader.readuntil(b"\n"))
+            request = ShardRequest.from_line(await reader.readuntil(b"\n"))
         except asyncio.LimitOverrunError as error:
             raise ConnectionAbortedError(f"a request without end: {error}") from error
         except RecordError as error:
             log.warning("a request is refused: %s", error, extra={"event": "shards_refused"})
-            return Reply(refused=str(error))
+            return ShardReply(refused=str(error))
         return await self._answer(request)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of everything in the run directory, each in this place alone.
 
-``import muster`` has no part of Muster beside it: it repeats the three names that it reads or
+``import muster`` has no part of Muster beside it: it repeats the four names that it reads or
 writes, and a test compares them. ``discover_hosts.sh`` repeats ``HOSTS``.
 """
 

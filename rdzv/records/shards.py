@@ -8,14 +8,15 @@ the other, each of so many shards as the data set has, all of ``shard_size`` pla
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from rdzv.errors import RecordError
+from rdzv.intervals import Intervals, normal
 from rdzv.keys import last_name
 from rdzv.records.codec import dump_record, load_record, take
-from rdzv.shards.intervals import Intervals, normal
 from rdzv.store import KeyValue
 
 
@@ -233,4 +234,4 @@ def _is_piece(one: Any) -> bool:
 
 def _grow(steps: Iterable[int]) -> bool:
     seen = list(steps)
-    return all(one < other for one, other in zip(seen, seen[1:], strict=False))
+    return all(one < other for one, other in itertools.pairwise(seen))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rdzv.records.shards import Plan, PodShards, Saved, Share, ShardWorld
-from rdzv.shards.intervals import Intervals, common, covers, length, lowest, union, without
-from rdzv.shards.ledger import Ledger, as_of, opened, sealed
+from rdzv.intervals import Intervals, common, covers, length, lowest, union, without
+from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share
+from rdzv.shards.ledger import ShardLedger, as_of, opened, sealed
 
 FORMER_MAX = 16
 """Worlds before the present one that are known by name: what a rank of them asks is refused."""
@@ -62,7 +62,7 @@ class Answer:
     that this rank does counts any more. ``refused``: a mistake of who asks, in one sentence.
     """
 
-    ledger: Ledger
+    ledger: ShardLedger
     reason: str
     given: Intervals = ()
     done: bool = False
@@ -70,7 +70,7 @@ class Answer:
     refused: str = ""
 
 
-def decide(ledger: Ledger, present: Mapping[str, str], ask: Ask) -> Answer:
+def decide(ledger: ShardLedger, present: Mapping[str, str], ask: Ask) -> Answer:
     """Answer one request. ``present``: the pod UIDs of the members that are there, by name."""
     if ledger.unreadable:
         return Answer(ledger, ledger.unreadable, refused=ledger.unreadable)
@@ -109,7 +109,7 @@ def _over(world: ShardWorld | None, ask: Ask) -> str:
     return f"the world {ask.world} of this rank is over" if late else ""
 
 
-def _begin(ledger: Ledger, ask: Ask) -> Ledger | str:
+def _begin(ledger: ShardLedger, ask: Ask) -> ShardLedger | str:
     """Begin a world at ``start``: what was trained after that step opens again."""
     before = ledger.world
     former = () if before is None else (*before.former, before.name)[-FORMER_MAX:]
@@ -137,7 +137,7 @@ def _begin(ledger: Ledger, ask: Ask) -> Ledger | str:
                 f" {before.plan.seed}: give muster.shards() the same, or another name"
             )
     fresh = opened(trained, ask.plan.shard_size)
-    return Ledger(world, replace(fresh, mod_revision=ledger.open.mod_revision), trained)
+    return ShardLedger(world, replace(fresh, mod_revision=ledger.open.mod_revision), trained)
 
 
 def _differs(world: ShardWorld | None, ask: Ask) -> str:
@@ -156,7 +156,7 @@ def _differs(world: ShardWorld | None, ask: Ask) -> str:
     return ""
 
 
-def _without_gone(ledger: Ledger, present: Mapping[str, str]) -> Ledger:
+def _without_gone(ledger: ShardLedger, present: Mapping[str, str]) -> ShardLedger:
     """Open what pods hold that are gone. From then on none of their reports counts.
 
     What they trained since the last common save opens, too: no save of this world can contain it
@@ -178,7 +178,7 @@ def _without_gone(ledger: Ledger, present: Mapping[str, str]) -> Ledger:
     return ledger
 
 
-def _report(ledger: Ledger, ask: Ask) -> tuple[Ledger, Intervals] | str:
+def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | str:
     """Take in what the rank tells; return what it holds without knowing, or why it has lost all."""
     pod = ledger.pods.get(ask.member) or PodShards(ask.member, ask.pod_uid)
     share = pod.shares.get(ask.local_rank, Share())
@@ -203,12 +203,12 @@ def saved_places(saves: tuple[Saved, ...]) -> Intervals:
     return union(*(save.places for save in saves))
 
 
-def _contained(ledger: Ledger, share: Share) -> Intervals:
+def _contained(ledger: ShardLedger, share: Share) -> Intervals:
     trained = ledger.trained
     return union(trained.places, saved_places(trained.saves), saved_places(share.saves))
 
 
-def _tidy(ledger: Ledger, ask: Ask) -> Ledger:
+def _tidy(ledger: ShardLedger, ask: Ask) -> ShardLedger:
     """Drop from this pod's record what is sealed; but its newest save stays, to be known again."""
     pod = ledger.pods[ask.member]
     shares = {
@@ -227,7 +227,7 @@ def _bounded(saves: tuple[Saved, ...]) -> tuple[Saved, ...]:
     return saves
 
 
-def _lease(ledger: Ledger, ask: Ask) -> tuple[Ledger, Intervals]:
+def _lease(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals]:
     """Hand out what is open: first what came back, then from the frontier in whole shards."""
     world, shards = ledger.world, ledger.open
     assert world is not None

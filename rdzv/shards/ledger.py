@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.records.shards import OpenShards, PodShards, Saved, Share, ShardWorld, TrainedShards
-from rdzv.shards.intervals import Intervals, common, union, without
+from rdzv.intervals import Intervals, common, union, without
+from rdzv.records.shards import OpenShards, PodShards, Saved, ShardWorld, Share, TrainedShards
 
 SAVES_MAX = 256
 """Saves that a world may still begin from. Each keeps what came with it apart; the oldest ones
@@ -15,7 +15,7 @@ become part of the base, which a world may begin from, too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class ShardLedger:
     """All keys of one data set. ``world`` is None where it was never handed out."""
 
     world: ShardWorld | None = None
@@ -43,12 +43,12 @@ class Ledger:
         ahead = ((max(low, self.open.frontier), high),) if self.open.frontier < high else ()
         return sum(end - begin for begin, end in common(union(held, ahead), epoch))
 
-    def with_pod(self, pod: PodShards) -> Ledger:
+    def with_pod(self, pod: PodShards) -> ShardLedger:
         """Return the ledger with another record of one pod."""
         return replace(self, pods={**self.pods, pod.member: pod})
 
 
-def sealed(ledger: Ledger) -> Ledger:
+def sealed(ledger: ShardLedger) -> ShardLedger:
     """Take in the saves that every rank of the world has told of: all that they contain is known.
 
     A rank that has told of a step has told first what it trained up to there, and a step that one
@@ -69,7 +69,7 @@ def sealed(ledger: Ledger) -> Ledger:
     return replace(ledger, trained=_bounded(replace(trained, saves=tuple(kept))))
 
 
-def as_of(ledger: Ledger, start: int) -> TrainedShards | None:
+def as_of(ledger: ShardLedger, start: int) -> TrainedShards | None:
     """What weights of step ``start`` contain; None where that is not known."""
     trained = sealed(ledger).trained
     if start == 0:

@@ -6,13 +6,18 @@ from __future__ import annotations
 from rdzv.keys import JobKeys, ShardKeys
 from rdzv.records.job import Member
 from rdzv.records.shards import PodShards
-from rdzv.shards.ledger import Ledger
+from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
 
 def transaction(
-    keys: JobKeys, name: str, revision: int, membership: Snapshot, before: Ledger, after: Ledger
+    keys: JobKeys,
+    name: str,
+    revision: int,
+    membership: Snapshot,
+    before: ShardLedger,
+    after: ShardLedger,
 ) -> tuple[list[Compare], list[Operation]]:
     """Make what changes the store from ``before`` to ``after``; nothing to write: no operations.
 

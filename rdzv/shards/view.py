@@ -11,7 +11,7 @@ from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
 from rdzv.records.shards import OpenShards, PodShards, ShardWorld, TrainedShards
-from rdzv.shards.ledger import Ledger
+from rdzv.shards.ledger import ShardLedger
 from rdzv.store import WatchEvent
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class ShardView:
         self._keys = keys
         self._records: dict[str, dict[str, Record]] = {}
         self._unreadable: dict[str, dict[str, str]] = {}
-        self._ledgers: dict[str, Ledger] = {}
+        self._ledgers: dict[str, ShardLedger] = {}
         mirror.subscribe(self._apply)
         self._apply([WatchEvent("put", kv) for kv in mirror.kvs.values()])
 
@@ -35,14 +35,14 @@ class ShardView:
         """The data sets that the job has handed out."""
         return tuple(sorted(self._records))
 
-    def ledger(self, name: str) -> Ledger:
+    def ledger(self, name: str) -> ShardLedger:
         """Return what the store knows of one data set; the same object until that changes."""
         if name not in self._ledgers:
             records = self._records.get(name, {})
             faults = self._unreadable.get(name, {})
             world, opened = records.get("world"), records.get("open")
             trained = records.get("trained")
-            self._ledgers[name] = Ledger(
+            self._ledgers[name] = ShardLedger(
                 world=world if isinstance(world, ShardWorld) else None,
                 open=opened if isinstance(opened, OpenShards) else OpenShards(),
                 trained=trained if isinstance(trained, TrainedShards) else TrainedShards(),

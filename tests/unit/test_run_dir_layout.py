@@ -10,6 +10,7 @@ import pytest
 
 import muster.gate
 import muster.progress
+import muster.shard_line
 from launcher_shim.rundir import layout
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +20,8 @@ MISTAKABLE = {layout.ENVIRONMENT, layout.HOSTS, layout.PROGRESS, layout.PROGRAMS
 MISTAKABLE |= {layout.LAUNCH, layout.WORKERS, layout.TORCHRUN, layout.MUSTER_RUN}
 """Names that are words as well: where they stand between quotes, they may mean something else."""
 
-REPEATS = "muster/gate.py"
-"""A module of ``import muster``, which has no layout beside it."""
+REPEATS = ("muster/gate.py", "muster/shard_line.py")
+"""Modules of ``import muster``, which has no layout beside it."""
 
 
 def texts(path: Path) -> set[str]:
@@ -44,7 +45,7 @@ def test_a_name_stands_in_the_layout_alone(package: str) -> None:
     elsewhere = {
         f"{relative}: {name}"
         for path in (ROOT / package).rglob("*.py")
-        if (relative := path.relative_to(ROOT).as_posix()) not in (LAYOUT, REPEATS)
+        if (relative := path.relative_to(ROOT).as_posix()) not in (LAYOUT, *REPEATS)
         for name in texts(path) & ({*NAMES.values()} - MISTAKABLE)
     }
     assert elsewhere == set()
@@ -54,6 +55,7 @@ def test_import_muster_repeats_the_names_that_it_uses() -> None:
     assert muster.gate.GATE_NAME == layout.GATE
     assert muster.gate.ENVIRONMENT_NAME == layout.ENVIRONMENT
     assert muster.progress.DIRECTORY_NAME == layout.PROGRESS
+    assert muster.shard_line.SOCKET_NAME == layout.SHARDS_SOCKET
 
 
 def test_the_script_for_horovodrun_prints_the_host_list() -> None:

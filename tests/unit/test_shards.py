@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdzv.intervals import common, covers, length, lowest, normal, union, without
 from rdzv.records.shards import OpenShards, Plan, PodShards, Saved, ShardWorld, TrainedShards
-from rdzv.shards import decision, ledger as ledgers
+from rdzv.shards import decision
 from rdzv.shards.decision import Ask, decide
-from rdzv.shards.intervals import common, covers, length, lowest, normal, union, without
-from rdzv.shards.ledger import Ledger
+from rdzv.shards.ledger import ShardLedger
 from rdzv.store import KeyValue
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
@@ -36,7 +35,7 @@ def test_intervals_are_sets(
     assert covers(a, b) == (members(a) >= members(b))
     assert sorted(members(lowest(a, n))) == sorted(members(a))[:n]
     assert length(a) == len(members(a))
-    assert all(before[1] < after[0] for before, after in zip(a, a[1:], strict=False))
+    assert all(before[1] < after[0] for before, after in itertools.pairwise(a))
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Job:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.ledger = Ledger()
+        self.ledger = ShardLedger()
         self.worlds = 0
         self.ranks: list[Rank] = []
         self.step = 0
@@ -123,14 +122,14 @@ class Job:
             self.common = self.step
 
 
-def stored(ledger: Ledger) -> Ledger:
+def stored(ledger: ShardLedger) -> ShardLedger:
     """Pass the ledger through the store: what is not in its records is lost."""
 
     def kv(key: str, value: bytes) -> KeyValue:
         return KeyValue(key, value, 1, 1, 1, 0)
 
     assert ledger.world is not None
-    return Ledger(
+    return ShardLedger(
         ShardWorld.from_kv(kv("world", ledger.world.to_json())),
         OpenShards.from_kv(kv("open", ledger.open.to_json())),
         TrainedShards.from_kv(kv("trained", ledger.trained.to_json())),
@@ -138,7 +137,7 @@ def stored(ledger: Ledger) -> Ledger:
     )
 
 
-def intervals_in(ledger: Ledger) -> int:
+def intervals_in(ledger: ShardLedger) -> int:
     held = [len(s.held) + len(s.used) + len(s.saves) for s in ledger.shares()]
     return len(ledger.open.again) + len(ledger.trained.places) + sum(held)
 
