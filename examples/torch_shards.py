@@ -3,8 +3,8 @@
 
     muster local --nodes 3 --event kill:rank0@world3+5s -- torchrun examples/torch_shards.py
 
-Every rank trains for a while in each step, as many records as it can, and the gradients are those of
-all records together. ``SLOW=node-1`` makes one node five times slower.
+Every rank trains for a while in each step, as many records as it can, and the gradients are those
+of all records together. ``SLOW=node-1`` makes one node five times slower.
 """
 
 from __future__ import annotations

@@ -129,8 +129,9 @@ class Rank:
 
     async def answered(self, want: int, epoch: int = 0) -> ShardReply:
         """Ask until there is an answer."""
-        while (reply := await self.ask(want, epoch)).wait:
-            await asyncio.sleep(0.01)
+        reply = await self.ask(want, epoch)
+        while reply.wait:
+            reply = await self.ask(want, epoch)
         return reply
 
 
