@@ -32,7 +32,8 @@ WORKER_1 = f"{NAME}-worker-1"
 def test_a_rolling_update_of_a_deployment_raises_its_max_and_one_back_lowers_it(
     kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path, few: int, many: int
 ) -> None:
-    workload = Workload(kind="Deployment", replicas=few, least=1, most=few)
+    # Of a grace that no drain uses up, however busy the machine is.
+    workload = Workload(kind="Deployment", replicas=few, least=1, most=few, grace_s=180)
     with KubeJob(kubelab, tmp_path, workload, muster=True) as job:
         world = job.world_of(few)
         began_s = time.monotonic()
