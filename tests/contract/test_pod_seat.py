@@ -111,32 +111,22 @@ async def test_one_beside_another_that_waits_for_a_key_is_refused(
         await waiting
 
 
-async def test_one_after_another_whose_connection_is_gone_takes_over_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("gone", [True, False], ids=["at once", "once the other is given up"])
+async def test_one_after_another_that_is_gone_or_hangs_takes_over(
+    monkeypatch: pytest.MonkeyPatch, *, gone: bool
 ) -> None:
-    hung_after(monkeypatch, 10 * PATIENCE_S)
+    hung_after(monkeypatch, 10 * PATIENCE_S if gone else 1.0)
     async with pod(MemoryEngine(), "w-0") as one:
         first, _ = await asyncio.to_thread(started, one.port)
         before = seat(one)
-        first.end()
+        if gone:
+            first.end()
         async with asyncio.timeout(PATIENCE_S):
             _, world = await asyncio.to_thread(started, one.port)
         assert world[:2] == (0, 1)
         assert seat(one) != before
-
-
-async def test_one_beside_another_that_hangs_takes_over_once_that_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hung_after(monkeypatch, 1.0)
-    async with pod(MemoryEngine(), "w-0") as one:
-        first, _ = await asyncio.to_thread(started, one.port)
-        before = seat(one)
-        async with asyncio.timeout(PATIENCE_S):
-            _, world = await asyncio.to_thread(started, one.port)
-        assert world[:2] == (0, 1)
-        assert seat(one) != before
-        first.end()
+        if not gone:
+            first.end()
 
 
 async def test_one_that_comes_before_the_other_is_back_at_a_restarted_sidecar_is_refused(
