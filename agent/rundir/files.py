@@ -109,7 +109,12 @@ class RunDir:
             # Who relays has to know whether the port is to be free.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
             lines.append(f"MUSTER_HOST={host}\n")
+            # Horovod's launcher is told more, and muster-run has to know whether this is its pod.
+            lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
             self._write(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
+            self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
+            ssh = files("launcher_shim.horovod.exec") / "ssh.sh"
+            self._write(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
             # Last: who finds a program finds what it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
             for name in PROGRAMS:

@@ -45,7 +45,12 @@ block()
 from launcher_shim.pod.{module} import main
 sys.exit(main())
 """
-PROGRAMS = {layout.MUSTER_RUN: "run", "muster-hold": "hold", layout.TORCHRUN: "pass_over"}
+PROGRAMS = {
+    layout.MUSTER_RUN: "run",
+    "muster-hold": "hold",
+    layout.TORCHRUN: "pass_over",
+    layout.HOROVODRUN: "horovod_launch",
+}
 """By name: the module of ``launcher_shim.pod`` that it runs."""
 
 _EXEC_HEAD = """\

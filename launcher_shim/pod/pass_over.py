@@ -22,8 +22,10 @@ import launcher_shim.tcpstore.wire as wire
 from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND
 from launcher_shim.pod.delivery import LOOPBACK
 from launcher_shim.pod.early_signals import unblock
+from launcher_shim.pod.images_own import images_own
 from launcher_shim.pod.launch import given_options, split
 from launcher_shim.pod.log_lines import configure
+from launcher_shim.rundir import layout
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ def main() -> int:
     if meets is not None and passes_over(*meets, digest(arguments)):
         log.info("this stage of %s has ended well already: it is passed over", meets[1])
         return 0
-    own = images_own(sys.argv[0], os.environ)
+    own = images_own(layout.TORCHRUN, sys.argv[0], os.environ)
     if own is None:
         log.error("torchrun: not found in the PATH")
         return EXIT_NOT_FOUND
@@ -81,16 +83,6 @@ def meets_at(words: Sequence[str], environ: Mapping[str, str]) -> Optional[Tuple
 def digest(words: Sequence[str]) -> bytes:
     """Tell one launch line from another, without its words: they may hold secrets."""
     return hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest().encode()
-
-
-def images_own(program: str, environ: Mapping[str, str]) -> Optional[str]:
-    """Find the torchrun that the PATH has after ``program``."""
-    for directory in os.get_exec_path(dict(environ)):
-        path = os.path.join(directory, "torchrun")
-        runs = os.path.isfile(path) and os.access(path, os.X_OK)
-        if runs and not os.path.samefile(path, program):
-            return path
-    return None
 
 
 def passes_over(port: int, run_id: str, line: bytes) -> bool:

@@ -15,13 +15,23 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from typing import Dict, Mapping, Optional, Sequence, Set
 
-from launcher_shim.exit_status import EXIT_HOROVOD_REMOVED, EXIT_TERMINATED, EXIT_USAGE
+from launcher_shim.exit_status import (
+    EXIT_DONE,
+    EXIT_HOROVOD_REMOVED,
+    EXIT_NOT_EXECUTABLE,
+    EXIT_NOT_FOUND,
+    EXIT_TERMINATED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
 from launcher_shim.pod.container import Container
 from launcher_shim.pod.delivery import RunDirectory, rendezvous_port
 from launcher_shim.pod.early_signals import ENDING
 from launcher_shim.pod.grace import grace_s, reserve_s
+from launcher_shim.pod.horovod_pod import found_first, is_launcher, serves_workers
 from launcher_shim.pod.launch import Reporter, read_launch
 from launcher_shim.pod.log_lines import configure
 from launcher_shim.pod.notices import OutgoingNotice, give_notice
@@ -35,6 +45,11 @@ log = logging.getLogger(__name__)
 USAGE = "usage: muster-run -- COMMAND [ARGUMENT …], as in muster-run -- torchrun train.py"
 DELIVERY_TIMEOUT_S = 60.0
 LOOK_S = 0.1
+INSIST_S = 2.0
+NEVER_AGAIN = (EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND)
+"""Statuses of an agent that would end so once more."""
+AGENT_PAUSE_S = 1.0
+"""Before an agent of Horovod's workers that has ended by itself is started again."""
 
 
 def main() -> int:
@@ -75,6 +90,7 @@ class CommandRun:
         self._drained = False
         self._passed: Set[int] = set()
         self._passed_on_until_s: Optional[float] = None
+        self._insisting: Optional[asyncio.Task[None]] = None
 
     async def run(self) -> int:
         """Run the command; return the exit status of the container."""
@@ -86,6 +102,8 @@ class CommandRun:
             for sentence in overruled:
                 log.info("%s", sentence)
             environ = self._run_dir.environment(environ, self._delivered)
+            if is_launcher(self._delivered):
+                self._command, environ = found_first(self._command, environ)
         try:
             self._grace_s = grace_s(environ)
             restart_steps(environ)
@@ -108,8 +126,16 @@ class CommandRun:
                 return self._status()
             if self._relay is not None:
                 self._relay.renew()
+            if serves_workers(self._command):
+                log.warning(
+                    "the agent of Horovod's workers ended with %s: it starts again in %g s",
+                    self._container.status,
+                    AGENT_PAUSE_S,
+                )
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._ended_early.wait(), AGENT_PAUSE_S)
         log.info("%s came before the command was started", self._ended_by.name)
-        return 128 + self._ended_by
+        return EXIT_DONE if serves_workers(self._command) else 128 + self._ended_by
 
     async def _live(self, environ: Mapping[str, str]) -> Optional[int]:
         """Run the command once; return how many steps its ranks have made, if they tell of any."""
@@ -125,6 +151,8 @@ class CommandRun:
             watching.cancel()
         reporting.cancel()
         reporter.withdraw()
+        if self._insisting is not None:
+            self._insisting.cancel()
         if self._passed_on_until_s is not None:
             await self._container.group_ended(self._passed_on_until_s)
         return watch.made() if watch is not None else None
@@ -141,6 +169,8 @@ class CommandRun:
         drained = self._drain is not None or self._passed_on_until_s is not None
         if self._drain is not None:
             self._drain.cancel()
+        if serves_workers(self._command):
+            return not drained and not self._passed and status not in NEVER_AGAIN
         ended = Ended(status, steps, frozenset(self._passed), drained)
         # What is delivered now counts: another sidecar may be there, or the job is to end.
         delivered = self._run_dir.delivered() or self._delivered or {}
@@ -156,6 +186,10 @@ class CommandRun:
     def _status(self) -> int:
         status = self._container.status
         assert status is not None
+        if serves_workers(self._command) and self._passed_on_until_s is not None:
+            return EXIT_DONE  # nothing's completion hangs on it, and a failed worker ends an MPIJob
+        if is_launcher(self._delivered or {}) and status == EXIT_DONE:
+            return status  # horovodrun has it only once all is trained
         # A status of 0 would end the job of which only this container was drained.
         if self._drained and (status != EXIT_HOROVOD_REMOVED or self._is_torchrun()):
             return EXIT_TERMINATED
@@ -245,8 +279,16 @@ class CommandRun:
         if self._passed_on_until_s is None:
             self._passed_on_until_s = asyncio.get_running_loop().time() + left_s
         self._container.signal(signal.SIGTERM)
+        if is_launcher(self._delivered or {}) and self._insisting is None:
+            self._insisting = asyncio.ensure_future(self._insist())
         if self._relay is not None:
             self._relay.hurry()
+
+    async def _insist(self) -> None:
+        """Repeat SIGTERM: a horovodrun that is just starting a worker does not hear it."""
+        while True:
+            await asyncio.sleep(INSIST_S)
+            self._container.signal(signal.SIGTERM)
 
     async def _hold(self) -> None:
         """Hold the SIGTERM that has come, until the sidecar or the time says otherwise."""

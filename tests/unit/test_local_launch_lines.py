@@ -207,7 +207,7 @@ def test_horovodrun_is_given_what_it_needs_and_no_secret(monkeypatch: pytest.Mon
     given = horovodrun_environment(settings, "launcher", Path("/run"))
     assert given == {
         **kept,
-        "PATH": "/run/bin:/bin",
+        "PATH": "/run/remote-shell:/bin",
         "PYTHONUNBUFFERED": "1",
         "MUSTER_RUN_DIR": "/run",
         RUN_MARK: "r",

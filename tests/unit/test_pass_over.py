@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.pod.pass_over import digest, images_own, meets_at
+from launcher_shim.pod.images_own import images_own
+from launcher_shim.pod.pass_over import digest, meets_at
 
 HERE = {
     "PET_RDZV_BACKEND": "c10d",
@@ -61,5 +62,5 @@ def test_it_becomes_the_next_one_in_the_path(tmp_path: Path) -> None:
     linked = tmp_path / "link"
     linked.symlink_to(ours.parent)
     path = f"{ours.parent}:{linked}:{plain.parent}"
-    assert images_own(str(ours), {"PATH": path}) is None
-    assert images_own(str(ours), {"PATH": f"{path}:{image.parent}"}) == str(image)
+    assert images_own("torchrun", str(ours), {"PATH": path}) is None
+    assert images_own("torchrun", str(ours), {"PATH": f"{path}:{image.parent}"}) == str(image)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from console import grpc_log
 from console.local.launch.horovod_line import HorovodLine
 from console.local.launch.launch_line import LaunchLine
 from console.local.processes.marked import NODE_MARK, RUN_MARK
+from launcher_shim.pod.horovod_line import NEEDED
 from launcher_shim.rundir import layout
 from rdzv.store.access import Access
 
@@ -25,12 +25,6 @@ MAX_NODES = 64
 
 LAUNCHER = "launcher"
 """The node that horovodrun runs on."""
-
-_HOROVODRUN_NEEDS = re.compile(
-    r"(HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w+"
-    r"|VIRTUAL_ENV|CONDA_\w+|HOROVOD_\w+|NCCL_\w+|GLOO_\w+)\Z",
-    re.ASCII,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +134,12 @@ def horovodrun_environment(settings: LocalSettings, node: str, run_dir: Path) ->
 
     They have the rest from their own nodes.
     """
-    kept = {name: value for name, value in os.environ.items() if _HOROVODRUN_NEEDS.match(name)}
+    kept = {name: value for name, value in os.environ.items() if NEEDED.match(name)}
     return kept | {
         RUN_MARK: settings.run,
         NODE_MARK: node,
         "MUSTER_RUN_DIR": str(run_dir),
-        "PATH": f"{run_dir / layout.PROGRAMS}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{run_dir / layout.REMOTE_SHELL}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
     }
 

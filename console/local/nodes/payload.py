@@ -101,11 +101,7 @@ class Horovodrun:
         self._line = line
 
     def prepare(self, node: str, pod_uid: str, run_dir: Path, port: int) -> Process:
-        """Put the stand-in for ssh there."""
-        ssh = run_dir / layout.PROGRAMS / "ssh"
-        ssh.parent.mkdir(exist_ok=True)
-        ssh.write_text(f'#!/bin/sh\nexec "${{0%/*}}/../{layout.KUBEXEC}" "$@"\n')
-        ssh.chmod(0o755)
+        """Say what it is told; its ssh is the one that the sidecar has delivered."""
         settings = self._settings
         command = self._line.full_command(
             run_dir / layout.DISCOVER_HOSTS,

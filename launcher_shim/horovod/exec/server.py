@@ -389,8 +389,12 @@ async def serve(host: str, run_dir: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Serve as ``muster-run`` tells: under the host's name and in the run directory.
 
-    Both may be given: ``HOST RUN_DIR``.
+    Both may be given: ``HOST RUN_DIR``. What stands behind ``--`` is what the container had for a
+    command before injection, a sshd or a sleep, and is not run.
     """
+    arguments = list(arguments)
+    if "--" in arguments:
+        del arguments[arguments.index("--") :]
     told = [os.environ.get(name, "") for name in ("MUSTER_HOST", "MUSTER_RUN_DIR")]
     host, run_dir = arguments or told
     if not host or not run_dir:

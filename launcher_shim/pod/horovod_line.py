@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What horovodrun is told in a launcher's container, of what its user wrote: pure.
+
+The user's counts and interface keep their meaning. Where the hosts are, and how their workers are
+started, is Muster's to say: whatever an operator has set for that is overruled.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from launcher_shim.pod.horovodrun_options import (
+    DISCOVERY,
+    INTERFACE,
+    LEAST,
+    MOST,
+    PROCESSES,
+    REFUSED,
+    SLOTS,
+    GivenOptions,
+    read_options,
+)
+
+DEFAULTS = {
+    # Bounds how long a newcomer may take to start, image and imports, and how long a loss stops
+    # the others: a pod's disk is cold.
+    "--gloo-timeout-seconds": ("60",),
+    "--elastic-timeout": ("600",),
+    # A container that was started again in its pod may come back; a new pod has a new name.
+    "--blacklist-cooldown-range": ("5", "60"),
+}
+
+NEEDED = re.compile(
+    r"(HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w+"
+    r"|VIRTUAL_ENV|CONDA_\w+|HOROVOD_\w+|NCCL_\w+|GLOO_\w+)\Z",
+    re.ASCII,
+)
+"""The variables that horovodrun needs, or has to hand on to its workers. It puts all that it has on
+command lines, so it gets no others: each pod says its own."""
+_NEEDED_TOO = ("MUSTER_RUN_DIR",)
+
+LINE_MAX_BYTES = 128 * 1024
+"""Longest argument that Linux takes: a worker's command is one, with all variables in it."""
+LINE_OWN_BYTES = 4 * 1024
+"""What horovodrun puts into it by itself, or less."""
+LARGEST = 3
+
+
+class LineError(ValueError):
+    """A command line or an environment that cannot hold: one sentence."""
+
+
+class JobSize(NamedTuple):
+    """Fewest and most nodes of the job, and the worker processes of each."""
+
+    least: int
+    most: int
+    slots: int
+
+    @classmethod
+    def of(cls, delivered: Mapping[str, str]) -> JobSize:
+        """Read what the sidecar has delivered; raises ``LineError``."""
+        match = re.fullmatch(r"(\d+):(\d+)", delivered.get("PET_NNODES", ""))
+        slots = delivered.get("MUSTER_SLOTS", "1")
+        if match is None or not slots.isdigit():
+            raise LineError("the sidecar has not delivered the size of the job: is it of 0.1.0?")
+        return cls(int(match.group(1)), int(match.group(2)), int(slots))
+
+
+def arguments(
+    words: Sequence[str], discovery: str, interface: str, size: JobSize
+) -> Tuple[List[str], List[str]]:
+    """Return horovodrun's arguments as they have to be, and a sentence for all that is overruled.
+
+    ``discovery`` is the script that prints the host list, ``interface`` the one of the pod's
+    address. Raises ``LineError``.
+    """
+    given = read_options(words)
+    said: List[str] = []
+    for option in given.options:
+        if option.name in REFUSED:
+            raise LineError(f"horovodrun's {option.name} cannot hold: {REFUSED[option.name]}")
+        if option.name == DISCOVERY and option.value != discovery:
+            said.append(f"{DISCOVERY} {option.value} is overruled by {discovery}")
+    said += _counts(given, size)
+    ours: Dict[str, Tuple[str, ...]] = {DISCOVERY: (discovery,)}
+    names = given.names()
+    if not set(names) & set(INTERFACE):
+        ours[INTERFACE[0]] = (interface,)
+    if not set(names) & {*PROCESSES, *LEAST}:
+        ours[LEAST[0]] = (str(size.least * size.slots),)
+    ours.update((name, values) for name, values in DEFAULTS.items() if name not in names)
+    kept = [word for o in given.options if o.name != DISCOVERY for word in o.words]
+    added = [word for name, values in ours.items() for word in (name, *values)]
+    return [*added, *kept, *given.command], said
+
+
+def _counts(given: GivenOptions, size: JobSize) -> List[str]:
+    """Say which counts are not the job's; raises ``LineError`` for those that cannot hold."""
+    slots = _count(given, (SLOTS,))
+    if slots not in (None, size.slots):
+        raise LineError(
+            f"{SLOTS} {slots} cannot hold: each node has {size.slots} slots; give the same, or"
+            " leave it out"
+        )
+    fewest, most = size.least * size.slots, size.most * size.slots
+    least = _count(given, LEAST) or _count(given, PROCESSES)
+    limit = _count(given, MOST)
+    start = _count(given, PROCESSES)
+    for name, count in ((LEAST[0], least), (PROCESSES[0], start)):
+        if count is not None and count > most:
+            raise LineError(
+                f"{name} {count} cannot hold: the job has at most {size.most} nodes with"
+                f" {size.slots} slots each; give less, or inject with a larger --max"
+            )
+    if limit is not None and limit < fewest:
+        raise LineError(
+            f"{MOST[0]} {limit} cannot hold: the job has at least {size.least} nodes with"
+            f" {size.slots} slots each; give more, or inject with a smaller --min"
+        )
+    said = []
+    if least is not None and least != fewest:
+        said.append(
+            f"horovodrun waits below {least} processes, and the sidecars' --min is {fewest}:"
+            " inject with the same"
+        )
+    if limit is not None and limit < most:
+        said.append(
+            f"horovodrun uses {limit} processes at most, and the sidecars' --max is {most}: the"
+            " others are listed and wait; inject with the same"
+        )
+    return said
+
+
+def _count(given: GivenOptions, names: Sequence[str]) -> Optional[int]:
+    text = given.value(names)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
+        raise LineError(f"{names[0]} {text}: give a number from 1")
+    return int(text)
+
+
+def environment(
+    environ: Mapping[str, str], run_dir: str, remote: str, command_bytes: int
+) -> Dict[str, str]:
+    """Return horovodrun's variables; raises ``LineError`` where they do not fit into a command.
+
+    ``remote`` is the folder of what looks like ssh. What an operator has set for a start of its
+    own, as ``OMPI_MCA_plm_rsh_agent``, is not among them.
+    """
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if NEEDED.match(name) or name in _NEEDED_TOO
+    }
+    before = environ.get("PATH")
+    kept["PATH"] = ":".join(filter(None, (remote, before)))
+    kept["MUSTER_RUN_DIR"] = run_dir
+    kept["PYTHONUNBUFFERED"] = "1"
+    sizes = {name: _in_line(name, value) for name, value in kept.items()}
+    whole = sum(sizes.values()) + command_bytes + LINE_OWN_BYTES
+    if whole > LINE_MAX_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:LARGEST]
+        told = ", ".join(f"{name} ({sizes[name]} bytes)" for name in largest)
+        raise LineError(
+            f"a worker's command would have {whole} bytes, and {LINE_MAX_BYTES} is the most that"
+            f" the system takes: make the largest variables smaller: {told}"
+        )
+    return kept
+
+
+def _in_line(name: str, value: str) -> int:
+    quoted = shlex.quote(value).encode(errors="surrogateescape")
+    return len(name.encode(errors="surrogateescape")) + len(quoted) + 2

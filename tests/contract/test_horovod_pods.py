@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster-run`` in the pods of a Horovod job: what horovodrun becomes, and how a worker's ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent.config.sidecar import Config
+from agent.config.table import load
+from agent.rundir.files import RunDir
+from launcher_shim.horovod.hosts import token_of
+from tests.support.sidecars.notices import notice_server
+from tests.support.sidecars.pod_programs import started
+from tests.support.sidecars.processes import until
+
+SHOWS = """#!/bin/sh
+printf '%s\\n' "$@"
+printf 'ssh=%s\\n' "$(command -v ssh)"
+env | grep -c -e SECRET -e OMPI_MCA
+exit 7
+"""
+KUBEXEC = """#!/bin/sh
+printf 'kubexec %s\\n' "$@"
+"""
+POD_UID = "11111111-2222"
+MEMBER = "job-worker-0"
+HOST = token_of(MEMBER, POD_UID)
+
+
+def delivered(path: Path, role: str) -> RunDir:
+    """A run directory as the sidecar of such a pod has it."""
+    run_dir = RunDir(str(path / role))
+    run_dir.make()
+    run_dir.deliver(config(path, role), HOST)
+    return run_dir
+
+
+def config(path: Path, role: str) -> Config:
+    told = {
+        **{"MUSTER_JOB": "job", "MUSTER_MEMBER": MEMBER, "MUSTER_ADDRESS": "127.0.0.1"},
+        **{"MUSTER_MIN": "1", "MUSTER_MAX": "3", "MUSTER_ROLE": role, "MUSTER_SLOTS": "1"},
+        **{"MUSTER_RUN_DIR": str(path / role), "MUSTER_ETCD_ENDPOINTS": "none:1"},
+    }
+    return load(Config, {}, told)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> RunDir:
+    return delivered(tmp_path, "launcher")
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> RunDir:
+    return delivered(tmp_path, "worker")
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """A folder of an image with a horovodrun that shows what it is given."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    program = folder / "horovodrun"
+    program.write_text(SHOWS)
+    program.chmod(0o755)
+    return folder
+
+
+LINE = (
+    *("horovodrun", "-np", "2", "--min-np", "1", "--max-np", "3"),
+    *("--host-discovery-script", "/etc/mpi/discover_hosts.sh", "python", "train.py"),
+)
+
+
+@pytest.mark.parametrize("by", ["name", "path", "shell"])
+async def test_horovodrun_gets_the_host_list_and_an_ssh_of_musters(
+    launcher: RunDir, image: Path, by: str
+) -> None:
+    run_dir = launcher
+    command = {
+        "name": LINE,
+        "path": (str(image / "horovodrun"), *LINE[1:]),
+        "shell": ("sh", "-c", " ".join(LINE)),
+    }[by]
+    environ = {
+        "PATH": os.environ["PATH"] if by == "path" else f"{image}:{os.environ['PATH']}",
+        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
+        "SECRET_TOKEN": "hunter2",
+    }
+    async with started(run_dir.path, "muster-run", "--", *command, **environ) as run:
+        assert await run.ended() == 7
+    told = run.out
+    assert told[told.index("--host-discovery-script") + 1] == f"{run_dir.path}/discover_hosts.sh"
+    assert told[told.index("--network-interface") + 1] == "lo"
+    assert told[-4:] == ["python", "train.py", f"ssh={run_dir.path}/remote-shell/ssh", "0"]
+    assert "/etc/mpi/discover_hosts.sh is overruled" in run.err
+
+
+@pytest.fixture
+def hook(launcher: RunDir) -> Path:
+    """In the place of the hook: says what it is given."""
+    path = launcher.path / "kubexec.sh"
+    path.unlink(missing_ok=True)
+    path.write_text(KUBEXEC)
+    path.chmod(0o755)
+    return path
+
+
+async def test_that_ssh_calls_the_hook_with_what_it_is_given(hook: Path) -> None:
+    ssh = (str(hook.parent / "remote-shell" / "ssh"), "-o", "A=b", "w.1", "a b")
+    async with started(hook.parent, "muster-run", "--", *ssh) as run:
+        assert await run.ended() == 0
+    assert run.out == ["kubexec -o", "kubexec A=b", "kubexec w.1", "kubexec a b"]
+
+
+async def test_what_cannot_hold_ends_with_one_sentence(launcher: RunDir, image: Path) -> None:
+    run_dir = launcher
+    path = f"{image}:{os.environ['PATH']}"
+    line = ("horovodrun", "-np", "2", "-H", "a:1,b:1", "python", "train.py")
+    async with started(run_dir.path, "muster-run", "--", *line, PATH=path) as run:
+        assert await run.ended() == 2
+    (sentence,) = run.err.splitlines()
+    assert "horovodrun's -H cannot hold" in sentence
+
+
+@pytest.mark.parametrize(("role", "line"), [("worker", LINE), ("launcher", ("horovodrun", "-v"))])
+async def test_elsewhere_it_is_the_images_own(
+    launcher: RunDir, worker: RunDir, image: Path, role: str, line: tuple[str, ...]
+) -> None:
+    run_dir = launcher if role == "launcher" else worker
+    path = f"{image}:{os.environ['PATH']}"
+    async with started(run_dir.path, "muster-run", "--", *line, PATH=path) as run:
+        assert await run.ended() == 7
+    assert run.out[: len(line) - 1] == list(line[1:])
+
+
+async def test_a_drained_workers_container_ends_with_0(worker: RunDir) -> None:
+    run_dir = worker
+    command = (str(run_dir.path / "bin" / "muster-exec"), "--", "/usr/sbin/sshd", "-De")
+    async with (
+        notice_server(run_dir.path) as server,
+        started(
+            run_dir.path, "muster-run", "--", *command, MUSTER_RUN_DIR=str(run_dir.path)
+        ) as run,
+    ):
+        assert stat.S_IMODE((await listening(run_dir)).st_mode) == 0o600
+        run.process.send_signal(signal.SIGTERM)
+        await server.came()
+        server.say("released", "it may go", outcome="committed")
+        assert await run.ended() == 0
+
+
+async def test_an_agent_that_was_killed_is_started_again(worker: RunDir) -> None:
+    run_dir = worker
+    command = str(run_dir.path / "bin" / "muster-exec")
+    async with started(
+        run_dir.path, "muster-run", "--", command, MUSTER_RUN_DIR=str(run_dir.path)
+    ) as run:
+        before = await listening(run_dir)
+        (agent,) = await asyncio.to_thread(children, run.process.pid)
+        os.kill(agent, signal.SIGKILL)
+        await listening(run_dir, not_=before.st_ino)
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.ended() == 0
+
+
+async def listening(run_dir: RunDir, not_: int = 0) -> os.stat_result:
+    """The agent's socket, once it is there."""
+    found: list[os.stat_result] = []
+
+    def look() -> bool:
+        with suppress(FileNotFoundError):
+            found.append((run_dir.path / "exec.sock").stat())
+        return bool(found) and found[-1].st_ino != not_
+
+    async def there() -> bool:
+        return await asyncio.to_thread(look)
+
+    await until(there)
+    return found[-1]
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(word) for word in found.split()]
