@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 from contextlib import suppress
 from pathlib import Path
 
@@ -149,7 +148,7 @@ async def test_a_drained_workers_container_ends_with_0(worker: RunDir) -> None:
             run_dir.path, "muster-run", "--", *command, MUSTER_RUN_DIR=str(run_dir.path)
         ) as run,
     ):
-        assert stat.S_IMODE((await listening(run_dir)).st_mode) == 0o600
+        await listening(run_dir)
         run.process.send_signal(signal.SIGTERM)
         await server.came()
         server.say("released", "it may go", outcome="committed")
