@@ -19,6 +19,9 @@ ANNOTATION = DOMAIN + "added"
 LETS_GO = "below-min"
 """It was inject that told the sidecar to let a pod go without a replacement."""
 
+WHOLE_COMMAND = "whole-command"
+"""The container had no command."""
+
 _USERS = "not:"
 
 
@@ -52,6 +55,11 @@ class Record:
 def container_word(name: str) -> str:
     """How a record names the container that trains."""
     return f"container/{quote(name, safe='')}"
+
+
+def lasting_word(key: str, value: str) -> str:
+    """How a record names an entry that was put beside the template."""
+    return f"beside/{key}={value}"
 
 
 def variable_word(variable: Mapping[str, Any]) -> str:

@@ -13,14 +13,27 @@ from injection import facts
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
 from injection.workloads import Template, Workload, at
-from injection.yaml_tree import value_of
+from injection.yaml_tree import child, text_of, value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.pod.overruling import OPTIONS, RESTARTS
 
-HOROVOD = (
-    "the operator's launcher finds and starts Horovod's workers by its own means, and not through"
-    " Muster, which cannot start workers in other pods yet: the job trains as without Muster"
+LAUNCHER = (
+    "container {name}: the horovodrun in it gets Muster's host list and starts its workers through"
+    " the sidecars, whatever an operator has set for that: without ssh and without kubectl exec"
 )
+WORKERS = (
+    "container {name}: muster-exec runs in the place of its command, which is kept: it starts"
+    " horovodrun's workers as this container's user, without sshd, keys or root"
+)
+LASTING = (
+    "{path}.{key}: {value} is added: without it the operator ends the whole job with the first"
+    " worker that fails"
+)
+NOT_LASTING = (
+    "{path}.{key} is {found}: kept, and with it the operator ends the whole job with the first"
+    " worker that fails: make it {value}"
+)
+NOT_RUN = "a {kind} {version} is injected by its schema alone, and was not run with its operator"
 MASTER = (
     "{path}: the whole job ends with its Master, wherever the others are: make it one more Worker"
 )
@@ -74,8 +87,15 @@ def cautions(
 ) -> Iterator[Remark]:
     """Say what will not be as its user may expect."""
     kind = workload.known
-    if kind is not None and kind.launcher is not None:
-        yield warning(HOROVOD)
+    if kind is not None and not kind.run:
+        version = text_of(child(workload.node, "apiVersion"))
+        yield warning(NOT_RUN.format(kind=workload.kind, version=version))
+    if want.horovod is not None:
+        yield Remark(
+            (LAUNCHER if want.horovod == "launcher" else WORKERS).format(name=container.get("name"))
+        )
+    if kind is not None and kind.lasting is not None and want.horovod == "worker":
+        yield from _lasting(workload, template, *kind.lasting)
     if kind is not None and kind.master is not None:
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
@@ -89,6 +109,17 @@ def cautions(
             name = variable.get("name")
             if name in _VARIABLES:
                 yield Remark(_VARIABLES[name].format(name=container.get("name"), variable=name))
+
+
+def _lasting(workload: Workload, template: Template, key: str, value: str) -> Iterator[Remark]:
+    """Whether a worker's end is the job's; inject adds what is missing, and replaces nothing."""
+    path = template.path.rpartition(".")[0]
+    around = next(value_of(node) for node, _ in at(workload.node, path))
+    found = around.get(key) if isinstance(around, Mapping) else None
+    if found is None:
+        yield Remark(LASTING.format(path=path, key=key, value=value))
+    elif found != value:
+        yield warning(NOT_LASTING.format(path=path, key=key, found=found, value=value))
 
 
 def _failures(workload: Workload, template: Template) -> Iterator[Remark]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from injection import facts
+from injection.horovod import TUNNEL_PORT, HorovodLine, line_of_job
 from injection.settings import TABLE, TemplateSettings
-from injection.workloads import Kind, Workload
+from injection.workloads import Kind, Role, Workload
 from rdzv.errors import ConfigError
 
 HTTP_PORT, RELAY_PORT = 9400, 29400
@@ -54,6 +55,8 @@ class Demand:
     relay_port: int
     on_host_network: bool
     endless: bool
+    horovod: Role | None
+    tunnel_port: int | None
 
 
 def demand(
@@ -61,13 +64,21 @@ def demand(
     pod: Mapping[str, Any],
     container: Mapping[str, Any],
     settings: TemplateSettings,
+    horovod: Role | None = None,
 ) -> Demand:
-    """Complete what was told; raises ``ConfigError`` that names all that is missing."""
+    """Complete what was told; raises ``ConfigError`` that names all that is missing.
+
+    ``horovod`` is what the pod is to a horovodrun.
+    """
     kind = workload.known or Kind(())
+    line = line_of_job(workload, container) if horovod is not None else HorovodLine()
+    slots = settings.slots or _slots(workload, container, kind, line, horovod)
     # The name of a bare pod is its own, and no job's.
     name = settings.job or ("" if workload.is_pod else workload.name)
-    least = settings.min_nodes or _count(workload.told(kind.least))
-    most = settings.max_nodes or _count(workload.told(kind.most))
+    least = (
+        settings.min_nodes or _count(workload.told(kind.least)) or -(-(line.least or 0) // slots)
+    )
+    most = settings.max_nodes or _count(workload.told(kind.most)) or (line.most or 0) // slots
     held = {
         "job": name,
         "min_nodes": least,
@@ -103,13 +114,30 @@ def demand(
         image=settings.image or "",
         secret=settings.etcd_secret,
         secret_keys=settings.etcd_secret_keys or (),
-        slots=settings.slots or facts.slots(container, [workload.told(p) for p in kind.slots]),
+        slots=slots,
+        horovod=horovod,
+        tunnel_port=None if horovod is None else TUNNEL_PORT,
         topology=settings.topology or (),
         http_port=settings.http_port or (port if on_host else HTTP_PORT),
         endless=kind.endless,
         relay_port=settings.relay_port or (port + 1 if on_host else RELAY_PORT),
         on_host_network=on_host,
     )
+
+
+def _slots(
+    workload: Workload,
+    container: Mapping[str, Any],
+    kind: Kind,
+    line: HorovodLine,
+    horovod: Role | None,
+) -> int:
+    """Worker processes in a pod; a launcher's own accelerators say nothing about its workers'."""
+    told = [workload.told(path) for path in kind.slots]
+    if horovod is None:
+        return facts.slots(container, told)
+    said = next((_count(text) for text in told if _count(text)), None) or line.slots
+    return said or (facts.slots(container, []) if horovod == "worker" else 1)
 
 
 def _host_port(name: str) -> int:

@@ -41,6 +41,8 @@ def place(splices: Splices, roots: Sequence[Node], template: Template, plan: Inj
     splices.add_entries(spec, new_in_pod, style, pod)
 
     _place_container(splices, spec[1], pod, style, plan)
+    if plan.lasting is not None:
+        _place_lasting(splices, roots, template, style, plan.lasting)
     _place_metadata(splices, roots, template, style, plan, record)
 
 
@@ -67,6 +69,8 @@ def _place_container(
         command = _written(container, "command", where)
         assert command is not None
         splices.add_items(command, plan.command_prefix, style, f"{where}.command")
+    if plan.command:
+        new["command"] = list(plan.command)
     if plan.pre_stop is not None:
         lifecycle = _written(container, "lifecycle", where)
         if lifecycle is None:
@@ -74,6 +78,22 @@ def _place_container(
         else:
             splices.add_entries(lifecycle, {"preStop": plan.pre_stop}, style, f"{where}.lifecycle")
     splices.add_to_item(container, new, style, where)
+
+
+def _place_lasting(
+    splices: Splices,
+    roots: Sequence[Node],
+    template: Template,
+    style: Style,
+    lasting: tuple[str, str],
+) -> None:
+    """Put an entry beside the template, where the object says what becomes of its pods."""
+    key, value = lasting
+    opening = _entry_around(template.node, roots)
+    path = template.path.rpartition(".")[0]
+    if opening is None:
+        raise ConfigError(f"{path} comes from elsewhere: write it out there")
+    splices.add_entries(opening, {key: value}, style, path)
 
 
 def _place_metadata(
@@ -116,6 +136,21 @@ def _written(node: Node, key: str, path: str) -> Entry | None:
             " write it out there"
         )
     return written
+
+
+def _entry_around(node: Node, roots: Sequence[Node]) -> Entry | None:
+    """The entry whose value is the mapping that ``node`` is a value in."""
+    left = list(roots)
+    while left:
+        at = left.pop()
+        for pair in entries(at):
+            if is_alias(pair):
+                continue
+            if any(below is node for _, below in entries(pair[1])):
+                return pair
+            left.append(pair[1])
+        left += items(at)
+    return None
 
 
 def _entry_of(node: Node, roots: Sequence[Node]) -> Entry | None:

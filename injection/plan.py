@@ -15,14 +15,15 @@ from typing import Any
 from injection import conflicts, facts, sidecar
 from injection.cautions import cautions
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
+from injection.horovod import role_of
 from injection.member_spec import Demand, demand
 from injection.previous import Former
 from injection.remarks import Remark, warning
 from injection.schema import check
 from injection.settings import DOMAIN, LABEL, TABLE, Told, annotation
 from injection.sidecar import SidecarContainer
-from injection.workloads import Kind, Template, Workload
-from injection.yaml_tree import value_of
+from injection.workloads import Kind, Role, Template, Workload, at
+from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -34,6 +35,8 @@ class InjectionPlan:
     """What goes into one template.
 
     ``users`` are names of ours that were there before, and stay when all else is taken out.
+    ``command`` is a whole one, for a container that had none, and ``lasting`` an entry beside the
+    template.
     """
 
     container: str
@@ -43,6 +46,8 @@ class InjectionPlan:
     mounts: Sequence[Mapping[str, Any]]
     env: list[Mapping[str, Any]] = field(default_factory=list)
     command_prefix: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    lasting: tuple[str, str] | None = None
     lets_go_below_min: bool = False
     pre_stop: Mapping[str, Any] | None = None
     pod: dict[str, Any] = field(default_factory=dict)
@@ -83,14 +88,15 @@ def plan(
     metadata: Mapping[str, Any] = value.get("metadata") or {}
     index = _container_index(workload, template, pod, path, told.settings.container)
     container = pod["containers"][index]
-    want = demand(workload, pod, container, told.settings)
+    horovod = role_of(workload, template, told.settings.horovod)
+    want = demand(workload, pod, container, told.settings, horovod)
     conflicts.refuse(pod, path, container, want)
     granted = granted_s(pod, path)
-    wrapped, prefix = _wrapping(workload, container, told.settings.wrap)
+    wrapped, prefix, command = _wrapping(workload, container, told.settings.wrap, horovod)
     lets_go = workload.replaces_late(template) and not former.says_below_min
     made = SidecarContainer(
         want=want,
-        role=template.role,
+        role=horovod or template.role,
         grace_s=granted or DEFAULT_GRACE_S,
         wrapped=wrapped,
         resources=conflicts.resources(pod, path, former),
@@ -105,6 +111,8 @@ def plan(
         volumes=made.volumes(),
         mounts=[sidecar.RUN_MOUNT],
         command_prefix=prefix,
+        command=command,
+        lasting=_lasting(workload, template, horovod),
         lets_go_below_min=lets_go,
     )
     if granted is None:
@@ -140,16 +148,40 @@ def _container_index(
     )
 
 
+def _lasting(
+    workload: Workload, template: Template, horovod: Role | None
+) -> tuple[str, str] | None:
+    """What has to stand beside the template so that a worker's end is not the job's."""
+    kind = workload.known or Kind(())
+    if kind.lasting is None or horovod != "worker":
+        return None
+    around = next(node for node, _ in at(workload.node, template.path.rpartition(".")[0]))
+    return kind.lasting if child(around, kind.lasting[0]) is None else None
+
+
 def _wrapping(
-    workload: Workload, container: Mapping[str, Any], wanted: bool | None
-) -> tuple[bool, tuple[str, ...]]:
-    """Whether muster-run is before the command, and what has to go there for it."""
+    workload: Workload, container: Mapping[str, Any], wanted: bool | None, horovod: Role | None
+) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Whether muster-run is before the command, what has to go there for it, and a whole one."""
     command = facts.listed(container, "command")
+    if horovod is not None and wanted is False:
+        raise ConfigError(
+            f"{named('--no-wrap')}: horovodrun and its workers are started by muster-run: leave"
+            " --no-wrap out"
+        )
+    if command and str(command[0]).endswith("/muster-run"):
+        return True, (), ()
+    if horovod == "worker":
+        ours = (sidecar.MUSTER_RUN, "--", sidecar.MUSTER_EXEC)
+        return (True, (*ours, "--"), ()) if command else (True, (), (*ours, "--"))
     if command:
-        if str(command[0]).endswith("/muster-run"):
-            return True, ()
         if wanted is not False:
-            return True, (sidecar.MUSTER_RUN, "--")
+            return True, (sidecar.MUSTER_RUN, "--"), ()
+    elif horovod == "launcher":
+        raise ConfigError(
+            f"container {container.get('name')} has no command, and what its image runs is not"
+            " known: give the command with horovodrun in it"
+        )
     elif wanted:
         raise ConfigError(
             f"{named('--wrap')}: container {container.get('name')} has no command, and what its"
@@ -161,7 +193,7 @@ def _wrapping(
             " variables that win over all others, and only muster-run overrules them: give the"
             " container its command, and leave --no-wrap out"
         )
-    return False, ()
+    return False, (), ()
 
 
 def _plan_hook(result: InjectionPlan, container: Mapping[str, Any], made: SidecarContainer) -> None:
@@ -257,7 +289,7 @@ def _note_command(
     wrapped: bool,
 ) -> None:
     name = result.container
-    if wrapped and not result.command_prefix:
+    if wrapped and not result.command_prefix and not result.command:
         result.note(f"container {name}: muster-run is before its command already: kept")
     if not wrapped and wrap is None:
         result.note(

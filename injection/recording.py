@@ -6,7 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from injection.annotations import LETS_GO, Record, container_word, variable_word
+from injection.annotations import (
+    LETS_GO,
+    WHOLE_COMMAND,
+    Record,
+    container_word,
+    lasting_word,
+    variable_word,
+)
 from injection.plan import InjectionPlan
 
 
@@ -23,6 +30,10 @@ def record_of(template: Mapping[str, Any], plan: InjectionPlan) -> Record:
     added += [key for key, new in ours.items() if new and key not in container]
     if plan.command_prefix:
         added.append("command")
+    if plan.command:
+        added.append(WHOLE_COMMAND)
+    if plan.lasting is not None:
+        added.append(lasting_word(*plan.lasting))
     if plan.pre_stop is not None:
         added += ["preStop", *(["lifecycle"] if "lifecycle" not in container else [])]
     if "metadata" not in template:

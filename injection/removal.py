@@ -8,13 +8,25 @@ from collections.abc import Callable, Collection, Mapping, Set
 from ruamel.yaml.nodes import Node
 
 from injection import sidecar
-from injection.annotations import ANNOTATION, Record, container_word, injected, variable_word
+from injection.annotations import (
+    ANNOTATION,
+    WHOLE_COMMAND,
+    Record,
+    container_word,
+    injected,
+    lasting_word,
+    variable_word,
+)
 from injection.grace import DEFAULT_GRACE_S, GRACE
 from injection.settings import LABEL, TABLE, annotation
 from injection.text_edits import Splices
 from injection.workloads import Place, at, workloads
 from injection.yaml_tree import child, documents, entry, items, text_of, value_of
 
+_PREFIXES = (
+    (sidecar.MUSTER_RUN, "--", sidecar.MUSTER_EXEC, "--"),
+    (sidecar.MUSTER_RUN, "--"),
+)
 _OURS = {"labels": {LABEL}, "annotations": {ANNOTATION, *map(annotation, TABLE)}}
 
 
@@ -26,20 +38,27 @@ def removed(text: str, places: Collection[Place] | None = None) -> str:
     splices = Splices(text)
     objects = list(workloads(documents(text)))
     found = {id(node): node for workload in objects for node, _ in injected(workload.node)}
+    around = {
+        id(node): beside
+        for workload in objects
+        for node, path in injected(workload.node)
+        for beside, _ in at(workload.node, path.rpartition(".")[0])
+    }
     if places is not None:
         meant = {id(node) for number, path in places for node, _ in at(objects[number].node, path)}
         found = {key: node for key, node in found.items() if key in meant}
     for template in found.values():
         record = Record.of(template)
         assert record is not None
-        _Removal(splices, record).run(template)
+        _Removal(splices, record, around.get(id(template))).run(template)
     return splices.result()
 
 
 class _Removal:
     """One template."""
 
-    def __init__(self, splices: Splices, record: Record) -> None:
+    def __init__(self, splices: Splices, record: Record, around: Node | None) -> None:
+        self._around = around
         self._splices = splices
         self._added = frozenset(record.added)
         self._users = frozenset(record.users)
@@ -57,6 +76,11 @@ class _Removal:
                 gone.add(GRACE)
             self._splices.drop_entries(pod, lambda key, _: key in gone)
         self._from_metadata(template)
+        if self._around is not None:
+            self._splices.drop_entries(self._around, self._is_beside)
+
+    def _is_beside(self, key: str, node: Node) -> bool:
+        return lasting_word(key, str(value_of(node))) in self._added
 
     def _container(self, pod: Node) -> Node | None:
         """The container that trains: by its name, or where hands changed that, by its mount."""
@@ -68,13 +92,18 @@ class _Removal:
 
     def _from_container(self, container: Node) -> None:
         command = child(container, "command")
-        if "command" in self._added and command is not None:
-            words = items(command)[:2]
-            if [text_of(word) for word in words] == [sidecar.MUSTER_RUN, "--"]:
-                ours = {id(word) for word in words}
-                self._splices.drop_items(command, lambda item: id(item) in ours)
+        whole = WHOLE_COMMAND in self._added
+        emptied = False
+        if (whole or "command" in self._added) and command is not None:
+            for prefix in _PREFIXES:
+                words = items(command)[: len(prefix)]
+                if [text_of(word) for word in words] == [*prefix]:
+                    ours = {id(word) for word in words}
+                    emptied = self._splices.drop_items(command, lambda item: id(item) in ours)  # noqa: B023
+                    break
         gone = self._from_list(container, "volumeMounts", _is_run_mount)
         gone |= self._from_list(container, "env", self._is_added_variable)
+        gone |= {"command"} if whole and emptied else set()
         lifecycle = child(container, "lifecycle")
         if (
             "preStop" in self._added

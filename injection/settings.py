@@ -14,6 +14,7 @@ from typing import Any
 from agent.config import parsers as texts
 from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field, settings_of
+from injection.workloads import Role
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -42,6 +43,12 @@ def _yes_or_no(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("expected true or false")
     return text == "true"
+
+
+def _horovod(text: str) -> Role:
+    if text == "launcher" or text == "worker":
+        return text
+    raise ValueError("expected launcher or worker")
 
 
 def _secret_keys(text: str) -> tuple[str, ...]:
@@ -200,6 +207,16 @@ class TemplateSettings:
             "N",
             "Worker processes in a pod.",
             otherwise="as the spec says, else 1",
+        )
+    )
+    horovod: Role | None = field(
+        Setting(
+            "--horovod",
+            _horovod,
+            None,
+            "launcher|worker",
+            "What the pod is to a horovodrun: the one that it runs in, or one of its workers'.",
+            otherwise="as an MPIJob or a TrainingJob says",
         )
     )
     topology: tuple[str, ...] | None = field(

@@ -18,6 +18,7 @@ from rdzv.members.registration import EMPTY_LEASE_TIMES
 
 NAME = "muster"
 PORT_NAME = "muster-http"
+TUNNEL_PORT_NAME = "muster-tunnel"
 RUN_VOLUME = "muster-run"
 SECRET_VOLUME = "muster-etcd"
 VOLUMES = frozenset({RUN_VOLUME, SECRET_VOLUME})
@@ -25,6 +26,7 @@ RUN_DIR = "/var/run/muster"
 SECRET_DIR = "/etc/muster/etcd"
 MUSTER_RUN = f"{RUN_DIR}/bin/muster-run"
 MUSTER_HOLD = f"{RUN_DIR}/bin/muster-hold"
+MUSTER_EXEC = f"{RUN_DIR}/bin/muster-exec"
 
 HOLD_HOOK = {"exec": {"command": [MUSTER_HOLD]}}
 """The preStop hook of a training container that muster-run does not hold."""
@@ -49,6 +51,7 @@ VARIABLES = SECRET_VARIABLES | {
     "MUSTER_UNIT",
     "MUSTER_GATHER",
     "MUSTER_TOPOLOGY",
+    "MUSTER_TUNNEL_PORT",
 }
 """Those of the sidecar that it is told in some cases only."""
 
@@ -96,7 +99,10 @@ class SidecarContainer:
             "restartPolicy": "Always",
             "command": ["muster", "agent"],
             "env": self.environment(),
-            "ports": [{"name": PORT_NAME, "containerPort": self.want.http_port}],
+            "ports": [
+                {"name": PORT_NAME, "containerPort": self.want.http_port},
+                *self._tunnel_ports(),
+            ],
             "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": self._start_s},
             "readinessProbe": {**probe, "periodSeconds": 2, "failureThreshold": 2},
             "lifecycle": {"preStop": {"exec": {"command": ["muster", "notice"]}}},
@@ -143,7 +149,8 @@ class SidecarContainer:
             "MUSTER_GATHER": None if self.want.gather_s is None else f"{self.want.gather_s:g}s",
             "MUSTER_ETCD_ENDPOINTS": self.want.endpoints,
             "MUSTER_ROLE": "launcher" if self.role == "launcher" else None,
-            "MUSTER_SLOTS": None if self.role == "launcher" else self.want.slots,
+            # Of its workers: that of the launcher's own pod is always 0.
+            "MUSTER_SLOTS": self.want.slots,
             "MUSTER_GRACE_S": self.grace_s,
             BELOW_MIN: "commit" if self.lets_go_below_min else None,
             "MUSTER_RUN_DIR": RUN_DIR,
@@ -151,6 +158,7 @@ class SidecarContainer:
             "MUSTER_C10D_PORT": 0 if self.wrapped else self.want.relay_port,
             "MUSTER_RELAY_PORT": self.want.relay_port,
             "MUSTER_HTTP_PORT": self.want.http_port,
+            "MUSTER_TUNNEL_PORT": self.want.tunnel_port,
             **self._secret_files(),
         }
         user = {"name": "MUSTER_ETCD_USER", **_from_secret(self.want.secret, "username")}
@@ -168,6 +176,12 @@ class SidecarContainer:
             ),
             *self._topology(),
         ]
+
+    def _tunnel_ports(self) -> list[dict[str, Any]]:
+        """Where a worker's sidecar takes the launcher's commands."""
+        if self.want.horovod != "worker":
+            return []
+        return [{"name": TUNNEL_PORT_NAME, "containerPort": self.want.tunnel_port}]
 
     def _topology(self) -> list[dict[str, Any]]:
         """The variable of the topology, after those that it is put together from."""

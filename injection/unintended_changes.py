@@ -22,6 +22,9 @@ Words = tuple[str, ...]
 """The words of a path."""
 Part = tuple[Words, Node]
 
+BESIDE = "restartPolicy"
+"""What is put beside the template of Horovod's workers."""
+
 UNSAFE = (
     "this is written in a way in which nothing can be put into it safely, such as an anchor"
     " on a line of its own: write it more plainly"
@@ -68,12 +71,19 @@ def _parts(node: Node, ours: Mapping[str, int], words: Words = ()) -> Iterator[P
     index = ours.get(".".join(words))
     for name, below in steps(node):
         where = (*words, name)
+        if name == BESIDE and any(_is_around(words, path) for path in ours):
+            continue
         if index is None:
             yield from _parts(below, ours, where)
         elif name == "spec":
             yield from _parts_of_pod(below, index, where)
         elif name != "metadata":
             yield from _parts(below, {}, where)
+
+
+def _is_around(words: Words, path: str) -> bool:
+    """Whether the template at ``path`` is a value of the mapping that these words lead to."""
+    return ".".join(words) == path.rpartition(".")[0]
 
 
 def _parts_of_pod(pod: Node, index: int, words: Words) -> Iterator[Part]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ruamel.yaml.nodes import MappingNode, Node
@@ -27,7 +27,9 @@ class Kind:
     this object gives none). ``tells_torch`` is who puts ``PET_*`` variables
     behind those of the template, where they win. ``replaced_once_gone``: a new pod has the name or
     the place of the old one, and is made after it; in ``of_jobs`` it is the batch Job that says so.
-    ``endless``: its containers are started again however they end.
+    ``endless``: its containers are started again however they end. ``horovod``: its pods are those
+    of a horovodrun; ``run`` says whether this was ever run with its operator. ``lasting`` is what
+    the worker's replica spec has to say so that a worker's end is not the job's.
     """
 
     templates: tuple[str, ...]
@@ -44,6 +46,9 @@ class Kind:
     replaced_once_gone: bool = False
     of_jobs: bool = False
     endless: bool = False
+    horovod: bool = False
+    run: bool = True
+    lasting: tuple[str, str] | None = None
 
 
 _PLAIN = Kind(("spec.template",), endless=True)
@@ -89,7 +94,10 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         ("spec.mpiReplicaSpecs.Worker.template",),
         launcher="spec.mpiReplicaSpecs.Launcher.template",
         slots=("spec.slotsPerWorker",),
+        index_label=_KUBEFLOW_INDEX,
         replaced_once_gone=True,
+        horovod=True,
+        lasting=("restartPolicy", "ExitCode"),
     ),
     ("kai.alibabacloud.com", "TrainingJob"): Kind(
         ("spec.etReplicaSpecs.worker.template",),
@@ -98,6 +106,8 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         most="spec.etReplicaSpecs.worker.maxReplicas",
         slots=("spec.slotsPerWorker",),
         replaced_once_gone=True,
+        horovod=True,
+        run=False,
     ),
     ("batch.volcano.sh", "Job"): Kind(("spec.tasks.*.template",), replaced_once_gone=True),
     ("jobset.x-k8s.io", "JobSet"): Kind(
@@ -118,6 +128,14 @@ KINDS: Mapping[tuple[str, str], Kind] = {
         replaced_once_gone=True,
     ),
 }
+
+
+_OF_VERSIONS: Mapping[tuple[str, str, str], Kind] = {
+    ("kubeflow.org", "v2beta1", "MPIJob"): replace(
+        KINDS["kubeflow.org", "MPIJob"], lasting=None, run=False
+    ),
+}
+"""Where a version of a kind is another operator's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +187,9 @@ class Workload:
     @property
     def known(self) -> Kind | None:
         """What is known of objects of this kind."""
-        return KINDS.get((self.group, self.kind))
+        version = text_of(child(self.node, "apiVersion")).rpartition("/")[2]
+        of_version = _OF_VERSIONS.get((self.group, version, self.kind))
+        return of_version or KINDS.get((self.group, self.kind))
 
     def templates(self) -> list[Template]:
         """The pod templates that an object of this kind has; none where the kind is unknown."""

@@ -21,8 +21,8 @@ from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_
 from launcher_shim.pod.delivery import RunDirectory
 from launcher_shim.pod.early_signals import unblock
 from launcher_shim.pod.horovod_line import JobSize, LineError, arguments, environment
-from launcher_shim.pod.horovodrun_options import TELLS_ONLY, read_options
 from launcher_shim.pod.horovod_pod import is_launcher
+from launcher_shim.pod.horovodrun_options import TELLS_ONLY, read_options
 from launcher_shim.pod.images_own import images_own
 from launcher_shim.pod.log_lines import configure
 from launcher_shim.rundir import layout

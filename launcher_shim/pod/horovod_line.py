@@ -152,9 +152,7 @@ def environment(
     own, as ``OMPI_MCA_plm_rsh_agent``, is not among them.
     """
     kept = {
-        name: value
-        for name, value in environ.items()
-        if NEEDED.match(name) or name in _NEEDED_TOO
+        name: value for name, value in environ.items() if NEEDED.match(name) or name in _NEEDED_TOO
     }
     before = environ.get("PATH")
     kept["PATH"] = ":".join(filter(None, (remote, before)))

@@ -46,9 +46,7 @@ def test_the_operators_host_list_is_overruled_and_the_users_counts_are_kept() ->
         "--blacklist-cooldown-range": "60",
     }
     assert command == "python /examples/elastic/train.py -np 9"
-    assert said == [
-        "--host-discovery-script /etc/mpi/discover_hosts.sh is overruled by " + SCRIPT
-    ]
+    assert said == ["--host-discovery-script /etc/mpi/discover_hosts.sh is overruled by " + SCRIPT]
     assert made[-4:] == ["python", "/examples/elastic/train.py", "-np", "9"]
 
 
@@ -96,8 +94,8 @@ def test_what_cannot_hold_is_refused_in_one_sentence(line: str, why: str) -> Non
 
 def test_a_max_np_below_the_jobs_min_is_refused_and_others_that_differ_are_told() -> None:
     with pytest.raises(LineError, match="--max-np 2 cannot hold: the job has at least 4 nodes"):
-        arguments("--max-np 2 python t.py".split(), SCRIPT, "eth0", JobSize(4, 8, 1))
-    _, said = arguments("-np 2 --max-np 2 t.py".split(), SCRIPT, "eth0", SIZE)
+        arguments(["--max-np", "2", "python", "t.py"], SCRIPT, "eth0", JobSize(4, 8, 1))
+    _, said = arguments(["-np", "2", "--max-np", "2", "t.py"], SCRIPT, "eth0", SIZE)
     assert [sentence.partition(",")[0] for sentence in said] == [
         "horovodrun waits below 2 processes",
         "horovodrun uses 2 processes at most",

@@ -44,7 +44,9 @@ def lawful(text: str, change: dict[str, str], **flags: str | None) -> str:
     for old, new in zip(pods(before), pods(after), strict=True):
         for one, other in zip(old["containers"], new["containers"], strict=True):
             command = one.get("command") or []
-            assert (other.get("command") or []) in (command, [f"{OURS}muster-run", "--", *command])
+            run = [f"{OURS}muster-run", "--"]
+            workers = [*run, f"{OURS}muster-exec", "--", *command]
+            assert (other.get("command") or []) in (command, [*run, *command], workers)
     return result
 
 

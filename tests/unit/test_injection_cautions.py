@@ -16,7 +16,11 @@ from tests.support.injection.injecting import injected, manifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 SENTENCES = [
-    cautions.HOROVOD,
+    cautions.LAUNCHER,
+    cautions.WORKERS,
+    cautions.LASTING,
+    cautions.NOT_LASTING,
+    cautions.NOT_RUN,
     cautions.MASTER,
     cautions.NO_POLICY,
     cautions.POLICY_COUNTS,
@@ -44,6 +48,22 @@ def of_jobs(kind: str, policy: Any = None) -> str:
 
 def ignoring(operator: str, *values: int, action: str = "Ignore") -> Any:
     return {"action": action, "onExitCodes": {"operator": operator, "values": list(values)}}
+
+
+LAUNCHER = cautions.LAUNCHER.format(name="launcher")
+WORKERS = cautions.WORKERS.format(name="worker")
+LASTING = (
+    "spec.mpiReplicaSpecs.Worker.restartPolicy: ExitCode is added: without it the operator ends the"
+    " whole job with the first worker that fails"
+)
+NEVER = (
+    "spec.mpiReplicaSpecs.Worker.restartPolicy is Never: kept, and with it the operator ends the"
+    " whole job with the first worker that fails: make it ExitCode"
+)
+
+
+def not_run(kind: str, version: str) -> str:
+    return cautions.NOT_RUN.format(kind=kind, version=version)
 
 
 MASTER = (
@@ -87,9 +107,28 @@ OVERRULED = [
     ("text", "flags", "expected"),
     [
         (CORPUS["elastic-pytorch-job"], {}, []),
-        # Once, though there are two templates.
-        (CORPUS["mpi"], {}, [cautions.HOROVOD]),
-        (CORPUS["training-job"], {}, [cautions.HOROVOD]),
+        (CORPUS["mpi"], {}, [LAUNCHER, WORKERS, LASTING]),
+        (
+            CORPUS["mpi"].replace("replicas: 2", "restartPolicy: Never"),
+            {},
+            [LAUNCHER, WORKERS, NEVER],
+        ),
+        (CORPUS["mpi"].replace("replicas: 2", "restartPolicy: ExitCode"), {}, [LAUNCHER, WORKERS]),
+        (
+            CORPUS["mpi"].replace("kubeflow.org/v1", "kubeflow.org/v2beta1"),
+            {},
+            [not_run("MPIJob", "kubeflow.org/v2beta1"), LAUNCHER, WORKERS],
+        ),
+        (
+            CORPUS["training-job"],
+            {},
+            # Once, though there are two templates.
+            [
+                not_run("TrainingJob", "kai.alibabacloud.com/v1alpha1"),
+                cautions.LAUNCHER.format(name="l"),
+                cautions.WORKERS.format(name="w"),
+            ],
+        ),
         (CORPUS["anchors"], {}, [MASTER]),
         *((of_jobs(kind), {}, []) for kind in ("Deployment", "StatefulSet")),
         (of_jobs("Job"), {}, [f"spec{NO_POLICY}"]),

@@ -75,7 +75,7 @@ def test_slots_as_the_spec_says(container: dict[str, Any], slots: str) -> None:
 
 def test_slots_as_the_object_says() -> None:
     launcher, worker = map(variables, sidecars(injected(CORPUS["mpi"]).text))
-    assert (launcher["MUSTER_ROLE"], launcher.get("MUSTER_SLOTS")) == ("launcher", None)
+    assert (launcher["MUSTER_ROLE"], launcher["MUSTER_SLOTS"]) == ("launcher", "2")
     assert (worker.get("MUSTER_ROLE"), worker["MUSTER_SLOTS"]) == (None, "2")
 
 

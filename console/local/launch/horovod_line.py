@@ -39,6 +39,7 @@ _DEFAULTS = {
     "--blacklist-cooldown-range": ("5", "60"),
 }
 
+
 @dataclass(frozen=True, slots=True)
 class HorovodLine:
     """horovodrun's command as the user gave it; ``slots`` is its worker processes per node.

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Horovod job says of its size, and what its pods are for, by its manifest alone."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from injection import facts
+from injection.workloads import Kind, Role, Template, Workload
+from injection.yaml_tree import value_of
+from launcher_shim.pod.horovodrun_options import (
+    LEAST,
+    MOST,
+    PROCESSES,
+    SLOTS,
+    GivenOptions,
+    read_options,
+)
+
+PROGRAM = "horovodrun"
+TUNNEL_PORT = 9401
+
+
+@dataclass(frozen=True, slots=True)
+class HorovodLine:
+    """What a horovodrun in a launcher's command says; None where it does not."""
+
+    least: int | None = None
+    most: int | None = None
+    slots: int | None = None
+
+
+def role_of(workload: Workload, template: Template, told: Role | None) -> Role | None:
+    """What a pod is to a horovodrun; None for one that has nothing to do with any."""
+    kind = workload.known or Kind(())
+    return template.role if kind.horovod else told
+
+
+def line_of_job(workload: Workload, container: Mapping[str, Any]) -> HorovodLine:
+    """What the object's horovodrun says: in its launcher's command, else in this container's."""
+    kind = workload.known or Kind(())
+    containers = [container]
+    if kind.launcher is not None:
+        for template in workload.templates_at(kind.launcher):
+            pod = (value_of(template.node) or {}).get("spec") or {}
+            containers = [c for c in facts.listed(pod, "containers") if isinstance(c, Mapping)]
+    for one in containers:
+        given = _options(one)
+        if given is not None:
+            return HorovodLine(
+                _count(given.value(LEAST)) or _count(given.value(PROCESSES)),
+                _count(given.value(MOST)),
+                _count(given.value((SLOTS,))),
+            )
+    return HorovodLine()
+
+
+def _options(container: Mapping[str, Any]) -> GivenOptions | None:
+    """The options of the horovodrun in a container's command, one in a line of shell too."""
+    words = [
+        *map(str, facts.listed(container, "command")),
+        *map(str, facts.listed(container, "args")),
+    ]
+    for candidate in (words, *map(_words, words)):
+        for number, word in enumerate(candidate):
+            if word.rpartition("/")[2] == PROGRAM:
+                return read_options(candidate[number + 1 :])
+    return None
+
+
+def _words(line: str) -> Sequence[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:  # a line of shell that only a shell can read
+        return ()
+
+
+def _count(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and int(text) else None
