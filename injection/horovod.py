@@ -33,10 +33,12 @@ class HorovodLine:
     slots: int | None = None
 
 
-def role_of(workload: Workload, template: Template, told: Role | None) -> Role | None:
+def role_of(workload: Workload, template: Template, told: str | None) -> Role | None:
     """What a pod is to a horovodrun; None for one that has nothing to do with any."""
     kind = workload.known or Kind(())
-    return template.role if kind.horovod else told
+    if kind.horovod:
+        return template.role
+    return None if told is None else "launcher" if told == "launcher" else "worker"
 
 
 def line_of_job(workload: Workload, container: Mapping[str, Any]) -> HorovodLine:

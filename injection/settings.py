@@ -14,7 +14,6 @@ from typing import Any
 from agent.config import parsers as texts
 from agent.config.size_faults import size_faults
 from agent.config.table import Setting, field, settings_of
-from injection.workloads import Role
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -45,10 +44,10 @@ def _yes_or_no(text: str) -> bool:
     return text == "true"
 
 
-def _horovod(text: str) -> Role:
-    if text == "launcher" or text == "worker":
-        return text
-    raise ValueError("expected launcher or worker")
+def _horovod(text: str) -> str:
+    if text not in ("launcher", "worker"):
+        raise ValueError("expected launcher or worker")
+    return text
 
 
 def _secret_keys(text: str) -> tuple[str, ...]:
@@ -209,7 +208,7 @@ class TemplateSettings:
             otherwise="as the spec says, else 1",
         )
     )
-    horovod: Role | None = field(
+    horovod: str | None = field(
         Setting(
             "--horovod",
             _horovod,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod is to a Horovod job: that of the launcher, or one in which workers are started: pure."""
+"""What a pod is to a Horovod job: the launcher's, or one in which workers are started: pure."""
 
 from __future__ import annotations
 
