@@ -25,7 +25,7 @@ TUNNEL_PORT = 9401
 
 
 @dataclass(frozen=True, slots=True)
-class HorovodLine:
+class LauncherSays:
     """What a horovodrun in a launcher's command says; None where it does not."""
 
     least: int | None = None
@@ -41,7 +41,7 @@ def role_of(workload: Workload, template: Template, told: str | None) -> Role | 
     return None if told is None else "launcher" if told == "launcher" else "worker"
 
 
-def line_of_job(workload: Workload, container: Mapping[str, Any]) -> HorovodLine:
+def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSays:
     """What the object's horovodrun says: in its launcher's command, else in this container's."""
     kind = workload.known or Kind(())
     containers = [container]
@@ -52,12 +52,12 @@ def line_of_job(workload: Workload, container: Mapping[str, Any]) -> HorovodLine
     for one in containers:
         given = _options(one)
         if given is not None:
-            return HorovodLine(
+            return LauncherSays(
                 _count(given.value(LEAST)) or _count(given.value(PROCESSES)),
                 _count(given.value(MOST)),
                 _count(given.value((SLOTS,))),
             )
-    return HorovodLine()
+    return LauncherSays()
 
 
 def _options(container: Mapping[str, Any]) -> GivenOptions | None:

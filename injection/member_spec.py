@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from injection import facts
-from injection.horovod import TUNNEL_PORT, HorovodLine, line_of_job
+from injection.horovod import TUNNEL_PORT, LauncherSays, line_of_job
 from injection.settings import TABLE, TemplateSettings
 from injection.workloads import Kind, Role, Workload
 from rdzv.errors import ConfigError
@@ -71,7 +71,7 @@ def demand(
     ``horovod`` is what the pod is to a horovodrun.
     """
     kind = workload.known or Kind(())
-    line = line_of_job(workload, container) if horovod is not None else HorovodLine()
+    line = line_of_job(workload, container) if horovod is not None else LauncherSays()
     slots = settings.slots or _slots(workload, container, kind, line, horovod)
     # The name of a bare pod is its own, and no job's.
     name = settings.job or ("" if workload.is_pod else workload.name)
@@ -129,7 +129,7 @@ def _slots(
     workload: Workload,
     container: Mapping[str, Any],
     kind: Kind,
-    line: HorovodLine,
+    line: LauncherSays,
     horovod: Role | None,
 ) -> int:
     """Worker processes in a pod; a launcher's own accelerators say nothing about its workers'."""

@@ -11,9 +11,10 @@ from textwrap import dedent, indent
 import pytest
 
 from agent.rundir.programs import PROGRAMS, program
+from injection.injection import Request, inject
 from injection.settings import TABLE
 from injection.sidecar import RUN_DIR_SIZE
-from tests.support.injection.injecting import injected
+from tests.support.injection.injecting import FLAGS, injected
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -23,6 +24,26 @@ EXAMPLES = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_on_the_page_as_it_is(path: Path) -> None:
     assert indent(path.read_text(encoding="utf-8"), "    ") in PAGE
+
+
+def test_the_mpijob_on_the_page_is_the_example_and_is_taken_as_it_is() -> None:
+    path = ROOT / "examples" / "kubernetes" / "horovod" / "mpijob.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert indent(text, "    ") in (ROOT / "docs" / "horovod.md").read_text(encoding="utf-8")
+    assert injected(text, job=None, min_nodes=None, max_nodes=None).text != text
+
+
+def test_the_pair_on_the_page_is_taken_as_it_says() -> None:
+    path = ROOT / "examples" / "kubernetes" / "horovod" / "pair.yaml"
+    text = path.read_text(encoding="utf-8")
+    sizes = {"min_nodes": "1", "max_nodes": "3"}
+    for name, role in (
+        ("Job/digits-launcher", "launcher"),
+        ("StatefulSet/digits-worker", "worker"),
+    ):
+        flags = {**FLAGS, **sizes, "horovod": role}
+        text = inject(text, Request(flags, {}, objects=(name,))).text
+    assert text.count('value: "9401"') == 2
 
 
 def test_the_sidecar_on_the_page_is_the_one_that_is_made() -> None:
