@@ -47,6 +47,7 @@ def inject_pod(
     )
     if errors := [remark for remark in made.notes if remark.level == "error"]:
         raise ConfigError("\n".join(errors))
+    made.lasting = None  # what stands beside the template is in an object that is made already
     return InjectedPod(placed(_at(manifest, path), made), tuple(made.notes))
 
 
@@ -56,7 +57,11 @@ def placed(template: Mapping[str, Any], plan: InjectionPlan) -> dict[str, Any]:
     spec = dict(template["spec"])
     containers = list(spec["containers"])
     container = dict(containers[plan.container_index])
-    lists = {"env": plan.env, "volumeMounts": plan.mounts, "command": plan.command_prefix}
+    lists = {
+        "env": plan.env,
+        "volumeMounts": plan.mounts,
+        "command": plan.command_prefix or plan.command,
+    }
     for key, ours in lists.items():
         if ours:
             container[key] = [*ours, *(container.get(key) or [])]
