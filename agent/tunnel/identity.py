@@ -15,7 +15,9 @@ import ssl
 import sys
 from dataclasses import dataclass
 from hashlib import sha256
+from pathlib import Path
 
+import agent
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -75,6 +77,8 @@ async def make_identity() -> TunnelIdentity:
     """Make a key; raises ``ConfigError`` where that cannot be done here."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "agent.tunnel.certificate"),
+        # Where an installation has the program's packages, only this process knows.
+        env={**os.environ, "PYTHONPATH": str(Path(agent.__file__).parent.parent)},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
