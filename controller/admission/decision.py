@@ -16,7 +16,9 @@ from controller.admission.owner import Owner
 from injection import sidecar
 from injection.annotations import ANNOTATION
 from injection.pod import inject_pod
+from injection.settings import TABLE, annotation
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 
 WITHOUT = "admitted without Muster: "
 
@@ -53,8 +55,8 @@ def decide(
     try:
         made = inject_pod(manifest, path, role, environ)
     except ConfigError as error:
-        faults = tuple(WITHOUT + line for line in str(error).splitlines())
-        return Verdict((), faults, "; ".join(str(error).splitlines()))
+        faults = in_words_of_a_pod(str(error)).splitlines()
+        return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
     after = {**pod, **made.template}
     complete = owner is None or owner.read is None or read is not None
     # What was not read is not there for the plan: what it says of that would be guesses.
@@ -67,3 +69,10 @@ def has_sidecar(pod: Mapping[str, Any]) -> bool:
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     first = (pod.get("spec") or {}).get("initContainers") or []
     return ANNOTATION in annotations and any(one.get("name") == sidecar.NAME for one in first)
+
+
+def in_words_of_a_pod(text: str) -> str:
+    """Name each setting by the annotation that gives it: nobody has typed a flag here."""
+    for name, setting in TABLE.items():
+        text = text.replace(named(setting.flag), f"the annotation {annotation(name)}")
+    return text

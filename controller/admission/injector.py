@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
@@ -14,6 +15,7 @@ from controller.admission.metrics import AdmissionMetrics
 from controller.admission.owner import Owner, owner_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
+from controller.cluster.events import Events
 from rdzv.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class Injector:
         self._api = api
         self._environ = environ
         self._metrics = metrics
+        self._events = Events(api)
+        self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
 
     async def answer(self, body: bytes) -> bytes:
@@ -55,7 +59,22 @@ class Injector:
             verdict = DEFECT
         self._metrics.count(verdict, time.monotonic() - begun_s)
         _tell(name, asked.namespace, verdict)
+        if verdict.warnings and not verdict.injected and not asked.dry_run:
+            self._tell_owner(asked, verdict)
         return review.answer(asked.uid, verdict)
+
+    def _tell_owner(self, asked: review.Review, verdict: Verdict) -> None:
+        """Say it where somebody looks who has not made the pod by hand; nobody waits for that."""
+        references = (asked.pod.get("metadata") or {}).get("ownerReferences") or []
+        maker = next((one for one in references if one.get("controller")), None)
+        if maker is None or not maker.get("name"):
+            return
+        text = f"a pod is {WITHOUT}{verdict.reason}"
+        telling = asyncio.create_task(
+            self._events.warn(asked.namespace, maker, "NotInjected", text)
+        )
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
 
     async def _read(self, namespace: str, owner: Owner | None) -> Object | None:
         """The object that says more than the pod; None where there is none, or it is not told."""

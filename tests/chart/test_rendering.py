@@ -163,7 +163,11 @@ def test_its_rights_are_those_of_the_page() -> None:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
             granted.add(", ".join(rule["verbs"]))
     assert granted == set(verbs) - {"verbs"}
-    fewer = named(rendered("rbac.owners=false"), "ClusterRole", "muster-controller-muster-system")
+    fewer = named(
+        rendered("rbac.owners=false", "rbac.events=false"),
+        "ClusterRole",
+        "muster-controller-muster-system",
+    )
     assert [rule["resources"] for rule in fewer["rules"]] == [["mutatingwebhookconfigurations"]]
 
 

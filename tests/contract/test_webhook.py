@@ -23,7 +23,7 @@ from controller.cluster.api import ClusterApi
 from controller.serving import application, serving
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
-from tests.support.injection.injecting import FLAGS, environ, loaded
+from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import pods_of
 
 SECRET = "/api/v1/namespaces/muster-system/secrets/muster-controller"
@@ -171,3 +171,17 @@ async def test_a_jobs_owner_is_read_once_for_all_its_pods(fake: FakeApi) -> None
             answer = await one.ask(pod, authority)
             assert "patch" in answer
     assert fake.calls.count(("GET", JOB)) == 1
+
+
+async def test_who_has_not_made_the_pod_by_hand_is_told_at_its_owner_once(fake: FakeApi) -> None:
+    (_, pod, _), *_ = pods_of(loaded(manifest(command=["torchrun", "--standalone"]))[0])
+    async with controller(fake, Time()) as one:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        for _ in range(2):
+            answer = await one.ask(pod, authority)
+            assert "patch" not in answer
+        events = await fake.until_any("/api/v1/namespaces/team/events/")
+    (event,) = events
+    assert (event["reason"], event["involvedObject"]["kind"]) == ("NotInjected", "ReplicaSet")
+    assert "--standalone" in event["message"]

@@ -71,6 +71,12 @@ class FakeApi:
             await self._changed.wait_for(lambda: path in self.objects and holds(self.objects[path]))
             return self.objects[path]
 
+    async def until_any(self, prefix: str) -> list[dict[str, Any]]:
+        """Wait until something was made below ``prefix``, and return all that is there."""
+        async with asyncio.timeout(CLOSED_S), self._changed:
+            await self._changed.wait_for(lambda: any(p.startswith(prefix) for p in self.objects))
+            return [held for path, held in self.objects.items() if path.startswith(prefix)]
+
     def _context(self) -> ssl.SSLContext:
         authority = Authority(self._folder, "api")
         certificate, key = authority.server("api-server")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.admission import review
-from controller.admission.decision import WITHOUT, Verdict, decide
+from controller.admission.decision import WITHOUT, Verdict, decide, in_words_of_a_pod
 from controller.admission.json_patch import difference
 from controller.admission.owner import owner_of
 from injection.injection import Request, inject
@@ -120,7 +120,8 @@ def test_whatever_is_told_both_ways_are_one(
         after = json.loads(inject(text, Request(flags, {})).text)
         refusal = None
     except ConfigError as error:
-        refusal = [line.partition(": ")[2] for line in str(error).splitlines()]
+        said = [line.partition(": ")[2] for line in str(error).splitlines()]
+        refusal = [in_words_of_a_pod(line) for line in said]
     (_, pod, read), *_ = pods_of(before)
     if by_annotation:
         own = {"muster.dev/" + TABLE[n].flag.removeprefix("--"): t for n, t in flags.items()}
@@ -172,6 +173,7 @@ def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
         verdict, made = admitted(pod, read, flags)
         assert made == pod
         assert verdict.warnings
+        assert not any("MUSTER_" in warning for warning in verdict.warnings)
         response = json.loads(review.answer("u1", verdict))["response"]
         assert response["allowed"] is True
         assert "patch" not in response
