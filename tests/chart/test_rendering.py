@@ -34,6 +34,7 @@ MATRIX = {
     "much of it": (
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
         *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
+        "controller.apiServer.host=10.0.0.1",
         *("etcd.nodeSelector.disk=ssd", "controller.tolerations[0].operator=Exists"),
         f"etcd.image.digest=sha256:{'0' * 64}",
     ),

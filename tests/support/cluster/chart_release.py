@@ -24,8 +24,11 @@ RELEASE = "muster"
 _REPOSITORY, _, _TAG = ETCD_IMAGE.partition(":")
 IMAGES = {"SIDECAR": SIDECAR_IMAGE, "CONTROLLER": CONTROLLER_IMAGE, "ETCD": _REPOSITORY}
 """What the page's variables stand for in the lab."""
-IN_THE_LAB = ("etcd.persistence.enabled=false", f"etcd.image.tag={_TAG}")
-"""It has no storage class, and an etcd of its own making."""
+IN_THE_LAB = (
+    *("etcd.persistence.enabled=false", f"etcd.image.tag={_TAG}"),
+    "controller.apiServer.host=10.213.0.1",
+)
+"""It has no storage class, an etcd of its own making, and no kube-proxy."""
 HELM_TIMEOUT_S = 400.0
 
 
