@@ -3,15 +3,14 @@
 
     muster local --nodes 2 --event drain:rank0@world2+5s -- torchrun examples/lightning_sine.py
 
-Lightning is told how many nodes there are, and its loader follows from the step, so that no row is
-read twice or left out in a world of another size.
+Lightning is told how many nodes there are, and its loader has a sampler that goes on where the data
+were, so that no row is read twice or left out in a world of another size.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -19,6 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from muster.data import ElasticSampler
 from muster.lightning import MusterCallback, last_checkpoint
 
 STEPS = int(os.environ.get("STEPS", "400"))
@@ -51,37 +51,28 @@ class Sine(LightningModule):
             flush=True,
         )
 
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        inputs = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
-        return DataLoader(TensorDataset(inputs, inputs.sin()), batch_sampler=self.shares())
-
-    def shares(self) -> Iterator[list[int]]:
-        """This rank's rows of each batch from the present step on, in a world of any size."""
-        for step in range(self.global_step, STEPS):
-            epoch, index = divmod(step, ROWS // BATCH)
-            order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(epoch)).tolist()
-            batch = order[index * BATCH : (index + 1) * BATCH]
-            yield batch[self.global_rank :: self.trainer.world_size]
-
 
 def main() -> None:
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    inputs = torch.randn(ROWS, 8, generator=torch.Generator().manual_seed(0))
+    sampler = ElasticSampler(ROWS, seed=7, global_batch=BATCH)
+    loader = DataLoader(TensorDataset(inputs, inputs.sin()), batch_sampler=sampler)
     trainer = Trainer(
         accelerator="cpu",  # leave it out where there are GPUs
         devices=ranks_per_node,
         # Lightning does not ask torchrun how many nodes there are, and after a drain there are
         # fewer: it has to be told, each time that torchrun starts the script.
         num_nodes=int(os.environ.get("WORLD_SIZE", "1")) // ranks_per_node,
-        use_distributed_sampler=False,  # shares() divides the batches
+        use_distributed_sampler=False,  # the sampler divides the batches
         max_steps=STEPS,
         callbacks=[
-            MusterCallback(CHECKPOINTS),
+            MusterCallback(CHECKPOINTS, sampler),
             ModelCheckpoint(CHECKPOINTS, every_n_train_steps=100),
         ],
         logger=False,
         enable_progress_bar=False,
     )
-    trainer.fit(Sine(), ckpt_path=last_checkpoint(CHECKPOINTS))
+    trainer.fit(Sine(), loader, ckpt_path=last_checkpoint(CHECKPOINTS))
     if trainer.is_global_zero:
         loss = trainer.callback_metrics["loss"]
         print(f"loss {loss:.5f} after {trainer.global_step} steps", flush=True)

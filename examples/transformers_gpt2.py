@@ -42,11 +42,8 @@ def main() -> None:
     config = GPT2Config(vocab_size=WORDS, bos_token_id=None, eos_token_id=None, **size)
     arguments = TrainingArguments(
         output_dir=CHECKPOINTS,  # every node reads and writes it
-        max_steps=STEPS,  # num_train_epochs would be another number of steps in another world
+        max_steps=STEPS,  # of BATCH texts each, in a world of any size
         per_device_train_batch_size=ON_ONE_RANK,
-        # A batch is the same in a world of 1, 2 or 4; so what is skipped in the next world is what
-        # was read in this one.
-        gradient_accumulation_steps=BATCH // (ON_ONE_RANK * int(os.environ.get("WORLD_SIZE", "1"))),
         learning_rate=1e-2,
         save_steps=100,
         save_total_limit=2,
@@ -56,8 +53,8 @@ def main() -> None:
         disable_tqdm=True,
     )
     model = GPT2LMHeadModel(config)
-    with MusterCallback() as callback:
-        trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Watched(), callback])
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Watched()])
+    with MusterCallback(trainer, global_batch=BATCH):
         result = trainer.train(resume_from_checkpoint=last_checkpoint(CHECKPOINTS))
     if arguments.process_index == 0:
         print(f"loss {result.training_loss:.5f} after {result.global_step} steps", flush=True)

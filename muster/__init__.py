@@ -5,6 +5,7 @@ Standard library only, no cost and no effect where no sidecar runs beside the sc
 for other libraries are modules of their own: ``muster.transformers`` and ``muster.lightning``.
 """
 
+from muster.batch_plan import BatchPlan, batch_plan
 from muster.draining import Drain, drain, last_commit
 from muster.learning_rate import scale_lr
 from muster.progress import report_step
@@ -14,10 +15,12 @@ from muster.sharding import Shards, ShardsLost, shards
 __version__ = "0.2.0.dev0"
 
 __all__ = [
+    "BatchPlan",
     "CheckpointMissing",
     "Drain",
     "Shards",
     "ShardsLost",
+    "batch_plan",
     "check_start",
     "drain",
     "last_commit",

@@ -9,6 +9,9 @@
     trainer = Trainer(..., devices=devices, num_nodes=num_nodes, callbacks=[callback])
     trainer.fit(model, data, ckpt_path=last_checkpoint("/shared/checkpoints"))
 
+With ``MusterCallback(directory, sampler)`` it also sees to the data: give the loader
+``batch_sampler=sampler``, an ``ElasticSampler``, and the trainer ``use_distributed_sampler=False``.
+
 Lightning does not ask torchrun how many nodes there are, and each world may have another number.
 The directory has to be one that every pod of the job reads and writes; let a ``ModelCheckpoint``
 for periodic checkpoints use the same. The boundaries are the optimizer steps, however many batches
@@ -26,7 +29,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from muster.choice import of_rank_0
+from muster.data import ElasticSampler, seed_step
 from muster.draining import Drain, drain, last_commit
+from muster.lightning_data import recount, take_over, weigh
 from muster.progress import own_file
 from muster.resuming import shortfall
 from muster.torch_file import whole_step
@@ -45,10 +50,16 @@ class MusterCallback(Callback):
 
     ``directory`` is given ``muster-<step>.ckpt``; the newest two of them are kept. What a
     ``ModelCheckpoint`` saves there is put on record at the next step.
+
+    ``sampler``: the one of the loader. Its global batch is kept in worlds of whatever sizes, by
+    ``accumulate_grad_batches``, so that steps, epochs and schedules stay as they are; and training
+    goes on with the sample after those that the checkpoint was trained on.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, sampler: Optional[ElasticSampler] = None) -> None:
         self._directory = directory
+        self.sampler = sampler
+        self._cursors: Dict[int, Any] = {}
         self._drain: Optional[Drain] = None
         self._step = -1
         self._told = -1
@@ -58,6 +69,8 @@ class MusterCallback(Callback):
 
         Without ``num_nodes`` each rank would train alone, and all save to the same files.
         """
+        if self.sampler is not None:
+            take_over(trainer, self.sampler)
         file = own_file()
         if file is None or not file.rank.of_torchrun:
             return
@@ -84,13 +97,44 @@ class MusterCallback(Callback):
     ) -> None:
         """Come to the boundary after an optimizer step; not after a batch that was accumulated."""
         step = trainer.global_step
-        if self._drain is None or step == self._step:
+        if step == self._step:
             return
-        self._tell_saved(trainer)
+        if self._drain is not None:
+            self._tell_saved(trainer)
         self._step = step
-        if self._drain.commit_due(step):
+        if self.sampler is not None:
+            self.sampler.advance()
+            self._cursors = {step: self.sampler.cursor}
+        if self._drain is not None and self._drain.commit_due(step):
             self._save(trainer, step)
-            self._drain.committed(step)
+            self._drain.committed(step, cursor=self._cursors.get(step))
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Draw random numbers that follow from the step and the rank."""
+        if self.sampler is not None and batch_idx % self.sampler.plan.accumulation == 0:
+            seed_step(self.sampler.seed, trainer.global_step, self.sampler.rank)
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
+        """Weigh the loss by how many samples of the batch it is of."""
+        if self.sampler is not None:
+            weigh(trainer, self.sampler, loss)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Where in the data training is, in each checkpoint."""
+        if self.sampler is None:
+            return {}
+        return {"cursor": self.sampler.cursor, "accumulation": self.sampler.plan.accumulation}
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: Dict[str, Any]
+    ) -> None:
+        """Go on from where the checkpoint was in the data, in batches of this world."""
+        state = checkpoint.get("callbacks", {}).get(self.state_key) or {}
+        if self.sampler is not None and state:
+            self.sampler.go_to(state["cursor"])
+            recount(checkpoint, state["accumulation"], self.sampler.plan.accumulation)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take part no longer."""
@@ -124,7 +168,7 @@ class MusterCallback(Callback):
             there = not trainer.is_global_zero or os.path.exists(path)
             if step > self._told and beside and whole and there:
                 self._told = step
-                self._drain.committed(step)
+                self._drain.committed(step, cursor=self._cursors.get(step))
 
     def _save(self, trainer: Trainer, step: int) -> None:
         """Write aside and rename, so that a kill leaves no checkpoint that is not whole."""

@@ -7,6 +7,9 @@
         trainer = Trainer(..., callbacks=[callback])
         trainer.train(resume_from_checkpoint=last_checkpoint(training_args.output_dir))
 
+With ``MusterCallback(trainer, global_batch=64)`` instead, it also sees to the data: each sample is
+trained once an epoch, in worlds of whatever sizes, and the batch of all ranks together stays.
+
 ``output_dir`` has to be a directory that every pod of the job reads and writes. The boundaries are
 the optimizer steps, however many gradients each of them accumulates.
 """
@@ -20,11 +23,13 @@ import re
 from types import TracebackType
 from typing import Any, Optional, Type
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from muster.choice import of_rank_0
+from muster.data import ElasticSampler
 from muster.draining import Drain, drain, last_commit
 from muster.resuming import shortfall
+from muster.transformers_data import TrainerData
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +45,27 @@ class MusterCallback(TrainerCallback):
     A trainer tells its callbacks nothing where ``train()`` raises: ``with MusterCallback() as
     callback`` around it takes part no longer then. Without it, a script that goes on after that
     takes part until it trains again, or ends, and a drain waits for it in vain.
+
+    Given the ``trainer``, which it joins by itself, and the ``global_batch``, it takes over which
+    samples come next (``self.sampler``): accelerate skips none when training goes on, and gradients
+    are accumulated as long as it takes, of at most ``per_device_train_batch_size`` samples at once.
+    Steps, epochs and schedules are those of the global batch, so they are the same in every world.
+    ``last`` is that of ``ElasticSampler``. Raises ``ValueError`` for data without a length.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, trainer: Optional[Trainer] = None, *, global_batch: int = 0, last: str = "short"
+    ) -> None:
         self._drain: Optional[Drain] = None
+        self._data: Optional[TrainerData] = None
+        if trainer is not None:
+            self._data = TrainerData(trainer, global_batch, last)
+            trainer.add_callback(self)
+
+    @property
+    def sampler(self) -> Optional[ElasticSampler]:
+        """Where in the data training is; None where the callback has not taken it over."""
+        return None if self._data is None else self._data.sampler
 
     def __enter__(self) -> MusterCallback:
         return self
@@ -61,16 +83,28 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         """Take part from now on."""
         global _taking_part
+        if self._data is not None:
+            self._data.begin(state.global_step)
         if _taking_part is not None:
             _taking_part._leave()  # a call of train() before this one that raised
         self._drain = drain()
         self._drain.__enter__()
         _taking_part = self
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Draw random numbers that follow from the step and the rank."""
+        if self._data is not None:
+            self._data.begin_step(state.global_step)
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Come to the boundary after an optimizer step."""
+        if self._data is not None:
+            self._data.sampler.advance()
+            state.epoch = state.global_step / self._data.sampler.steps_per_epoch
         if self._drain is not None and self._drain.commit_due(state.global_step):
             control.should_save = True
             control.should_evaluate = False
@@ -80,7 +114,9 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         """Tell that the trainer has saved, if it was asked to; any other save is its own affair."""
         if self._drain is not None:
-            self._drain.committed(state.global_step)
+            sampler = self.sampler
+            cursor = None if sampler is None else sampler.cursor
+            self._drain.committed(state.global_step, cursor=cursor)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

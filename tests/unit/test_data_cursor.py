@@ -23,6 +23,7 @@ from rdzv.drain.gate import Gate, Here, RankProgress, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.drain.last_save import decide as decide_last
 from rdzv.drain.last_save import differing, saves_of
+from rdzv.records import codec
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job
@@ -70,6 +71,7 @@ def test_no_json_and_none_that_is_too_long_is_refused_in_one_sentence(cursor: ob
 
 
 def test_a_commit_is_an_int_with_a_cursor() -> None:
+    assert codec.CURSOR_MAX_BYTES == CURSOR_MAX_BYTES
     commit = CommittedStep(7, {"samples": 3})
     assert commit == 7
     assert commit + 1 == 8

@@ -41,8 +41,11 @@ STANDARD_LIBRARY_ONLY = ("muster/", "launcher_shim/pod/", EXEC, *SHARED)
 CALLBACKS = {"muster/lightning.py": "lightning", "muster/transformers.py": "transformers"}
 """What is only imported by name, and needs the library that it is for."""
 
-NEEDS = {**CALLBACKS, "muster/choice.py": "torch"}
+NEEDS = {**CALLBACKS, "muster/choice.py": "torch", "muster/transformers_data.py": "torch"}
 """What is only imported by a callback, and needs what that one needs."""
+
+USES = {"muster/data/bijection.py": "numpy", "muster/data/stream.py": "torch"}
+"""What is faster with it, or fits into it, and does without it as well."""
 
 
 def files(path: Path) -> Iterator[str]:
@@ -74,7 +77,7 @@ def test_imports_point_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", in_users_containers(), ids=relative)
 def test_the_users_containers_need_only_the_standard_library(path: Path) -> None:
     allowed = {*sys.stdlib_module_names, part_of(path).partition("/")[0]}
-    allowed.add(NEEDS.get(relative(path), "muster"))
+    allowed.add({**NEEDS, **USES}.get(relative(path), "muster"))
     assert {name for name in imports(path) if name.partition(".")[0] not in allowed} == set()
 
 

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which samples this rank trains next, in a world of any size, and a cursor that every rank shares.
+
+    sampler = ElasticSampler(len(data), seed=7, global_batch=64, micro_batch=16)
+    loader = DataLoader(data, batch_sampler=sampler, num_workers=4)
+    for batch, part in sampler.follow(loader): ...
+
+One order for each seed and epoch is cut into global batches, and each batch into the ranks' shares.
+Nothing of that depends on the world, so a world of another size goes on where the one before has
+stopped: at the cursor, which counts samples. What the loader has read ahead is not trained: the
+cursor moves with the optimizer steps alone.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, TypeVar
+
+from muster.batch_plan import MicroBatch, batch_plan
+from muster.data.bijection import places
+from muster.data.order import PlainOrder, ShuffledOrder
+
+Batch = TypeVar("Batch")
+
+LAST = ("short", "drop", "pad")
+CHUNK = 32768
+"""Most samples whose numbers are computed at once: more memory. It begins with ``FIRST_CHUNK``."""
+FIRST_CHUNK = 256
+"""More: the first batch comes later."""
+
+
+class ElasticSampler:
+    """A batch sampler for ``torch.utils.data.DataLoader``.
+
+    Iterating gives this rank's micro batches from the cursor to the end of the epoch. torch is not
+    needed, numpy makes it fast.
+    """
+
+    def __init__(
+        self,
+        dataset_size: int,
+        seed: int = 0,
+        *,
+        global_batch: int,
+        micro_batch: Optional[int] = None,
+        last: str = "short",
+        shuffle: bool = True,
+        rank: Optional[int] = None,
+        world_size: Optional[int] = None,
+        weights: Optional[Sequence[int]] = None,
+    ) -> None:
+        """Begin with the first sample of epoch 0.
+
+        ``global_batch``: samples of an optimizer step, of all ranks together; with ``micro_batch``,
+        ``weights`` and ``world_size`` as in ``muster.batch_plan``. ``rank`` and ``world_size`` are
+        those of torchrun unless given.
+        ``last``: what becomes of an epoch's rest that is no whole batch: ``"short"``, it is a
+        smaller batch; ``"drop"``, it is left out, another one in each epoch; ``"pad"``, it is
+        filled up with the first samples of the epoch, which are trained twice then.
+
+        Raises ``ValueError`` for anything else, or an epoch without a batch.
+        """
+        if last not in LAST:
+            raise ValueError('ElasticSampler: last is "short", "drop" or "pad", not %r' % (last,))
+        if dataset_size < 1 or (last == "drop" and dataset_size < global_batch):
+            raise ValueError(
+                "ElasticSampler: %d samples make no batch of %d" % (dataset_size, global_batch)
+            )
+        self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        self.plan = batch_plan(global_batch, micro_batch, world_size=world_size, weights=weights)
+        if not 0 <= self.rank < self.plan.world_size:
+            raise ValueError(
+                "ElasticSampler: there is no rank %d in a world of %d"
+                % (self.rank, self.plan.world_size)
+            )
+        self.size = dataset_size
+        self.seed = seed
+        self.epoch = 0
+        self.samples = 0
+        """How many samples of this epoch are trained, by all ranks together."""
+        self._last = last
+        self._shuffle = shuffle
+        self._parts = {global_batch: self.plan.parts(self.rank)}
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimizer step, of all ranks together."""
+        return self.plan.global_batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of a whole epoch, in a world of any size."""
+        return self._steps_from(0)
+
+    @property
+    def cursor(self) -> Dict[str, int]:
+        """Where training goes on after this step, for ``drain.committed`` and the checkpoint."""
+        return {
+            "epoch": self.epoch,
+            "samples": self.samples,
+            "of": self.size,
+            "seed": self.seed,
+        }
+
+    def go_to(self, cursor: Optional[Mapping[str, Any]]) -> None:
+        """Go on from a cursor; None stays where it is.
+
+        Raises ``ValueError`` for one of other data or of another seed, whose order is another.
+        """
+        if cursor is None:
+            return
+        try:
+            epoch, samples = int(cursor["epoch"]), int(cursor["samples"])
+            of, seed = int(cursor["of"]), int(cursor["seed"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError("%r is no cursor of an ElasticSampler" % (cursor,)) from error
+        if (of, seed) != (self.size, self.seed):
+            raise ValueError(
+                "the cursor is of %d samples in the order of seed %d, and these are %d of seed %d:"
+                " give the data and the seed that training has begun with"
+                % (of, seed, self.size, self.seed)
+            )
+        if epoch < 0 or not 0 <= samples <= self.size:
+            raise ValueError("%r is no place in the data" % (cursor,))
+        self.epoch, self.samples = epoch, samples
+        if not self._steps_from(samples):
+            self.epoch, self.samples = epoch + 1, 0
+
+    def go_to_step(self, step: int) -> None:
+        """Go to where the data are after ``step`` optimizer steps, each of this global batch."""
+        self.epoch, done = divmod(step, self.steps_per_epoch)
+        self.samples = done * self.global_batch
+
+    def state_dict(self) -> Dict[str, int]:
+        """The cursor, under the name that checkpoints know."""
+        return self.cursor
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a cursor; raises as ``go_to`` does."""
+        self.go_to(state)
+
+    def advance(self) -> None:
+        """Count the next global batch as trained; ``follow`` does so by itself."""
+        self.samples += self.global_batch
+        if not self._steps_from(self.samples):
+            self.epoch, self.samples = self.epoch + 1, 0
+
+    def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
+        """Each batch of ``loader`` to the end of the epoch, with what it is of its global batch.
+
+        The cursor is moved when the last micro batch of a step is given out: what is committed
+        after its optimizer step goes on after it. The loader is one of this sampler. Raises
+        ``RuntimeError`` where it does not give as many batches as this does.
+        """
+        batches = iter(loader)
+        for parts in self._plans():
+            for part in parts:
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    raise RuntimeError(
+                        "the loader has ended before the epoch: make it with"
+                        " DataLoader(data, batch_sampler=sampler), of the sampler that follows it"
+                    ) from None
+                if part.ends_step:
+                    self.advance()
+                yield batch, part
+
+    def __len__(self) -> int:
+        """How many micro batches a whole epoch has: what trainers count epochs by.
+
+        Iterating gives less in the epoch that a world has begun in the middle of.
+        """
+        return self.steps_per_epoch * self.plan.accumulation
+
+    @property
+    def parts(self) -> Tuple[MicroBatch, ...]:
+        """This rank's micro batches of the next step, the one that begins at the cursor."""
+        return self._parts_of(self._total(self.samples))
+
+    def __iter__(self) -> Iterator[List[Any]]:
+        """This rank's micro batches from the cursor to the end of the epoch."""
+        for numbers, parts, first in self._shares():
+            begin = parts[0].start
+            width = parts[-1].stop - begin
+            for at in range(0, max(len(numbers), 1), max(width, 1)):
+                for part in parts:
+                    one = numbers[at + part.start - begin : at + part.stop - begin]
+                    yield one or first
+
+    def ids(self) -> Iterator[Any]:
+        """This rank's samples, one by one, from the cursor to the end of the epoch."""
+        return chain.from_iterable(numbers for numbers, _, _ in self._shares())
+
+    def _plans(self) -> Iterator[Tuple[MicroBatch, ...]]:
+        """The parts of each step that is left of this epoch."""
+        samples = self.samples
+        while self._steps_from(samples):
+            yield self._parts_of(self._total(samples))
+            samples += self.global_batch
+
+    def _shares(self) -> Iterator[Tuple[List[Any], Tuple[MicroBatch, ...], List[Any]]]:
+        """This rank's samples of many batches at once, their parts, and one sample for no share."""
+        order, batch, samples = self.order_of(self.epoch), self.global_batch, self.samples
+        parts = self._parts[batch]
+        width = parts[-1].stop - parts[0].start
+        chunk = FIRST_CHUNK
+        whole = (self.size - samples) // batch
+        while whole > 0 and width:
+            count = min(max(1, chunk // width), whole)
+            chunk = min(CHUNK, chunk * 2)
+            of = places(samples, batch, count, parts[0].start, parts[-1].stop)
+            yield order.at(of), parts, order.at([samples]) if self.plan.accumulation > width else []
+            samples += count * batch
+            whole -= count
+        while self._steps_from(samples):
+            total = self._total(samples)
+            parts = self._parts_of(total)
+            some = [samples + place for place in range(parts[0].start, parts[-1].stop)]
+            inside = [place % self.size for place in some]
+            yield order.at(inside), parts, order.at([samples])
+            samples += batch
+
+    def order_of(self, epoch: int) -> Any:
+        """The order of the samples of an epoch."""
+        return ShuffledOrder(self.size, self.seed, epoch) if self._shuffle else PlainOrder()
+
+    def _parts_of(self, total: int) -> Tuple[MicroBatch, ...]:
+        if total not in self._parts:
+            self._parts = {
+                self.global_batch: self._parts[self.global_batch],
+                total: self.plan.parts(self.rank, total),
+            }
+        return self._parts[total]
+
+    def _steps_from(self, samples: int) -> int:
+        left = max(0, self.size - samples)
+        return left // self.global_batch if self._last == "drop" else -(-left // self.global_batch)
+
+    def _total(self, samples: int) -> int:
+        """Samples of the global batch that begins here."""
+        left = self.size - samples
+        return self.global_batch if self._last == "pad" else min(self.global_batch, left)

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seeds of random numbers that do not depend on the world."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+
+
+def sample_seed(seed: int, epoch: int, sample: int) -> int:
+    """A seed for what is drawn for one sample in one epoch, below 2**63.
+
+    ``random.Random(sample_seed(...))`` in ``__getitem__`` augments a sample alike in every world,
+    in whichever worker of whichever rank's loader it is read.
+    """
+    return _digest("sample:%d:%d:%d" % (seed, epoch, sample))
+
+
+def seed_step(seed: int, step: int, rank: int = 0) -> None:
+    """Seed random, numpy and torch (if they are imported) for the optimizer step after ``step``.
+
+    With the same ``rank`` everywhere, what is drawn once for the whole batch is the same on all
+    ranks of any world. With each rank's own, ranks draw different numbers: those of a sample then
+    depend on which rank has it, so dropout masks are others in another world.
+    """
+    drawn = _digest("step:%d:%d:%d" % (seed, step, rank))
+    random.seed(drawn)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(drawn % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(drawn)
+
+
+def _digest(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1

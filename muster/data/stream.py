@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data that lie in numbered shards: a stream with a cursor, in a world of any size."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
+
+from muster.batch_plan import MicroBatch
+from muster.data.bijection import Bijection
+from muster.data.sampler import Batch, ElasticSampler
+
+Record = Tuple[int, int]
+"""The number of a shard, and of the record in it."""
+
+Read = Callable[[int, int, int], Iterable[Any]]
+
+
+class LaneOrder:
+    """The records of an epoch: the shards shuffled, read in several lanes side by side.
+
+    The shards stand one after the other and are cut into lanes of equal length; a batch takes as
+    many records of each lane, one after the other. So most of a share is read in a row, and a batch
+    is of several shards.
+    """
+
+    def __init__(self, records: Sequence[int], key: str, batch: int, lanes: int) -> None:
+        self._shards = Bijection(len(records), key).at(range(len(records)))
+        self._ends = list(accumulate(records[shard] for shard in self._shards))
+        size = self._ends[-1]
+        self._starts = [size * lane // lanes for lane in range(lanes + 1)]
+        self._each = batch // lanes
+        self._rows = size // lanes // self._each
+        """So many batches take as much of each lane; what is left comes lane by lane."""
+        rest = [
+            self._starts[lane + 1] - self._starts[lane] - self._rows * self._each
+            for lane in range(lanes)
+        ]
+        self._rest_ends = list(accumulate(rest))
+        self._rest = rest
+        self._batch = batch
+
+    def at(self, places: Sequence[int]) -> List[Record]:
+        """The records at these places."""
+        return [self._record(int(place)) for place in places]
+
+    def _record(self, place: int) -> Record:
+        row, inside = divmod(place, self._batch)
+        if row < self._rows:
+            lane, number = divmod(inside, self._each)
+            at = self._starts[lane] + row * self._each + number
+        else:
+            left = place - self._rows * self._batch
+            lane = bisect_right(self._rest_ends, left)
+            before = self._rest_ends[lane] - self._rest[lane]
+            at = self._starts[lane] + self._rows * self._each + left - before
+        shard = bisect_right(self._ends, at)
+        return self._shards[shard], at - (self._ends[shard - 1] if shard else 0)
+
+
+class ShardStream:
+    """What ``shard_stream`` gives: iterating reads this rank's micro batches, as lists of records.
+
+    ``sampler`` has the cursor. Within torch it is an ``IterableDataset``.
+    """
+
+    def __init__(
+        self, records: Sequence[int], read: Read, sampler: ElasticSampler, lanes: int
+    ) -> None:
+        self.sampler = sampler
+        self._read = read
+        self._records = tuple(records)
+        self._lanes = lanes
+        sampler.order_of = self._order  # type: ignore[method-assign]
+
+    def _order(self, epoch: int) -> LaneOrder:
+        key = "%d:%d" % (self.sampler.seed, epoch)
+        return LaneOrder(self._records, key, self.sampler.global_batch, self._lanes)
+
+    def __len__(self) -> int:
+        """How many micro batches a whole epoch has."""
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[List[Any]]:
+        number, many = _worker()
+        for at, batch in enumerate(self.sampler):
+            if at % many == number:  # the loader takes from its workers in turn
+                yield self._fetch(batch)
+
+    def follow(self, loader: Iterable[Batch]) -> Iterator[Tuple[Batch, MicroBatch]]:
+        """Each batch of ``loader`` with its part, as ``ElasticSampler.follow`` gives them.
+
+        ``loader`` is this stream, or ``DataLoader(stream, batch_size=None, ...)``. Raises
+        ``ValueError`` for persistent workers: theirs would go on from where they were.
+        """
+        if getattr(loader, "persistent_workers", False):
+            raise ValueError(
+                "shard_stream: a DataLoader with persistent_workers does not see where the cursor"
+                " is: leave persistent_workers out"
+            )
+        return self.sampler.follow(loader)
+
+    def _fetch(self, batch: Sequence[Record]) -> List[Any]:
+        """Read records, as many at once as follow each other in a shard."""
+        found: List[Any] = []
+        start = 0
+        for end in range(1, len(batch) + 1):
+            shard, record = batch[start]
+            if end == len(batch) or batch[end] != (shard, record + end - start):
+                found.extend(self._read(shard, record, record + end - start))
+                start = end
+        return found
+
+
+def shard_stream(
+    records: Sequence[int],
+    read: Read,
+    seed: int = 0,
+    *,
+    global_batch: int,
+    lanes: int = 1,
+    **options: Any,
+) -> ShardStream:
+    """Stream the records of numbered shards, each once an epoch, in a world of any size.
+
+    ``records``: how many each shard has, by its number. ``read(shard, start, stop)`` gives these
+    records of it. ``lanes``: from how many places a batch is read, a divisor of ``global_batch``;
+    more: better mixed, less read in a row. ``options`` are those of ``ElasticSampler``.
+
+    Raises ``ValueError`` for other numbers.
+    """
+    if lanes < 1 or global_batch % lanes or min(records, default=0) < 0 or not sum(records):
+        raise ValueError(
+            "shard_stream: give the number of records of each shard, and lanes=%s that divide"
+            " global_batch=%s" % (lanes, global_batch)
+        )
+    sampler = ElasticSampler(sum(records), seed, global_batch=global_batch, **options)
+    stream: ShardStream = _kind()(records, read, sampler, lanes)
+    return stream
+
+
+def _kind() -> Any:
+    """The class itself, or one that torch takes for a stream, where a script uses torch."""
+    if "torch" not in sys.modules:
+        return ShardStream
+    from torch.utils.data import IterableDataset
+
+    return type("ShardStream", (ShardStream, IterableDataset), {})
+
+
+def _worker() -> Tuple[int, int]:
+    """Which worker of the loader this process is, and of how many."""
+    if "torch" not in sys.modules:
+        return 0, 1
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
