@@ -20,6 +20,7 @@ from benchmarks.picture import draw_figures
 
 BENCHMARKS = {
     "c10d": "the endpoint's operations beside torch's own server and a raw etcd transaction, 3 min",
+    "data": "a sampler of ten million and of a thousand million samples, beside torch's, 1 min",
     "join": "64 and 256 of torch's handlers join at once, beside native c10d, 6 min",
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
     "gather": "eight nodes come in two minutes, beside no gathering and native torchrun, 11 min",

@@ -89,6 +89,16 @@ class LocalJob:
         assert trains(), f"it ended before worlds {worlds}:\n{self.said}"
         self._hurry.touch()
 
+    def hurry_after_changes(self, changes: int, timeout_s: float) -> None:
+        """Let ``paced_script.py`` run to its end once so many worlds have followed the first."""
+        wait_until(
+            lambda: len(self.worlds()) > changes or self.process.poll() is not None,
+            timeout_s,
+            f"{changes} changes",
+        )
+        assert self.process.poll() is None, f"it ended before {changes} changes:\n{self.said}"
+        self._hurry.touch()
+
     def status(self, timeout_s: float = 450.0) -> int:
         """Wait for the end."""
         status = self.process.wait(timeout_s)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small net with torch, and logs which samples each step trained and its loss.
+
+    data_loop.py HOW SAMPLES STEPS
+
+``HOW``: ``muster`` (``ElasticSampler``), or ``plain``: an epoch of ``DistributedSampler``, of whose
+present world a new one skips as many batches as steps were made. Each process logs into a file of
+its own below ``DATA_LOGS``. ``STOP_AFTER``: end at this step, as if the world had ended there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import muster
+from muster.data import ElasticSampler, MicroBatch
+from tests.support.training.sample_log import SampleLog
+
+HOW, SAMPLES, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+GLOBAL_BATCH, MICRO_BATCH, SEED = 24, 6, 11
+SAVE_EVERY = 10
+STEP_S = float(os.environ.get("STEP_S", "0.05"))
+STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
+CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / f"data_{HOW}.pt"
+
+
+class Rows(Dataset[Any]):  # type: ignore[misc]
+    """Each row with its number."""
+
+    def __init__(self) -> None:
+        self.given = torch.randn(SAMPLES, 8, generator=torch.Generator().manual_seed(SEED))
+        self.wanted = self.given.sin()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> Any:
+        return number, self.given[number], self.wanted[number]
+
+
+def load(parts: dict[str, Any]) -> tuple[int, Any]:
+    """Hand every rank what rank 0 finds, and the cursor of the last commit."""
+    found: list[Any] = [{"step": 0, "cursor": None}, None]
+    if dist.get_rank() == 0 and CHECKPOINT.exists():
+        found[0] = torch.load(CHECKPOINT, weights_only=True)
+    if dist.get_rank() == 0:
+        last = muster.last_commit()
+        found[1] = None if last is None else (int(last), last.cursor)
+    dist.broadcast_object_list(found)
+    saved, committed = found
+    if committed is not None and committed[0] == saved["step"]:
+        assert committed[1] == saved["cursor"], f"{committed} is not what is saved: {saved}"
+    for name, part in parts.items():
+        if name in saved:
+            part.load_state_dict(saved[name])
+    return muster.check_start(saved["step"], CHECKPOINT.parent), saved["cursor"]
+
+
+def save(step: int, cursor: Any, parts: dict[str, Any]) -> None:
+    if dist.get_rank() == 0:
+        saved = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({"step": step, "cursor": cursor, **saved}, CHECKPOINT.with_suffix(".part"))
+        CHECKPOINT.with_suffix(".part").replace(CHECKPOINT)
+
+
+def of_torch(rows: Rows, start: int) -> Iterator[tuple[Any, MicroBatch]]:
+    """What torch's own sampler gives: the rest of an epoch by batches of the present world."""
+    sampler: DistributedSampler[Any] = DistributedSampler(rows, seed=SEED)
+    loader = DataLoader(rows, batch_size=MICRO_BATCH, sampler=sampler)
+    for at, batch in enumerate(loader):
+        if at >= start:
+            yield batch, MicroBatch(0, len(batch[0]), 1.0, True)
+
+
+def of_muster(sampler: ElasticSampler, loader: DataLoader[Any]) -> Iterator[tuple[Any, MicroBatch]]:
+    while True:
+        yield from sampler.follow(loader)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    net = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    parts = {"net": net, "optimizer": optimizer}
+    start, cursor = load(parts)
+    rows = Rows()
+    sampler = ElasticSampler(SAMPLES, SEED, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH)
+    sampler.go_to(cursor)
+    workers = int(os.environ.get("WORKERS", "0"))
+    loader: DataLoader[Any] = DataLoader(rows, batch_sampler=sampler, num_workers=workers)
+    batches = of_torch(rows, start) if HOW == "plain" else of_muster(sampler, loader)
+    log = SampleLog(start)
+    model = DistributedDataParallel(net)
+    step = start
+    with muster.drain() as drain:
+        for (numbers, given, wanted), part in batches:
+            with nullcontext() if part.ends_step else model.no_sync():
+                loss = (model(given) - wanted).square().mean()
+                (loss * part.weight).backward()
+            log.add(numbers.tolist() if part.samples else [], loss.item() * part.samples)
+            if not part.ends_step:
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            log.ends(step)
+            if drain.commit_due(step) or step % SAVE_EVERY == 0 or step in (STEPS, STOP_AFTER):
+                where = sampler.cursor if HOW == "muster" else None
+                save(step, where, parts)
+                drain.committed(step, cursor=where)
+            if step in (STEPS, STOP_AFTER):
+                break
+            time.sleep(STEP_S)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
