@@ -110,7 +110,8 @@ class ShardReply:
 
 
 def _number(fields: dict[str, object], name: str, least: int) -> int:
-    value = take(WHERE, fields, name, int, least)
+    """Take one number; what is counted from 0 may be left out."""
+    value = take(WHERE, fields, name, int, None if least else 0)
     if not least <= value <= PLACES_MAX:
         raise RecordError(f"{WHERE}: {name!r} is {value}, expected a number from {least} on")
     return value

@@ -148,6 +148,11 @@ def _differs(world: ShardWorld | None, ask: Ask) -> str:
             f"this rank starts from step {ask.start} and another one of its world from step"
             f" {world.start}: all ranks have to load the same checkpoint"
         )
+    if world.ranks != ask.ranks:
+        return (
+            f"this rank is of a world of {ask.ranks} ranks, and another one of a world of"
+            f" {world.ranks} with the same name: give each world another name"
+        )
     if world.plan != ask.plan:
         return (
             f"this rank asks for shards of {ask.plan}, another one of its world for those of"

@@ -3,11 +3,21 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from uuid import uuid4
 
+import pytest
+
+from agent.shards.request import ShardRequest
 from muster.shard_order import ShardOrder
+from rdzv.drain.inputs import LiveRound
+from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
+from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.clocks.virtual import now
+from tests.support.sidecars.jobs import Unreliable
 from tests.support.sidecars.shards import Pod, Rank, World, pods, repeated_or_lost
 from tests.support.store.backend import Backend
 
@@ -69,3 +79,57 @@ async def test_what_a_pod_held_that_is_gone_goes_to_others_and_its_word_counts_n
         while reply.wait:
             reply = await straggler.ask(0)
         assert "went to others" in reply.lost
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize("seed", range(5))
+async def test_requests_and_answers_that_are_lost_on_the_way_change_nothing(seed: int) -> None:
+    engine = MemoryEngine()
+
+    def disturbed(name: str) -> MemoryStore:
+        return MemoryStore(engine, faults=Unreliable(seed * 10 + ord(name), 0.2))
+
+    async with pods(lambda: MemoryStore(engine), "job", "abc", now, disturbed) as made:
+        start, history = 0, list[tuple[int, int]]()
+        for number, names in enumerate(("abc", "ab", "c", "abc")):
+            one = world(made, names, number, start, history)
+            await one.epoch(steps=15)
+            start = await one.save()
+            history = one.history(start)
+            await one.epoch(steps=number)
+        last = world(made, "ac", 9, start, history)
+        await last.epoch()
+        assert repeated_or_lost(last.history(await last.save()), SIZE) == []
+
+
+@pytest.mark.virtual
+async def test_only_ranks_of_the_live_round_begin_a_world() -> None:
+    engine = MemoryEngine()
+    async with pods(lambda: MemoryStore(engine), "job", "ab", now) as made:
+        asked = {"name": "n", "size": 10, "shard_size": 2, "ranks": 2, "master": "a:1", "want": 2}
+        assert "is not the live one" in (await made["a"].ask(**asked)).wait
+        for pod in made.values():
+            pod.rounds.own = LiveRound("run", 3, complete=True, members=("a", "b"), master="a:1")
+        assert (await made["a"].ask(**asked)).given == ((0, 2),)
+        made["b"].rounds.own = LiveRound("run", 4, complete=True, members=("b",), master="b:1")
+        assert (await made["b"].ask(**{**asked, "master": "b:1", "ranks": 1})).given
+        assert "is over" in (await made["a"].ask(**asked)).lost
+
+
+@pytest.mark.virtual
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({}, "'size' is None"),
+        ({"size": 5, "shard_size": -1}, "'shard_size' is -1, expected a number from 1 on"),
+        ({"size": 5, "shard_size": 1, "ranks": 1}, "'name' is None"),
+        ({"size": 5, "shard_size": 1, "name": "n", "ranks": 1, "left": [[1]]}, "are no places"),
+        (
+            {"size": 5, "shard_size": 1, "name": "n", "ranks": 1, "saves": [[2, []], [1, []]]},
+            "whose steps grow",
+        ),
+    ],
+)
+def test_a_line_that_is_no_request_is_refused(fields: dict[str, object], sentence: str) -> None:
+    with pytest.raises(RecordError, match=re.escape(sentence)):
+        ShardRequest.from_line(json.dumps(fields).encode())

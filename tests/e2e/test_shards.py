@@ -29,9 +29,9 @@ SCRIPT = str(ROOT / "tests" / "support" / "scripts" / "shards_loop.py")
         ),
         pytest.param(
             *(3, 6_000, 2),
-            ("drain:rank0@world3+3s", "kill:rank0@world2+4s", "add@world1+3s"),
-            [3, 2, 1, 2],
-            id="rank 0 is drained, then rank 0 is killed, over two epochs",
+            ("kill-sidecar:node-1@world3+1s", "drain:rank0@world3+4s", "kill:rank0@world2+4s"),
+            [3, 2, 1],
+            id="a sidecar is killed, rank 0 is drained, then rank 0 is killed, over two epochs",
         ),
     ],
 )

@@ -23,6 +23,7 @@ RECORD_S = float(os.environ.get("SHARDS_RECORD_S", "0.002"))
 """What one record takes; five times that on ``SHARDS_SLOW``."""
 SLICE_S = float(os.environ.get("SHARDS_SLICE_S", "0.1"))
 EVERY = int(os.environ.get("SHARDS_SAVE_EVERY", "10"))
+BATCH = int(os.environ.get("SHARDS_BATCH", "5"))
 SLOW = os.environ.get("SHARDS_SLOW", "")
 DIRECTORY = Path(os.environ["CHECKPOINT_DIR"])
 
@@ -42,16 +43,19 @@ class Training:
     def slice(self, shards: muster.Shards) -> list[int]:
         """Train for as long as a step lasts, or until there is nothing to train."""
         trained: list[int] = []
-        end_s = time.monotonic() + SLICE_S
+        done_s = time.monotonic()
+        end_s = done_s + SLICE_S
         while time.monotonic() < end_s:
-            batch = shards.take(5)
+            batch = shards.take(BATCH)
             if not batch:
                 break
-            time.sleep(self.record_s * len(batch))
+            done_s = max(done_s, time.monotonic()) + self.record_s * len(batch)
+            time.sleep(max(0.0, done_s - time.monotonic()))
             trained += batch
         return trained
 
     def epoch(self, epoch: int, drain: muster.Drain) -> None:
+        self.log.write(f"epoch {time.time():.3f}\n")
         shards = muster.shards(RECORDS, shard_size=SHARD, epoch=epoch, seed=7, start=self.step)
         while True:
             trained = self.slice(shards)
@@ -59,7 +63,8 @@ class Training:
             dist.all_reduce(told)
             self.step += 1
             if trained:
-                self.log.write(f"{self.step} {epoch} {' '.join(map(str, trained))}\n")
+                records = " ".join(map(str, trained))
+                self.log.write(f"{self.step} {time.time():.3f} {epoch} {records}\n")
             if drain.commit_due(self.step) or self.step % EVERY == 0:
                 drain.committed(self.step)
             if told[1]:

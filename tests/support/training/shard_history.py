@@ -20,6 +20,10 @@ class RankLog:
     ended_unix_s: float = 0.0
     trained: list[tuple[int, int, list[int]]] = field(default_factory=list)
     """Step, epoch, records."""
+    first_unix_s: float = 0.0
+    """When it began to take records."""
+    last_unix_s: float = 0.0
+    """When it had trained the last of them."""
 
 
 def read_log(path: Path) -> RankLog:
@@ -27,10 +31,13 @@ def read_log(path: Path) -> RankLog:
     _, start, began, world = lines[0]
     log = RankLog(path.name.partition(".")[0], int(start), float(began), world)
     for first, *rest in lines[1:]:
-        if first == "end":
+        if first == "epoch":
+            log.first_unix_s = log.first_unix_s or float(rest[0])
+        elif first == "end":
             log.ended_unix_s = float(rest[1])
         else:
-            epoch, *records = (int(word) for word in rest)
+            log.last_unix_s = float(rest[0])
+            epoch, *records = (int(word) for word in rest[1:])
             log.trained.append((int(first), epoch, records))
     return log
 
