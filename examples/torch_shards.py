@@ -57,7 +57,7 @@ def load(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
 def step_once(net: nn.Module, inputs: torch.Tensor, shards: muster.Shards) -> tuple[int, bool]:
     """Add up the gradients of what this rank can train in one step, then those of all ranks.
 
-    Returns how many records all ranks trained, and whether one of them knows that this is the end.
+    Returns how many records all ranks trained, and whether all of them know that this is the end.
     """
     trained, end_s = 0, time.monotonic() + STEP_S
     record_s = RECORD_S * (5 if os.environ.get("MUSTER_MEMBER") == os.environ.get("SLOW") else 1)
@@ -75,7 +75,7 @@ def step_once(net: nn.Module, inputs: torch.Tensor, shards: muster.Shards) -> tu
     for parameter in net.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= max(1, int(told[0]))  # the mean over the records of all ranks
-    return int(told[0]), bool(told[1])
+    return int(told[0]), int(told[1]) == dist.get_world_size()
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ class Shards:
                 self._shard = self._desk.log.next_shard()
             if self._shard is not None:
                 records += self._shard.take(count - len(records))
-            elif asked or self.done or records:
+            elif asked or self.done:
                 break
             else:
                 asked = True
@@ -121,7 +121,8 @@ class Desk:
         self._want = order.shard_size
         self._given_s = 0.0
         self._given = 0
-        self._asked_s = 0.0
+        self._in_vain_s = 0.0
+        """When it was given nothing."""
         self.listener = step_listeners.Listener(self.log.arrive, self.save)
 
     def begin(self, epoch: int) -> None:
@@ -141,9 +142,8 @@ class Desk:
     def ask_for_more(self, shards: Shards, epoch: int, at_most_every_s: float) -> str:
         """Ask for as much as this rank trains in the time that the sidecar wishes."""
         now = time.monotonic()
-        if now - self._asked_s < at_most_every_s:
+        if now - self._in_vain_s < at_most_every_s:
             return ""
-        self._asked_s = now
         answer = self._send(epoch, self._want)
         given = sum(high - low for low, high in answer.get("given", ()))
         if given:
@@ -151,6 +151,7 @@ class Desk:
                 rate = self._given / max(1e-6, now - self._given_s)
                 self._want = max(self.order.shard_size, int(rate * answer.get("batch_s", 1.0)))
             self._given_s, self._given = time.monotonic(), given
+        self._in_vain_s = 0.0 if given else now
         shards.done = shards.done or answer.get("done") is True
         return str(answer.get("wait") or "")
 

@@ -67,7 +67,7 @@ class Training:
                 self.log.write(f"{self.step} {time.time():.3f} {epoch} {records}\n")
             if drain.commit_due(self.step) or self.step % EVERY == 0:
                 drain.committed(self.step)
-            if told[1]:
+            if told[1] == dist.get_world_size():
                 return
 
 

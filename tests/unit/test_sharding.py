@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``muster.shards()`` as a script meets it: without a sidecar, and beside one that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import muster
+from muster import sharding, step_listeners
+from muster.shard_log import Save
+from muster.shard_order import ShardOrder
+from muster.sharding import Alone, Desk, Shards, ShardsLost
+
+ORDER = ShardOrder(10, 4, None)
+
+
+@pytest.fixture(autouse=True)
+def _no_former_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "_desks", {})
+    monkeypatch.setattr(step_listeners, "listeners", [])
+
+
+class Told:
+    """A sidecar that gives the answers of a list, and keeps what it was asked."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._answers = iter(answers)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(request)
+        return {"given": [], "done": False, **next(self._answers)}
+
+
+def beside(told: Told, epoch: int = 0) -> Shards:
+    return Shards(Desk(ORDER, {"name": "train"}, told.ask), epoch)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_without_a_sidecar_each_rank_has_its_part_of_every_epoch(ranks: int) -> None:
+    def part(rank: int, epoch: int) -> Iterator[int]:
+        order = ShardOrder(1000, 7, 3)
+        shards = Shards(Desk(order, {"name": "train"}, Alone(order, rank, ranks).ask), epoch)
+        return (record for shard in shards for record in shard)
+
+    for epoch in range(2):
+        records = [record for rank in range(ranks) for record in part(rank, epoch)]
+        assert sorted(records) == list(range(1000))
+
+
+def test_without_a_sidecar_a_script_needs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    shards = muster.shards(10, shard_size=4)
+    batches = []
+    while not shards.done:
+        batches.append(shards.take(3))
+    assert batches == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert [list(shard) for shard in muster.shards(10, shard_size=4, epoch=1)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    with pytest.raises(ValueError, match="give another data set another name"):
+        muster.shards(11, shard_size=4)
+    with pytest.raises(ValueError, match="sizes are from 1 on"):
+        muster.shards(10, shard_size=0)
+
+
+def test_a_loop_waits_for_what_others_hold_and_a_step_does_not() -> None:
+    told = Told({"given": [[0, 4]]}, {}, {"wait": "the store is away"}, {"given": [[8, 12]]})
+    shards = beside(told)
+    assert shards.take(9) == [0, 1, 2, 3], "it has asked once more, in vain"
+    assert shards.take(9) == []
+    assert told.asked[1]["used"] == [(0, 4)]
+    loop = iter(shards)
+    assert list(next(loop)) == [8, 9]
+    assert len(told.asked) == 4
+
+
+def test_what_a_loop_breaks_off_comes_again() -> None:
+    shards = beside(Told({"given": [[0, 8]]}, {"done": True}))
+    loop = iter(shards)
+    first = next(loop)
+    assert (next(first), next(first)) == (0, 1)
+    assert list(next(loop)) == [4, 5, 6, 7]
+    assert list(next(loop)) == [2, 3]
+    assert list(first) == []
+    assert list(loop) == []
+
+
+def test_a_save_is_told_until_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharding, "SAVE_S", 0.0)
+    told = Told({"given": [[0, 4]]}, {"wait": "the store is away"}, {}, {})
+    shards = beside(told)
+    shards.take(3)
+    with pytest.raises(RuntimeError, match="step 1 contains is not put on record: the store is"):
+        shards.committed(1)
+    shards.take(1)
+    shards.committed(2)
+    assert told.asked[-1]["saves"] == [Save(1, [(0, 3)]), Save(2, [(3, 4)])]
+    shards.committed(2)
+    assert len(told.asked) == 3
+
+
+def test_what_the_sidecar_refuses_or_has_lost_is_raised() -> None:
+    with pytest.raises(ValueError, match="start from the checkpoint of step 5"):
+        beside(Told({"refused": "start from the checkpoint of step 5"})).take(1)
+    with pytest.raises(ShardsLost, match="this pod was gone: this process must end"):
+        beside(Told({"lost": "this pod was gone"})).take(1)
+
+
+def test_a_forked_process_is_told_where_to_take_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = beside(Told())
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="take them in the rank's own"):
+        shards.take(1)
+
+
+def test_beside_a_sidecar_ranks_without_torchrun_name_their_world(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
+    with pytest.raises(ValueError, match="needs world= and ranks="):
+        muster.shards(10, shard_size=4)
