@@ -209,5 +209,6 @@ def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tu
             sockets.exec_path,
             client,
             lambda: registrar.generation,
+            around.clock,
         )
     return Tunnel(client, registrar, end)

@@ -111,6 +111,7 @@ class RunDir:
             lines.append(f"MUSTER_HOST={host}\n")
             # Horovod's launcher is told more, and muster-run has to know whether this is its pod.
             lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
+            lines.append(f"MUSTER_LEASE_TTL={config.lease_ttl_s}\n")
             self._write(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
             ssh = files("launcher_shim.horovod.exec") / "ssh.sh"

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+ABSENT_S = 1.5
+"""For how long a healthy watch must miss a member until its commands are given up: one whose lease
+ran out while it was busy registers again at once. With the worker's grace it is below 5 s."""
+
 
 class Absence:
     """How long one member has been missed; it counts as gone after ``limit_s``."""

@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher's end of the tunnel: takes commands at a unix socket, and connects to their hosts.
 
-It keeps no state: what a connection has lost is for the two who speak through it to repeat.
+It keeps nothing of what goes through it: what a connection has lost is for the two who speak by it
+to repeat. Where the launcher's side of a command ends before the command, it tells the host.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
-from agent.tunnel.absence import Absence
+from agent.tunnel.absence import ABSENT_S, Absence
 from agent.tunnel.connections import Connections
 from agent.tunnel.handshake import HandshakeError, call
 from agent.tunnel.identity import TunnelIdentity
-from agent.tunnel.opening import Opening, OpeningError, read_opening
+from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, called, is_present
 from agent.tunnel.relay import READ_SIZE, Ends, relay
-from launcher_shim.horovod.exec.frames import GONE, encode
+from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
+from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
 from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
 from rdzv.errors import ConfigError
 from rdzv.flags import named
@@ -28,9 +30,10 @@ from rdzv.records.job import Member
 
 log = logging.getLogger(__name__)
 
-ABSENT_S = 1.5
-"""For how long a healthy watch must miss a member until its commands are given up: one whose lease
-ran out while it was busy registers again at once."""
+LAST_WORD_S = 0.5
+"""For a host to end its side once the launcher's has: it may still get a last acknowledgement."""
+ABANDON_TIMEOUT_S = 30.0
+"""Twice as long as an agent lets a command live of which it hears nothing."""
 
 RETRY_S = 0.2
 RETRY_MAX_S = 2.0
@@ -82,7 +85,7 @@ class LauncherEnd:
     async def _carry(self, local: Ends) -> None:
         try:
             opening = await read_opening(local.reader)
-            member, remote = await self._reach(opening)
+            reached = await self._unless_ended(local, self._reach(opening.attaching.host))
         except (OpeningError, NoPeer) as error:
             log.warning(
                 "a command is not carried: %s", error, extra={"event": "tunnel_not_carried"}
@@ -90,11 +93,44 @@ class LauncherEnd:
             local.writer.write(encode(GONE, str(error).encode()))
             await local.writer.drain()
             return
-        remote.writer.write(opening.frame)
-        with self.connections.to(member, remote.writer):
-            await relay(local, remote)
+        if reached is not None:
+            member, remote = reached
+            with self.connections.to(member, remote.writer):
+                remote.writer.write(opening.frame)
+                if await relay(local, remote, LAST_WORD_S):
+                    return
+        if not opening.abandons:
+            await self._abandon(opening.attaching)
 
-    async def _reach(self, opening: Opening) -> tuple[Member, Ends]:
+    async def _unless_ended(
+        self, local: Ends, reaching: Coroutine[None, None, tuple[Member, Ends]]
+    ) -> tuple[Member, Ends] | None:
+        """What ``reaching`` returns or raises; None if the launcher's side ends before."""
+        reach = asyncio.create_task(reaching)
+        # Nothing may come before the answer, so what is read here is the end.
+        ended = asyncio.create_task(local.reader.read(1))
+        try:
+            await asyncio.wait((reach, ended), return_when=asyncio.FIRST_COMPLETED)
+            return reach.result() if reach.done() else None
+        finally:
+            for task in (reach, ended):
+                task.cancel()
+            await asyncio.gather(reach, ended, return_exceptions=True)
+
+    async def _abandon(self, attaching: Attaching) -> None:
+        """Have the command ended: nobody is here any more who would hear how it ends."""
+        # Asked for again and again until the host answers, is gone, or has ended it by itself.
+        with suppress(NoPeer, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+                while True:
+                    member, remote = await self._reach(attaching.host)
+                    with self.connections.to(member, remote.writer):
+                        remote.writer.write(encode_attaching(attaching, ABANDON))
+                        if await remote.reader.read(1):
+                            return
+                    await asyncio.sleep(RETRY_S)
+
+    async def _reach(self, host: str) -> tuple[Member, Ends]:
         """Connect to the host for as long as it is a member; raises ``NoPeer``."""
         pause_s, said = RETRY_S, ""
         absence = Absence(ABSENT_S)
@@ -104,7 +140,7 @@ class LauncherEnd:
                 if generation is None:
                     # What it will be registered in is not known yet, nor then who is there.
                     raise HandshakeError("this sidecar is not registered")
-                member = called(snapshot, generation, opening.host)
+                member = called(snapshot, generation, host)
                 absence.over()
                 remote = await call(member, self._own)
                 now = self._client.membership.snapshot()
@@ -118,7 +154,7 @@ class LauncherEnd:
                 if said != str(error):
                     log.warning(
                         "host %s is not reached, trying again: %s",
-                        *(opening.host, said := str(error)),
+                        *(host, said := str(error)),
                         extra={"event": "tunnel_unreachable"},
                     )
             with suppress(TimeoutError):

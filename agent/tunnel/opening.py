@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first frame of what comes through the tunnel: which host it is for."""
+"""The first frame of what comes through the tunnel: which command it is of, and for which host."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 
-from launcher_shim.horovod.exec.frames import BODY_MAX, HEAD_SIZE, START, ExecFrameError, read_head
+from launcher_shim.horovod.exec.attaching import Attaching, read_attaching
+from launcher_shim.horovod.exec.frames import ABANDON, HEAD_SIZE, ExecFrameError, Frame, read_head
 from rdzv.errors import LauncherError
 
 OPENING_TIMEOUT_S = 10.0
+OPENING_MAX = 1024
+"""Longest body in bytes."""
 
 
 class OpeningError(LauncherError):
@@ -19,9 +21,10 @@ class OpeningError(LauncherError):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first frame, to be passed on as it is, and the host that it names."""
+    """The first frame, to be passed on as it is, and what it says."""
 
-    host: str
+    attaching: Attaching
+    abandons: bool
     frame: bytes
 
 
@@ -30,17 +33,15 @@ async def read_opening(reader: asyncio.StreamReader) -> Opening:
     try:
         async with asyncio.timeout(OPENING_TIMEOUT_S):
             head = await reader.readexactly(HEAD_SIZE)
-            kind, length = read_head(head)
-            if kind != START or length > BODY_MAX:
-                raise OpeningError(f"it began with a frame of kind {kind}")
+            kind, length, number = read_head(head)
+            if length > OPENING_MAX:
+                raise OpeningError(f"its first frame has {length} bytes")
             body = await reader.readexactly(length)
-        host = json.loads(body)["host"]
+        attaching = read_attaching(Frame(kind, body, number))
     except TimeoutError as error:
         raise OpeningError("no first frame came in time") from error
     except asyncio.IncompleteReadError as error:
         raise OpeningError("it ended before its first frame") from error
-    except (ExecFrameError, ValueError, KeyError, TypeError) as error:
-        raise OpeningError("its first frame names no host") from error
-    if not isinstance(host, str):
-        raise OpeningError("its first frame names no host")
-    return Opening(host, head + body)
+    except ExecFrameError as error:
+        raise OpeningError(str(error)) from error
+    return Opening(attaching, kind == ABANDON, head + body)

@@ -18,14 +18,18 @@ class Ends(NamedTuple):
     writer: asyncio.StreamWriter
 
 
-async def relay(one: Ends, other: Ends) -> None:
-    """Return once one of the two has ended; the other has been sent what came before."""
-    copies = [
-        asyncio.create_task(_copy(one.reader, other.writer)),
-        asyncio.create_task(_copy(other.reader, one.writer)),
-    ]
+async def relay(one: Ends, other: Ends, patience_s: float = 0.0) -> bool:
+    """Return once one of the two has ended; the other has been sent what came before.
+
+    Returns whether ``other`` has: it is waited for ``patience_s`` longer.
+    """
+    forth = asyncio.create_task(_copy(one.reader, other.writer))
+    back = asyncio.create_task(_copy(other.reader, one.writer))
+    copies = (forth, back)
     try:
         await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((back,), timeout=patience_s)
+        return back.done()
     finally:
         for copy in copies:
             copy.cancel()

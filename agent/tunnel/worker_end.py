@@ -11,13 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from agent.tunnel.absence import ABSENT_S, Absence
 from agent.tunnel.connections import Connections
 from agent.tunnel.handshake import HandshakeError, answer
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, calling, is_present
 from agent.tunnel.relay import READ_SIZE, Ends, relay
-from launcher_shim.horovod.exec.frames import GONE, encode
+from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
+from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.job import JobClient
@@ -39,7 +41,7 @@ class WorkerEnd:
     """Listens at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
 
     ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` is what this
-    sidecar is registered in, or None.
+    sidecar is registered in, or None; ``clock`` is monotonic, in seconds.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class WorkerEnd:
         agent_path: Path,
         client: JobClient,
         generation: Callable[[], int | None],
+        clock: Callable[[], float],
     ) -> None:
         self.connections = Connections()
         self._address, self._port = address
@@ -58,13 +61,17 @@ class WorkerEnd:
         self._agent_path = agent_path
         self._client = client
         self._generation = generation
+        self._clock = clock
         self._unknown = 0
+        self._detached: dict[str, tuple[Member, Absence]] = {}
+        self._detaching = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port cannot be had."""
         listener = self._listen()
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_absences(), name="tunnel-absences")
                 while True:
                     connection = await _accept(listener)
                     if self._unknown >= UNKNOWN_MAX:
@@ -116,8 +123,8 @@ class WorkerEnd:
     async def _carry(self, remote: Ends, member: Member) -> None:
         try:
             opening = await read_opening(remote.reader)
-            if opening.host != self._host:
-                raise OpeningError(f"this is host {self._host}, not {opening.host}")
+            if opening.attaching.host != self._host:
+                raise OpeningError(f"this is host {self._host}, not {opening.attaching.host}")
             local = await self._reach_agent()
         except (OpeningError, OSError) as error:
             log.warning(
@@ -128,8 +135,48 @@ class WorkerEnd:
             remote.writer.write(encode(GONE, str(error).encode()))
             await remote.writer.drain()
             return
+        session = opening.attaching.session
+        self._detached.pop(session, None)
         local.writer.write(opening.frame)
-        await relay(remote, local)
+        if not await relay(remote, local) and not opening.abandons:
+            self._detached[session] = member, Absence(ABSENT_S)
+            self._detaching.set()
+
+    # -- commands whose launcher is away
+
+    async def _follow_absences(self) -> None:
+        """End the commands of launchers that are no members any more."""
+        while True:
+            while not self._detached:
+                self._detaching.clear()
+                await self._detaching.wait()
+            snapshot = self._client.membership.snapshot()
+            now = self._clock()
+            healthy_for_s = self._client.mirror.healthy_for_s(now)
+            for session, (member, absence) in tuple(self._detached.items()):
+                there = snapshot.members.get(member.name)
+                if there is not None and there.pod_uid == member.pod_uid:
+                    absence.over()
+                elif absence.lasts(now, healthy_for_s):
+                    del self._detached[session]
+                    log.warning(
+                        "a command of %s is ended: it is no member any more",
+                        member.name,
+                        extra={"event": "tunnel_abandoned"},
+                    )
+                    await self._abandon(Attaching(self._host, session))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ABSENT_S / 2):
+                    await self._client.membership.changed_from(snapshot)
+
+    async def _abandon(self, attaching: Attaching) -> None:
+        with suppress(OSError):  # an agent that is not there has no command
+            agent = await self._reach_agent()
+            try:
+                agent.writer.write(encode_attaching(attaching, ABANDON))
+                await agent.reader.read(1)
+            finally:
+                agent.writer.close()
 
     async def _reach_agent(self) -> Ends:
         deadline_s = asyncio.get_running_loop().time() + AGENT_TIMEOUT_S

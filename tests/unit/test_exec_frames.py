@@ -7,35 +7,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
 from launcher_shim.horovod.exec.frames import (
-    ALIVE,
+    ABANDON,
+    ACK,
+    ATTACH,
     BODY_MAX,
     EXIT,
+    HEAD_SIZE,
     START,
     STDOUT,
     Decoder,
     ExecFrameError,
     Frame,
     encode,
-    encode_start,
-    read_start,
     read_status,
 )
 
-frames = st.lists(st.tuples(st.sampled_from([START, ALIVE, STDOUT, EXIT]), st.binary(max_size=50)))
+SESSION = "0123456789abcdef" * 2
+numbers = st.integers(0, (1 << 63) - 1)
+frames = st.lists(
+    st.builds(Frame, st.sampled_from([START, ACK, STDOUT, EXIT]), st.binary(max_size=50), numbers)
+)
 
 
 @given(frames, st.data())
-def test_frames_survive_however_they_are_cut(
-    sent: list[tuple[int, bytes]], data: st.DataObject
-) -> None:
-    rest = b"".join(encode(kind, body) for kind, body in sent)
+def test_frames_survive_however_they_are_cut(sent: list[Frame], data: st.DataObject) -> None:
+    rest = b"".join(encode(*frame) for frame in sent)
     decoder, got = Decoder(), []
     while rest:
         cut = data.draw(st.integers(1, len(rest)))
         got += decoder.feed(rest[:cut])
         rest = rest[cut:]
-    assert got == [Frame(kind, body) for kind, body in sent]
+    assert got == sent
 
 
 @given(st.binary(max_size=200))
@@ -44,40 +48,50 @@ def test_i8_any_bytes_are_frames_or_refused(data: bytes) -> None:
         frames = Decoder().feed(data)
     except ExecFrameError:
         return
-    assert sum(5 + len(frame.body) for frame in frames) <= len(data)
+    assert sum(HEAD_SIZE + len(frame.body) for frame in frames) <= len(data)
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        b"\x00\x00\x00\x01\x63",
-        b"\x00\x00\x00\x00\x02",
-        b"\xff\xff\xff\xff\x03",
-        (BODY_MAX + 2).to_bytes(4, "big") + b"\x03",
-    ],
+    "data", [b"\x00\x00\x00\x01\x63", b"\xff\xff\xff\xff\x03", b"\x00\x08\x00\x01\x03"]
 )
 def test_a_frame_that_cannot_be_is_refused_before_its_body_comes(data: bytes) -> None:
     with pytest.raises(ExecFrameError):
-        Decoder().feed(data)
+        Decoder().feed(data + bytes(8))
 
 
-@given(st.text(), st.text())
-def test_a_start_is_read_back(host: str, command: str) -> None:
-    (frame,) = Decoder().feed(encode_start(host, command))
-    assert read_start(frame.body) == (host, command)
+@given(numbers, numbers, numbers, st.sampled_from([ATTACH, ABANDON]))
+def test_what_attaches_is_read_back(attempt: int, acknowledged: int, had: int, kind: int) -> None:
+    attaching = Attaching("node-0.1a2b3c4d", SESSION, attempt, acknowledged, had)
+    (frame,) = Decoder().feed(encode_attaching(attaching, kind))
+    assert (frame.kind, read_attaching(frame)) == (kind, attaching)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"host": "a"}', b'{"host": 1, "command": "x"}', b"\xff", b"7"]
+    "body",
+    [
+        *(b"", b"[]", b"{}", b"\xff", b"7", b"[" * 100_000),
+        b'{"host": 1, "session": "' + SESSION.encode() + b'", "attempt": 1, "acknowledged": 0}',
+        b'{"host": "a", "session": "x", "attempt": 1, "acknowledged": 0}',
+        b'{"host": "a", "session": "' + SESSION.encode() + b'", "attempt": 1, "acknowledged": -1}',
+        b'{"host": "a", "session": "'
+        + SESSION.encode()
+        + b'", "attempt": true, "acknowledged": 0}',
+    ],
 )
-def test_a_start_that_says_too_little_is_refused(body: bytes) -> None:
+def test_i8_what_attaches_to_nothing_is_refused(body: bytes) -> None:
     with pytest.raises(ExecFrameError):
-        read_start(body)
+        read_attaching(Frame(ATTACH, body))
+
+
+@given(st.binary(max_size=200), st.integers(0, 12), numbers)
+def test_i8_any_first_frame_is_read_or_refused(body: bytes, kind: int, number: int) -> None:
+    with pytest.raises(ExecFrameError):
+        read_attaching(Frame(kind, body, number))
 
 
 def test_a_command_that_is_too_long_is_refused_where_it_is_made() -> None:
     with pytest.raises(ExecFrameError, match="longer than"):
-        encode_start("a", "x" * BODY_MAX)
+        encode(START, b"x" * (BODY_MAX + 1))
 
 
 @pytest.mark.parametrize("status", [0, 1, 134, 255])

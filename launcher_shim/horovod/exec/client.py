@@ -2,197 +2,199 @@
 """The launcher's side of a worker: what horovodrun starts in the place of ssh.
 
 It hands the command to the agent of the host, passes output on with its streams kept apart, and
-ends with the command's status. Where that cannot be known (the agent or its node is gone, the
-connection is lost) it ends with 255, never with 0: one 0 ends a whole Horovod job. When this
-process dies, however that happens, its connection does, and the agent ends the worker.
+ends with the command's status. A connection that is cut is made again, and nothing is lost: the
+sidecars on the way may be killed or replaced while the command runs. Where it cannot be known how
+the command ends (its agent, its node or the way to it is gone) it ends with 255, never with 0: one
+0 ends a whole Horovod job. When this process dies, the sidecar beside it has the worker ended.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import select
 import socket
 import sys
 import time
-from pathlib import Path
-from typing import Mapping, Optional, Sequence
 
 from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_UNKNOWN
-from launcher_shim.horovod.exec.exit_delay import delay_exit
+from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import (
-    ALIVE,
-    ALIVE_INTERVAL_S,
+    ATTACHED,
     EXIT,
     GONE,
     REFUSED,
-    SILENCE_S,
+    START,
     STDERR,
     STDOUT,
     Decoder,
     ExecFrameError,
-    encode,
-    encode_start,
+    Frame,
     read_status,
 )
+from launcher_shim.horovod.exec.hook_line import UsageError, read_arguments
+from launcher_shim.horovod.exec.stream import Stream
 from launcher_shim.rundir import layout
 
-CONNECT_TIMEOUT_S = 5.0
-"""A container that has just been started may need so long until its agent listens."""
+PATIENCE_S = 15.0
+"""How long to look for the way to the agent: one that has heard nothing for as long has ended the
+command."""
 CONNECT_INTERVAL_S = 0.1
 
-OUTPUT_MAX = 1024 * 1024
-"""Output in bytes that is held for a launcher that does not read it; then the worker waits."""
-READ_SIZE = 64 * 1024
-
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
-_WITH_VALUE = ("-o", "-p", "-i")
+READ_SIZE = 256 * 1024
 
 
-class UsageError(ValueError):
-    """A command line that horovodrun would not make: one sentence why."""
+class UnknownEnd(Exception):
+    """Nobody knows how the command ends: one sentence why."""
 
 
-def read_arguments(arguments: Sequence[str]) -> tuple[str, str]:
-    """Host and command, of ``HOST COMMAND`` as well as of Horovod's ssh line."""
-    words = list(arguments)
-    rest: list[str] = []
-    while words:
-        argument = words.pop(0)
-        if argument in _WITH_VALUE and len(rest) < 2:
-            del words[:1]
-        elif argument.startswith("-") and not rest:
-            raise UsageError("no option %s is known here" % argument)
+class RemoteCommand:
+    """One command on ``host``, over as many connections as it takes."""
+
+    def __init__(self, host: str, command: str) -> None:
+        self._host = host
+        self._session = os.urandom(16).hex()
+        self._attempt = 0
+        self._stream = Stream()
+        self._stream.send(START, command.encode("utf-8", "surrogateescape"))
+        self._attached = False
+
+    def run(self) -> int:
+        """Run it; returns its status, or raises ``UnknownEnd``."""
+        sought_s, why = 0.0, "nothing listens there"
+        while sought_s < PATIENCE_S:
+            self._attached = False
+            try:
+                with connect(self._host) as connection:
+                    return self._converse(connection)
+            except OSError as error:
+                why = error.strerror or str(error)
+            if self._attached:
+                sought_s = 0.0
+            time.sleep(CONNECT_INTERVAL_S)
+            # A machine that stands still counts for no more than that.
+            sought_s += CONNECT_INTERVAL_S
+        raise UnknownEnd("there is no way to host %s (%s)" % (self._host, why))
+
+    def _converse(self, connection: socket.socket) -> int:
+        self._attempt += 1
+        stream = self._stream
+        attaching = Attaching(
+            self._host, self._session, self._attempt, stream.acknowledged, stream.received
+        )
+        connection.sendall(encode_attaching(attaching))
+        decoder = Decoder()
+        while True:
+            data = connection.recv(READ_SIZE)
+            if not data:
+                raise OSError("the connection was closed")
+            status = None
+            heard = stream.received
+            try:
+                for frame in decoder.feed(data):
+                    if not self._attached:
+                        self._begin(connection, frame)
+                    elif status is None:
+                        status = self._hear(frame)
+            except ExecFrameError as error:
+                sentence = "what came from host %s is wrong: %s" % (self._host, error)
+                raise UnknownEnd(sentence) from error
+            if status is not None:
+                self._acknowledge_last(connection)
+                return status
+            if stream.received > heard:
+                connection.sendall(stream.acknowledgement())
+
+    def _begin(self, connection: socket.socket, frame: Frame) -> None:
+        if frame.kind == GONE:
+            raise UnknownEnd(frame.body.decode(errors="replace"))
+        if frame.kind != ATTACHED:
+            raise ExecFrameError("a frame of kind %d came before the first answer" % frame.kind)
+        for data in self._stream.resume(frame.number):
+            connection.sendall(data)
+        self._attached = True
+
+    def _hear(self, frame: Frame) -> int | None:
+        if frame.kind == GONE:
+            raise UnknownEnd(frame.body.decode(errors="replace"))
+        counting = self._stream.receive(frame)
+        if counting is None:
+            return None
+        if counting.kind == STDOUT:
+            write(1, counting.body)
+        elif counting.kind == STDERR:
+            write(2, counting.body)
+        elif counting.kind == EXIT:
+            return read_status(counting.body)
+        elif counting.kind == REFUSED:
+            write(2, b"muster: " + counting.body + b"\n")
+            return EXIT_NOT_EXECUTABLE
         else:
-            rest.append(argument)
-    if len(rest) < 2:
-        raise UsageError("say on which host, and what: kubexec.sh HOST COMMAND")
-    if not _HOST.fullmatch(rest[0]):
-        raise UsageError("%r is no host of the host list" % rest[0])
-    return rest[0], " ".join(rest[1:])
+            raise ExecFrameError("the agent sent a frame of kind %d" % counting.kind)
+        return None
+
+    def _acknowledge_last(self, connection: socket.socket) -> None:
+        try:
+            connection.sendall(self._stream.acknowledgement())
+        except OSError:
+            return  # the agent waits for it no longer than for a launcher that is gone
 
 
-def run_directory(environ: Mapping[str, str]) -> str:
+def write(fd: int, data: bytes) -> None:
+    """Write all of it, however long its reader takes; raises ``UnknownEnd`` if there is none."""
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            select.select([], [fd], [])
+        except OSError as error:
+            raise UnknownEnd("nobody reads the output: %s" % error) from error
+
+
+def run_directory() -> str:
     """The run directory: as ``MUSTER_RUN_DIR`` says, else where this program lies."""
-    return environ.get("MUSTER_RUN_DIR") or os.path.dirname(os.path.realpath(sys.argv[0]))
+    return os.environ.get("MUSTER_RUN_DIR") or os.path.dirname(os.path.realpath(sys.argv[0]))
 
 
-def connect(host: str, environ: Mapping[str, str]) -> socket.socket:
-    """Connect to what leads to the agent of ``host``; raises ``OSError`` if nothing listens there.
+def connect(host: str) -> socket.socket:
+    """Connect to what leads to the agent of ``host``; raises ``OSError`` if nothing listens.
 
-    It is that of the sidecar beside this process, or, where the agents' own sockets are within
-    reach, the agent's.
+    It is the sidecar beside this process, or, where the agents' own sockets are within reach, the
+    agent.
     """
-    workers = environ.get("MUSTER_WORKERS_DIR")
+    workers = os.environ.get("MUSTER_WORKERS_DIR")
     if workers:
         path = os.path.join(workers, host, layout.EXEC_SOCKET)
     else:
-        path = os.path.join(run_directory(environ), layout.TUNNEL_SOCKET)
-    deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-    while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(CONNECT_TIMEOUT_S)
-            connection.connect(path)
-        except OSError:
-            connection.close()
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(CONNECT_INTERVAL_S)
-        else:
-            return connection
+        path = os.path.join(run_directory(), layout.TUNNEL_SOCKET)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
-class CommandRelay:
-    """One running command: bytes from the agent in, output and a status out."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._decoder = Decoder()
-        self._output = {1: bytearray(), 2: bytearray()}
-        self._unsent = bytearray()
-        self._status: Optional[int] = None
-
-    def run(self, start: bytes) -> int:
-        """Relay to its end; raises ``OSError`` or ``ExecFrameError`` if it is cut short."""
-        self._connection.setblocking(False)
-        self._unsent += start
-        read_s = alive_s = time.monotonic()
-        while self._status is None or any(self._output.values()):
-            now = time.monotonic()
-            if now - alive_s >= ALIVE_INTERVAL_S:
-                alive_s = now
-                if not self._unsent:
-                    self._unsent += encode(ALIVE)
-            wants = self._status is None and sum(map(len, self._output.values())) < OUTPUT_MAX
-            readable, writable, _ = select.select(
-                [self._connection] if wants else [],
-                [fd for fd, held in self._output.items() if held]
-                + ([self._connection] if self._unsent and self._status is None else []),
-                [],
-                ALIVE_INTERVAL_S,
-            )
-            for fd in writable:
-                self._write(fd)
-            if readable:
-                self._read()
-            if readable or not wants:
-                read_s = time.monotonic()
-            elif time.monotonic() - read_s > SILENCE_S:
-                raise OSError("nothing was heard for %g s" % SILENCE_S)
-        return self._status
-
-    def _write(self, fd: object) -> None:
-        if isinstance(fd, int):
-            # So much a pipe takes without blocking once it is writable.
-            written = os.write(fd, bytes(self._output[fd][: select.PIPE_BUF]))
-            del self._output[fd][:written]
-        else:
-            del self._unsent[: self._connection.send(self._unsent)]
-
-    def _read(self) -> None:
-        data = self._connection.recv(READ_SIZE)
-        if not data:
-            raise OSError("the connection was closed")
-        for kind, body in self._decoder.feed(data):
-            if kind == STDOUT:
-                self._output[1] += body
-            elif kind == STDERR:
-                self._output[2] += body
-            elif kind == EXIT:
-                self._status = read_status(body)
-            elif kind == REFUSED:
-                self._output[2] += b"muster: " + body + b"\n"
-                self._status = EXIT_NOT_EXECUTABLE
-            elif kind == GONE:
-                raise OSError(body.decode(errors="replace"))
-            elif kind != ALIVE:
-                raise ExecFrameError("the agent sent a frame of kind %d" % kind)
-
-
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run one worker's command; returns its status, ``EXIT_UNKNOWN`` where nobody knows it."""
     try:
         host, command = read_arguments(arguments)
-        start = encode_start(host, command)
+        remote = RemoteCommand(host, command)
     except (UsageError, ExecFrameError) as error:
         return _fail(str(error))
-    status = run_command(host, start)
-    delay_exit(host, status, Path(run_directory(os.environ)))
-    return status
-
-
-def run_command(host: str, start: bytes) -> int:
-    """Run one command on ``host``; returns its status, or ``EXIT_UNKNOWN``."""
     try:
-        connection = connect(host, os.environ)
-    except OSError as error:
-        return _fail("the agent of host %s is not reached: %s" % (host, error))
-    with connection:
-        try:
-            return CommandRelay(connection).run(start)
-        except (OSError, ExecFrameError) as error:
-            return _fail("how the worker on host %s ends is not known: %s" % (host, error))
+        status = remote.run()
+    except UnknownEnd as error:
+        status = _fail("how the worker on host %s ends is not known: %s" % (host, error))
+    if status:
+        # Imported where it is wanted: the start of a worker need not wait for it.
+        from pathlib import Path
+
+        from launcher_shim.horovod.exec.exit_delay import delay_exit
+
+        delay_exit(host, status, Path(run_directory()))
+    return status
 
 
 def _fail(sentence: str) -> int:

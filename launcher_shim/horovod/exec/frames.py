@@ -1,40 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the launcher's side of a remote command and the agent beside the workers say, as frames.
 
-A frame is the length of what follows (4 bytes, big-endian), one byte for its kind, and a body.
-The launcher's side sends one START and then signs of life; the agent answers with output, signs
-of life, and at the end one EXIT or REFUSED. No sockets here.
+A frame is the length of what follows its number (4 bytes, big-endian), one byte for its kind, a
+number (8 bytes), and a body. The launcher's side begins each connection with an ATTACH, which the
+agent answers with an ATTACHED; then come one START that way, output and at the end one EXIT or
+REFUSED the other way, and ACKs both ways. What is numbered is sent again on the next connection
+where it was not acknowledged (``stream``). No sockets here.
 """
 
 from __future__ import annotations
 
-import json
 from struct import Struct
 from typing import NamedTuple
 
 START = 1
-"""To the agent: JSON with ``host`` and ``command``, the shell text that horovodrun made."""
-ALIVE = 2
-"""Both ways, empty: the sender runs."""
+"""To the agent, numbered: the shell text that horovodrun made."""
 STDOUT = 3
 STDERR = 4
 EXIT = 5
-"""From the agent: the command's status as a shell tells it, in decimal."""
+"""From the agent, numbered as output is: the command's status as a shell tells it, in decimal."""
 REFUSED = 6
-"""From the agent: why the command was not started, one sentence."""
+"""From the agent, numbered: why the command was not started, one sentence."""
 GONE = 7
-"""From a sidecar on the way: why nobody knows how the command ends, one sentence."""
+"""From the agent or a sidecar on the way: why nobody will know how the command ends."""
+ATTACH = 8
+"""The first frame to the agent: JSON (``attaching``). Its number is what the sender has had."""
+ATTACHED = 9
+"""The agent's answer, empty. Its number is what the agent has had."""
+ACK = 10
+"""Both ways, empty. Its number is that of the newest frame that the sender has had."""
+ABANDON = 11
+"""Instead of an ATTACH, from a sidecar: the launcher's side of a command is gone. JSON likewise."""
 
-ALIVE_INTERVAL_S = 1.0
-SILENCE_S = 10.0
-"""Who has heard nothing for so long takes the other side for gone."""
+NUMBERED = frozenset((START, STDOUT, STDERR, EXIT, REFUSED))
+OPENINGS = frozenset((ATTACH, ABANDON))
 
 BODY_MAX = 512 * 1024
-"""Longest body in bytes: a command with its environment fits in 128 KiB, twice that as JSON."""
+"""Longest body in bytes: a command with its environment fits in 128 KiB."""
 
-_HEAD = Struct(">IB")
+_HEAD = Struct(">IBQ")
 HEAD_SIZE = _HEAD.size
-_KINDS = frozenset((START, ALIVE, STDOUT, STDERR, EXIT, REFUSED, GONE))
+_KINDS = NUMBERED | OPENINGS | {GONE, ATTACHED, ACK}
 
 
 class ExecFrameError(ValueError):
@@ -46,13 +52,7 @@ class Frame(NamedTuple):
 
     kind: int
     body: bytes = b""
-
-
-class Start(NamedTuple):
-    """What a START says."""
-
-    host: str
-    command: str
+    number: int = 0
 
 
 class Decoder:
@@ -63,51 +63,35 @@ class Decoder:
 
     def feed(self, data: bytes) -> list[Frame]:
         """Every frame that is complete now; raises ``ExecFrameError``."""
-        rest = self._rest + data
+        data = self._rest + data if self._rest else data
         frames = []
-        while len(rest) >= _HEAD.size:
-            kind, length = read_head(rest)
-            end = _HEAD.size + length
-            if len(rest) < end:
+        at = 0
+        while len(data) - at >= HEAD_SIZE:
+            kind, length, number = read_head(data, at)
+            end = at + HEAD_SIZE + length
+            if len(data) < end:
                 break
-            frames.append(Frame(kind, rest[_HEAD.size : end]))
-            rest = rest[end:]
-        self._rest = rest
+            frames.append(Frame(kind, data[at + HEAD_SIZE : end], number))
+            at = end
+        self._rest = data[at:]
         return frames
 
 
-def read_head(data: bytes) -> tuple[int, int]:
-    """Kind of the frame that begins here, and the length of its body; raises ``ExecFrameError``."""
-    length, kind = _HEAD.unpack_from(data)
+def read_head(data: bytes, at: int = 0) -> tuple[int, int, int]:
+    """Kind, length of the body and number of the frame there; raises ``ExecFrameError``."""
+    length, kind, number = _HEAD.unpack_from(data, at)
     if kind not in _KINDS:
         raise ExecFrameError("there is no frame of kind %d" % kind)
-    if not 1 <= length <= BODY_MAX + 1:
-        raise ExecFrameError("a frame of %d bytes is too long or too short" % length)
-    return kind, length - 1
+    if length > BODY_MAX:
+        raise ExecFrameError("a frame of %d bytes is too long" % length)
+    return kind, length, number
 
 
-def encode(kind: int, body: bytes = b"") -> bytes:
+def encode(kind: int, body: bytes = b"", number: int = 0) -> bytes:
     """One frame as bytes; raises ``ExecFrameError`` for a body that is too long."""
     if len(body) > BODY_MAX:
         raise ExecFrameError("a body of %d bytes is longer than %d" % (len(body), BODY_MAX))
-    return _HEAD.pack(len(body) + 1, kind) + body
-
-
-def encode_start(host: str, command: str) -> bytes:
-    """A START frame; raises ``ExecFrameError`` for a command that is too long."""
-    return encode(START, json.dumps({"host": host, "command": command}).encode())
-
-
-def read_start(body: bytes) -> Start:
-    """Read the body of a START; raises ``ExecFrameError``."""
-    try:
-        fields = json.loads(body)
-        start = Start(fields["host"], fields["command"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ExecFrameError("a start without host or command") from error
-    if not isinstance(start.host, str) or not isinstance(start.command, str):
-        raise ExecFrameError("a start whose host or command is no text")
-    return start
+    return _HEAD.pack(len(body), kind, number) + body
 
 
 def read_status(body: bytes) -> int:

@@ -2,8 +2,9 @@
 """The agent beside the workers of a Horovod job: starts what the launcher sends, and ends it.
 
 It listens on a unix socket for its own user and the sidecar's. Each command is a session of its
-own; it is ended when the launcher's side of it is gone, silent, or starts another one in the same
-slot, and its true status is told. Python 3.8 and the standard library.
+own. It outlives the connection that it came by, for another one may follow; it is ended when the
+launcher's side of it is gone or starts another one in the same slot, and its true status is told.
+Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Mapping, Optional, Sequence
+from typing import Coroutine, Dict, List, Mapping, Sequence, Set
 
 from launcher_shim.exit_status import (
     EXIT_NOT_EXECUTABLE,
@@ -27,93 +26,29 @@ from launcher_shim.exit_status import (
     EXIT_TERMINATED,
     EXIT_USAGE,
 )
-from launcher_shim.horovod.exec.command import (
-    CommandError,
-    WorkerCommand,
-    merge_environment,
-    read_command,
-)
+from launcher_shim.horovod.exec.attaching import read_attaching
+from launcher_shim.horovod.exec.command import CommandError, WorkerCommand, read_command
 from launcher_shim.horovod.exec.frames import (
-    ALIVE,
-    ALIVE_INTERVAL_S,
-    EXIT,
-    REFUSED,
-    SILENCE_S,
+    ABANDON,
+    ACK,
+    GONE,
     START,
-    STDERR,
-    STDOUT,
     Decoder,
     ExecFrameError,
+    Frame,
     encode,
-    read_start,
 )
+from launcher_shim.horovod.exec.session import Session
+from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Worker, start
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.unix_socket import nascent_name, publish
 
-TERM_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a worker whose client is gone."""
-OUTPUT_GRACE_S = 2.0
-"""How long to read output after the end, from other processes that hold the pipe."""
-READ_SIZE = 32 * 1024
+LEASE_TTL_S = 10
+"""The sidecar's, where it is not told."""
+OPENING_TIMEOUT_S = 10.0
+READ_SIZE = 64 * 1024
 
 _CREDENTIALS = struct.Struct("3i")
-
-
-class Worker:
-    """One running command. ``exited`` is set once its first process has ended.
-
-    ``abandoned``: its client is gone, and its exit status is not reported. ``terminating``: SIGTERM
-    was sent while it ran; an exit status of 0 does not mean that its work is done.
-    """
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.exited = asyncio.Event()
-        self.ended = asyncio.Event()
-        self.status: Optional[int] = None
-        self.moved = 0
-        self.blocked = 0
-        self.draining = asyncio.Lock()
-        self.abandoned = False
-        self.terminating = False
-
-    def look(self) -> None:
-        """See whether the process has ended; its id stays taken until ``finish``."""
-        if not self.exited.is_set():
-            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PID, self.process.pid, options) is not None:
-                self.exited.set()
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal every process of the command."""
-        if self.status is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def finish(self) -> int:
-        """Kill the processes that the first one has left; return its status as a shell would.
-
-        A worker that got SIGTERM and ended with 0 counts as terminated (143): one 0 ends a whole
-        Horovod job.
-        """
-        if self.status is None:
-            self.signal(signal.SIGKILL)
-            code = self.process.wait()
-            self.status = 128 - code if code < 0 else code
-            if self.terminating and not self.status:
-                self.status = EXIT_TERMINATED
-        return self.status
-
-    async def end(self) -> None:
-        """Send SIGTERM, and SIGKILL after the grace."""
-        self.look()  # one that has ended by itself was not terminated
-        if not self.exited.is_set():
-            self.terminating = True
-        self.signal(signal.SIGTERM)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.exited.wait(), TERM_GRACE_S)
-        self.signal(signal.SIGKILL)
-        await self.exited.wait()
 
 
 class ExecServer:
@@ -128,10 +63,11 @@ class ExecServer:
         self._environ = environ
         self._path = run_dir / layout.EXEC_SOCKET
         self._notes = run_dir / layout.WORKERS
-        self._environment = run_dir / layout.ENVIRONMENT
-        self._workers: dict[int, Worker] = {}
-        self._starting: dict[int, asyncio.Lock] = {}
-        self._connections: set[asyncio.Task[None]] = set()
+        self._delivered = run_dir / layout.ENVIRONMENT
+        self._sessions: Dict[str, Session] = {}
+        self._workers: Dict[int, Worker] = {}
+        self._starting: Dict[int, asyncio.Lock] = {}
+        self._tasks: Set[asyncio.Task[None]] = set()
         self._stopping = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -144,195 +80,148 @@ class ExecServer:
         self._stopping = True
         server.close()
         await asyncio.gather(*(worker.end() for worker in tuple(self._workers.values())))
-        if self._connections:
-            await asyncio.wait(self._connections, timeout=OUTPUT_GRACE_S * 2)
+        told = [session.over.wait() for session in self._sessions.values()]
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*told), OUTPUT_GRACE_S * 2)
 
     def _look(self) -> None:
         for worker in tuple(self._workers.values()):
             worker.look()
 
+    # -- connections
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         try:
-            if may_command(writer.get_extra_info("socket"), self._environment):
-                await self._serve_launcher(reader, writer)
+            if may_command(writer.get_extra_info("socket"), self._delivered):
+                await self._converse(reader, writer)
+        except (ExecFrameError, CommandError) as error:
+            with suppress(ConnectionError):
+                writer.write(encode(GONE, str(error).encode()))
+                await writer.drain()
         except (ConnectionError, asyncio.TimeoutError):
-            return  # the client disconnected before anything was started
+            return  # it has ended, and its session need not
         finally:
-            self._connections.discard(task)
             writer.close()
 
-    async def _serve_launcher(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = Decoder()
+        opening, *frames = await first_frames(reader, decoder)
+        attaching = read_attaching(opening)
+        session = self._sessions.get(attaching.session)
+        if opening.kind == ABANDON:
+            if session is not None:
+                session.abandon("the launcher's side of the command has ended")
+            writer.write(encode(ACK))
+            await writer.drain()
+            return
+        if session is None:
+            if attaching.acknowledged or attaching.received:
+                raise ExecFrameError("the agent beside the worker knows no such command any more")
+            session = self._sessions[attaching.session] = Session(
+                attaching.host, read_lease_ttl_s(self._environ)
+            )
+            self._keep(self._forget(attaching.session, session))
+        session.attach(writer, attaching)
         try:
-            command = self._read_start(await first_frame(reader, decoder))
-        except (ExecFrameError, CommandError) as error:
-            await refuse(writer, str(error))
+            while True:
+                for frame in frames:
+                    self._hear(session, frame)
+                data = await reader.read(READ_SIZE)
+                if not data:
+                    return
+                frames = decoder.feed(data)
+        except ExecFrameError as error:
+            session.abandon(str(error))
+        finally:
+            session.detach(writer)
+
+    def _hear(self, session: Session, frame: Frame) -> None:
+        counting = session.hear(frame)
+        if counting is None:
+            return
+        if counting.kind != START or counting.number != 1:
+            raise ExecFrameError("a frame of kind %d cannot be told an agent" % counting.kind)
+        self._keep(self._run(session, counting.body))
+
+    async def _forget(self, name: str, session: Session) -> None:
+        await session.over.wait()
+        del self._sessions[name]
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_event_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- commands
+
+    async def _run(self, session: Session, text: bytes) -> None:
+        try:
+            command = self._read(session, text)
+        except CommandError as error:
+            session.refuse(str(error))
             return
         slot = command.local_rank
+        note = self._notes / ("%d.json" % slot)
         async with self._starting.setdefault(slot, asyncio.Lock()):
             before = self._workers.get(slot)
             if before is not None:
                 await before.end()
                 await before.ended.wait()
-            note = self._notes / ("%d.json" % slot)
+            if session.gone:
+                return
             try:
                 note.touch()
             except OSError as error:
                 # Unnoted, it would not keep its pod from going away amid a drain.
-                await refuse(writer, "the command cannot be recorded: %s" % error)
+                session.refuse("the command cannot be recorded: %s" % error)
                 return
             try:
-                worker = Worker(start(command, self._environ))
+                worker = start(command, self._environ)
             except OSError as error:
                 note.unlink(missing_ok=True)
                 missing = isinstance(error, FileNotFoundError)
                 status = EXIT_NOT_FOUND if missing else EXIT_NOT_EXECUTABLE
-                writer.write(encode(STDERR, ("%s: %s\n" % (command.argv[0], error)).encode()))
-                writer.write(encode(EXIT, b"%d" % status))
-                await writer.drain()
+                session.fail("%s: %s\n" % (command.argv[0], error), status)
                 return
             self._workers[slot] = worker
             worker.look()  # its SIGCHLD may have come before it was among the workers
         try:
-            await follow(worker, reader, writer, decoder)
+            await session.follow(worker)
         finally:
+            worker.finish()
             del self._workers[slot]
             worker.ended.set()
             note.unlink(missing_ok=True)  # the container's user may have removed it
 
-    def _read_start(self, frame: tuple[int, bytes]) -> WorkerCommand:
-        kind, body = frame
-        if kind != START:
-            raise ExecFrameError("the first frame is no start")
-        host, text = read_start(body)
-        command = read_command(text)
-        if not host == command.host == self._host:
-            raise CommandError("this is host %s, not %s" % (self._host, host))
+    def _read(self, session: Session, text: bytes) -> WorkerCommand:
+        command = read_command(text.decode("utf-8", "surrogateescape"))
+        if not session.host == command.host == self._host:
+            raise CommandError("this is host %s, not %s" % (self._host, session.host))
         if self._stopping:
             raise CommandError("host %s is about to leave" % self._host)
         return command
 
 
-async def follow(
-    worker: Worker, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: Decoder
-) -> None:
-    """Relay one worker to its end, or to that of the launcher's side of it."""
+async def first_frames(reader: asyncio.StreamReader, decoder: Decoder) -> List[Frame]:
+    """The first frame of a connection, and what came with it.
+
+    Raises ``ExecFrameError``, or ``ConnectionError`` if it is gone.
+    """
     loop = asyncio.get_running_loop()
-    gone = loop.create_task(until_gone(reader, decoder))
-    sending = loop.create_task(_send_output(worker, writer))
-    try:
-        await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
-        if not sending.done():
-            worker.abandoned = True
-            await worker.end()
-    finally:
-        for task in (gone, sending):
-            task.cancel()
-        await asyncio.wait((gone, sending))
-        worker.finish()
-    if not sending.cancelled():
-        with suppress(OSError):  # the launcher's side ended a moment before the worker
-            sending.result()
-
-
-async def _send_output(worker: Worker, writer: asyncio.StreamWriter) -> None:
-    """Send the worker's output as it comes, and then its status."""
-    loop = asyncio.get_running_loop()
-    pumps = {
-        loop.create_task(_pump(worker, pipe, kind, writer))
-        for pipe, kind in ((worker.process.stdout, STDOUT), (worker.process.stderr, STDERR))
-    }
-    alive = loop.create_task(_send_alive(writer))
-    try:
-        await worker.exited.wait()
-        status = worker.finish()
-        pending = pumps
-        while pending:
-            moved = worker.moved
-            _, pending = await asyncio.wait(pending, timeout=OUTPUT_GRACE_S)
-            if worker.moved == moved and not worker.blocked:
-                break
-        # One that was frozen would read it when it wakes, or not: for it the end is not known.
-        if not worker.abandoned:
-            writer.write(encode(EXIT, b"%d" % status))
-            await writer.drain()
-    finally:
-        for task in (alive, *pumps):
-            task.cancel()
-        await asyncio.wait((alive, *pumps))
-        for pump in pumps:
-            if not pump.cancelled():
-                with suppress(OSError):
-                    pump.result()
-
-
-async def _pump(worker: Worker, pipe: object, kind: int, writer: asyncio.StreamWriter) -> None:
-    """Send one stream of the worker; a launcher that does not read makes the worker wait."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=READ_SIZE)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    try:
-        while True:
-            data = await reader.read(READ_SIZE)
-            if not data:
-                return
-            writer.write(encode(kind, data))
-            worker.blocked += 1
-            try:
-                async with worker.draining:  # before Python 3.10 only one may wait at a time
-                    await writer.drain()
-            finally:
-                worker.blocked -= 1
-            worker.moved += len(data)
-    finally:
-        transport.close()
-
-
-async def _send_alive(writer: asyncio.StreamWriter) -> None:
+    deadline_s = loop.time() + OPENING_TIMEOUT_S
     while True:
-        # Bytes that are still to be read say the same.
-        if not writer.transport.get_write_buffer_size():
-            writer.write(encode(ALIVE))
-        await asyncio.sleep(ALIVE_INTERVAL_S)
-
-
-async def first_frame(reader: asyncio.StreamReader, decoder: Decoder) -> tuple[int, bytes]:
-    """The first frame of a connection; raises ``ExecFrameError``, or ``OSError`` if it is gone."""
-    deadline_s = time.monotonic() + SILENCE_S
-    while True:
-        data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - time.monotonic())
+        data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - loop.time())
         if not data:
             raise ConnectionError("disconnected before its first frame")
         frames = decoder.feed(data)
         if frames:
-            return frames[0]
+            return frames
 
 
-async def until_gone(reader: asyncio.StreamReader, decoder: Decoder) -> None:
-    """Return when the launcher's side is gone, silent for too long, or talks nonsense."""
-    with suppress(OSError, ExecFrameError, asyncio.TimeoutError):
-        while True:
-            data = await asyncio.wait_for(reader.read(READ_SIZE), SILENCE_S)
-            if not data or any(frame.kind != ALIVE for frame in decoder.feed(data)):
-                return
-
-
-def start(command: WorkerCommand, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; raises ``OSError``."""
-    return subprocess.Popen(
-        command.argv,
-        cwd=command.directory if os.path.isdir(command.directory) else None,
-        env=merge_environment(environ, command.environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+def read_lease_ttl_s(environ: Mapping[str, str]) -> int:
+    """How long a sidecar that was killed counts as there, in seconds, as the one here has told."""
+    told = environ.get("MUSTER_LEASE_TTL", "")
+    return int(told) if told.isdigit() and len(told) < 4 else LEASE_TTL_S
 
 
 def listen(path: Path) -> socket.socket:
@@ -348,12 +237,6 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-async def refuse(writer: asyncio.StreamWriter, sentence: str) -> None:
-    """Say why a command is not started; raises ``ConnectionError`` if nobody listens."""
-    writer.write(encode(REFUSED, sentence.encode()))
-    await writer.drain()
-
-
 def forget_all(notes: Path) -> None:
     """Make the directory of notes, without those of an agent that ended before."""
     notes.mkdir(exist_ok=True)
@@ -362,10 +245,10 @@ def forget_all(notes: Path) -> None:
         note.unlink()
 
 
-def may_command(connection: socket.socket, environment: Path) -> bool:
+def may_command(connection: socket.socket, delivered: Path) -> bool:
     """Whether the peer runs as this user, as root, or as the sidecar.
 
-    The sidecar's user is the one that owns ``environment``: by what that file says of ``PATH`` and
+    The sidecar's user is the one that owns ``delivered``: by what that file says of ``PATH`` and
     ``PYTHONPATH``, it decides what runs here anyway.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -373,7 +256,7 @@ def may_command(connection: socket.socket, environment: Path) -> bool:
     if uid in (os.geteuid(), 0):
         return True
     try:
-        found = environment.lstat()
+        found = delivered.lstat()
     except OSError:
         return False
     return stat.S_ISREG(found.st_mode) and found.st_uid == uid
