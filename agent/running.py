@@ -79,6 +79,8 @@ class RunningParts:
             return "the host list is not delivered yet"
         if not self.launcher.endpoint.listening.is_set():
             return "the rendezvous endpoint does not listen yet"
+        if not self.launcher.tunnel.listening.is_set():
+            return "the tunnel does not listen yet"
         return None
 
     # -- from start to end

@@ -19,6 +19,7 @@ from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar, Torchrun
 from benchmarks.processor_time import cpu_s
+from benchmarks.resident_memory import rss_mib
 from console.local.processes import child
 
 STARTS = 7
@@ -93,14 +94,8 @@ async def _at_rest(run_dir: Path, endpoint: str, rest_s: float) -> tuple[float, 
         used_s = cpu_s(sidecar.process.pid) - before_s
         if torchrun.ended:
             raise RuntimeError(f"the torchrun ended:\n{torchrun.last_words()}")
-        return _rss_mib(sidecar.process.pid), 100 * used_s / rest_s
+        return rss_mib(sidecar.process.pid), 100 * used_s / rest_s
     finally:
         if torchrun is not None:
             await torchrun.kill()
         await sidecar.kill()
-
-
-def _rss_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) / 1024

@@ -111,6 +111,7 @@ class Sidecar:
     """One ``muster agent``, as a new pod: with a run directory of its own.
 
     ``wrapped``: the torchrun beside it runs under ``muster-run``, which has the rendezvous port.
+    ``tunnelled``: it has an end of the tunnel.
     """
 
     def __init__(
@@ -122,6 +123,8 @@ class Sidecar:
         nodes: tuple[int, int],
         *,
         wrapped: bool = False,
+        role: str = "worker",
+        tunnelled: bool = False,
     ) -> None:
         self.http_port = free_port()
         run_dir.parent.mkdir(exist_ok=True)
@@ -140,6 +143,8 @@ class Sidecar:
             "MUSTER_C10D_PORT": "0" if wrapped else str(free_port()),
             **({"MUSTER_RELAY_PORT": str(free_port())} if wrapped else {}),
             "MUSTER_HTTP_PORT": str(self.http_port),
+            "MUSTER_ROLE": role,
+            "MUSTER_TUNNEL_PORT": str(free_port()) if tunnelled else "0",
         }
         self.process: Process | None = None
 
@@ -151,6 +156,11 @@ class Sidecar:
     async def ready(self) -> None:
         async with asyncio.timeout(READY_TIMEOUT_S):
             await until_ready(self.http_port)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
 
     @property
     def wrapper(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
 
 from launcher_shim.rundir import layout
@@ -56,52 +56,56 @@ PROGRAMS = {
 _EXEC_HEAD = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Part of Muster; what follows these lines is a zip archive that Python runs.
+# Part of Muster; what follows these lines is a zip archive that Python imports from.
 for python in python3 python; do
-    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I -S "$0" "$@"; fi
+    if command -v "$python" >/dev/null 2>&1; then exec "$python" -I -S -c 'import sys
+sys.argv[0] = sys.argv.pop(1)
+if sys.version_info < (3, 8):
+    sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
+sys.path.insert(0, sys.argv[0])
+from launcher_shim.horovod.exec.{module} import main
+sys.exit(main(sys.argv[1:]))' "$0" "$@"; fi
 done
 echo "$0: there is no python3 in the PATH of this container" >&2
 exit 127
 """
-_EXEC_MAIN = """\
-import sys
-if sys.version_info < (3, 8):
-    sys.exit(sys.argv[0] + ": 3.8 or newer is needed, and python3 is " + sys.version.split()[0])
-from launcher_shim.horovod.exec.{module} import main
-sys.exit(main(sys.argv[1:]))
-"""
+"""Not run as a program, which takes Python longer: horovodrun starts one for each worker."""
 EXEC_PROGRAMS = {layout.KUBEXEC: "client", f"{layout.PROGRAMS}/{layout.MUSTER_EXEC}": "server"}
 """By path in the run directory: the module of ``launcher_shim.horovod.exec`` that it runs."""
 
+_ROOT = files("launcher_shim")
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def program(name: str) -> bytes:
     """Build one of ``PROGRAMS``; the same sources give the same bytes."""
-    return _built(_HEAD, _MAIN.format(module=PROGRAMS[name]), _ROOMS, ())
+    main = _MAIN.format(module=PROGRAMS[name])
+    return _built(_HEAD, {"__main__.py": main.encode(), **dict(_sources(_ROOMS))})
 
 
 def exec_program(path: str) -> bytes:
     """Build one of ``EXEC_PROGRAMS`` likewise."""
-    main = _EXEC_MAIN.format(module=EXEC_PROGRAMS[path])
-    return _built(_EXEC_HEAD, main, _EXEC_ROOMS, ("horovod/__init__.py",))
+    head = _EXEC_HEAD.format(module=EXEC_PROGRAMS[path])
+    way = {"launcher_shim/horovod/__init__.py": b""}
+    return _built(head, {**dict(_sources(_EXEC_ROOMS)), **way})
 
 
-def _built(head: str, main: str, rooms: Iterable[str], others: Iterable[str]) -> bytes:
-    root = files("launcher_shim")
-    content = io.BytesIO()
-    content.write(head.encode())
-    with zipfile.ZipFile(content, "a") as archive:
-        archive.writestr(_entry("__main__.py"), main)
-        for room in rooms:
-            folder = root / room
-            for source in sorted(folder.iterdir(), key=lambda source: source.name):
-                if source.name.endswith(".py"):
-                    name = "/".join(filter(None, ("launcher_shim", room, source.name)))
-                    archive.writestr(_entry(name), source.read_bytes())
-        for name in others:
-            archive.writestr(_entry(f"launcher_shim/{name}"), (root / name).read_bytes())
-    return content.getvalue()
+def _sources(rooms: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Every module of some folders of ``launcher_shim``, by its name in an archive."""
+    for room in rooms:
+        for source in sorted((_ROOT / room).iterdir(), key=lambda source: source.name):
+            if source.name.endswith(".py"):
+                name = "/".join(filter(None, ("launcher_shim", room, source.name)))
+                yield name, source.read_bytes()
+
+
+def _built(head: str, contents: Mapping[str, bytes]) -> bytes:
+    built = io.BytesIO()
+    built.write(head.encode())
+    with zipfile.ZipFile(built, "a") as archive:
+        for name, content in contents.items():
+            archive.writestr(_entry(name), content)
+    return built.getvalue()
 
 
 def _entry(name: str) -> zipfile.ZipInfo:

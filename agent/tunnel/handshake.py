@@ -88,7 +88,7 @@ async def _start_tls(
     connection: socket.socket, own: TunnelIdentity, trusted: bytes, *, server: bool
 ) -> Ends:
     loop = asyncio.get_running_loop()
-    context = own.context(trusted, server=server)
+    context = await asyncio.to_thread(own.context, trusted, server=server)
     reader = asyncio.StreamReader(limit=READ_SIZE)
     protocol = asyncio.StreamReaderProtocol(reader)
     transport: asyncio.Transport

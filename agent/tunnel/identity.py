@@ -66,8 +66,7 @@ class TunnelIdentity:
         """Hand over the key by a file that is in memory and has no name: ssl takes files alone."""
         descriptor = os.memfd_create("muster-key", os.MFD_CLOEXEC)
         try:
-            with os.fdopen(descriptor, "wb", closefd=False) as file:
-                file.write(self.pem)
+            os.write(descriptor, self.pem)
             context.load_cert_chain(f"/proc/self/fd/{descriptor}")
         finally:
             os.close(descriptor)
@@ -90,12 +89,18 @@ async def make_identity() -> TunnelIdentity:
         process.kill()
         await process.wait()
         pem, error = b"", b"no answer in time"
-    found = _CERTIFICATE.search(pem)
-    if process.returncode or found is None:
+    identity = None if process.returncode else read_identity(pem)
+    if identity is None:
         lines = error.decode(errors="replace").split("\n")
         why = next((line for line in reversed(lines) if line), "it said nothing")
         raise ConfigError(
             f"{named('--tunnel-port')}: no key can be made ({why}): install the package"
             " cryptography, or say 0 for no tunnel"
         )
-    return TunnelIdentity(pem, ssl.PEM_cert_to_DER_cert(found[0].decode()))
+    return identity
+
+
+def read_identity(pem: bytes) -> TunnelIdentity | None:
+    """Read a key with its certificate; None if there is no certificate."""
+    found = _CERTIFICATE.search(pem)
+    return TunnelIdentity(pem, ssl.PEM_cert_to_DER_cert(found[0].decode())) if found else None

@@ -54,12 +54,18 @@ class LauncherEnd:
         generation: Callable[[], int | None],
         clock: Callable[[], float],
     ) -> None:
+        self.listening = asyncio.Event()
         self.connections = Connections()
         self._path = path
         self._own = own
         self._client = client
         self._generation = generation
         self._clock = clock
+
+    @property
+    def carrying(self) -> int:
+        """How many commands go through it."""
+        return self.connections.carrying
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
@@ -72,14 +78,16 @@ class LauncherEnd:
         try:
             # The launcher's user is another one than the sidecar's; others have no such directory.
             await asyncio.to_thread(publish, nascent, str(self._path), 0o666)
+            self.listening.set()
             await asyncio.Event().wait()
         finally:
             server.close()
             await self.connections.end()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # A launcher that has gone away needs no answer.
-        with self.connections.kept(writer), suppress(OSError):
+        # A launcher that has gone away needs no answer. Of a cancelled task, asyncio's server would
+        # make an error.
+        with self.connections.kept(writer), suppress(OSError, asyncio.CancelledError):
             await self._carry(Ends(reader, writer))
 
     async def _carry(self, local: Ends) -> None:

@@ -28,11 +28,18 @@ class Tunnel:
         self._client = client
         self._registrar = registrar
         self._end = end
+        self._nothing_to_await = asyncio.Event()
+        self._nothing_to_await.set()
+
+    @property
+    def listening(self) -> asyncio.Event:
+        """Set once it listens; where there is none, always."""
+        return self._nothing_to_await if self._end is None else self._end.listening
 
     @property
     def carrying(self) -> int:
         """How many commands go through it now."""
-        return 0 if self._end is None else self._end.connections.carrying
+        return 0 if self._end is None else self._end.carrying
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` where it cannot listen."""

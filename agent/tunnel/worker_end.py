@@ -7,6 +7,7 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ UNKNOWN_MAX = 64
 AGENT_TIMEOUT_S = 5.0
 """A container that has just been started may need so long until its agent listens."""
 AGENT_INTERVAL_S = 0.1
+DETACHED_MAX_S = 60.0
+"""After which a command without a connection is forgotten here, for its agent to end or not."""
 ACCEPT_PAUSE_S = 0.5
 """After a connection that could not be taken, as where no file descriptor is left."""
 
@@ -54,6 +57,7 @@ class WorkerEnd:
         generation: Callable[[], int | None],
         clock: Callable[[], float],
     ) -> None:
+        self.listening = asyncio.Event()
         self.connections = Connections()
         self._address, self._port = address
         self._own = own
@@ -62,24 +66,29 @@ class WorkerEnd:
         self._client = client
         self._generation = generation
         self._clock = clock
-        self._unknown = 0
-        self._detached: dict[str, tuple[Member, Absence]] = {}
+        self._unknown: dict[asyncio.Task[None], str] = {}
+        self._detached: dict[str, tuple[Member, Absence, float]] = {}
         self._detaching = asyncio.Event()
+
+    @property
+    def carrying(self) -> int:
+        """How many commands go through it, or may again in a moment."""
+        return self.connections.carrying + len(self._detached)
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port cannot be had."""
         listener = self._listen()
+        self.listening.set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_absences(), name="tunnel-absences")
                 while True:
                     connection = await _accept(listener)
-                    if self._unknown >= UNKNOWN_MAX:
-                        connection.close()
-                        _refused("?", "too many connections have not said yet who they are")
-                        continue
-                    self._unknown += 1
-                    tasks.create_task(self._serve(connection))
+                    address = _address_of(connection)
+                    task = tasks.create_task(self._serve(connection, address))
+                    self._unknown[task] = address
+                    task.add_done_callback(lambda ended: self._unknown.pop(ended, None))
+                    self._make_room()
         finally:
             listener.close()
 
@@ -100,17 +109,27 @@ class WorkerEnd:
         listener.setblocking(False)
         return listener
 
-    async def _serve(self, connection: socket.socket) -> None:
+    def _make_room(self) -> None:
+        """Where too many have not said who they are, the oldest of whoever has most goes."""
+        if len(self._unknown) > UNKNOWN_MAX:
+            (most, _), *_ = Counter(self._unknown.values()).most_common(1)
+            oldest = next(task for task, address in self._unknown.items() if address == most)
+            del self._unknown[oldest]
+            oldest.cancel()
+            _refused(most, f"{UNKNOWN_MAX} others have not said yet either who they are")
+
+    async def _serve(self, connection: socket.socket, address: str) -> None:
         with self.connections.kept(), suppress(OSError):  # one that breaks has ended
-            address = _address_of(connection)
             try:
-                try:
-                    ends, member = await answer(connection, self._own, self._known)
-                finally:
-                    self._unknown -= 1
+                ends, member = await answer(connection, self._own, self._known)
             except (HandshakeError, NoPeer) as error:
                 _refused(address, str(error))
                 return
+            except asyncio.CancelledError:
+                return  # others came, or the sidecar ends
+            task = asyncio.current_task()
+            assert task is not None
+            self._unknown.pop(task, None)
             with self.connections.to(member, ends.writer):
                 if not is_present(self._client.membership.snapshot(), self._generation(), member):
                     _refused(address, f"{member.name} is no member any more")
@@ -139,7 +158,7 @@ class WorkerEnd:
         self._detached.pop(session, None)
         local.writer.write(opening.frame)
         if not await relay(remote, local) and not opening.abandons:
-            self._detached[session] = member, Absence(ABSENT_S)
+            self._detached[session] = member, Absence(ABSENT_S), self._clock()
             self._detaching.set()
 
     # -- commands whose launcher is away
@@ -153,10 +172,12 @@ class WorkerEnd:
             snapshot = self._client.membership.snapshot()
             now = self._clock()
             healthy_for_s = self._client.mirror.healthy_for_s(now)
-            for session, (member, absence) in tuple(self._detached.items()):
+            for session, (member, absence, since_s) in tuple(self._detached.items()):
                 there = snapshot.members.get(member.name)
                 if there is not None and there.pod_uid == member.pod_uid:
                     absence.over()
+                    if now - since_s > DETACHED_MAX_S:
+                        del self._detached[session]
                 elif absence.lasts(now, healthy_for_s):
                     del self._detached[session]
                     log.warning(

@@ -8,7 +8,6 @@ earlier one that comes late, or again, takes none.
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from launcher_shim.horovod.exec.frames import ATTACH, OPENINGS, ExecFrameError, Frame, encode
@@ -39,6 +38,8 @@ def encode_attaching(attaching: Attaching, kind: int = ATTACH) -> bytes:
 
 def read_attaching(frame: Frame) -> Attaching:
     """Read one; raises ``ExecFrameError``."""
+    import json  # not by the launcher's side, which is to start fast
+
     if frame.kind not in OPENINGS:
         raise ExecFrameError("the first frame is of kind %d, and attaches to nothing" % frame.kind)
     try:

@@ -38,7 +38,7 @@ from launcher_shim.horovod.exec.frames import (
     Frame,
     encode,
 )
-from launcher_shim.horovod.exec.session import Session
+from launcher_shim.horovod.exec.session import CommandSession
 from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Worker, start
 from launcher_shim.rundir import layout
 from launcher_shim.rundir.unix_socket import nascent_name, publish
@@ -64,7 +64,7 @@ class ExecServer:
         self._path = run_dir / layout.EXEC_SOCKET
         self._notes = run_dir / layout.WORKERS
         self._delivered = run_dir / layout.ENVIRONMENT
-        self._sessions: Dict[str, Session] = {}
+        self._sessions: Dict[str, CommandSession] = {}
         self._workers: Dict[int, Worker] = {}
         self._starting: Dict[int, asyncio.Lock] = {}
         self._tasks: Set[asyncio.Task[None]] = set()
@@ -117,7 +117,7 @@ class ExecServer:
         if session is None:
             if attaching.acknowledged or attaching.received:
                 raise ExecFrameError("the agent beside the worker knows no such command any more")
-            session = self._sessions[attaching.session] = Session(
+            session = self._sessions[attaching.session] = CommandSession(
                 attaching.host, read_lease_ttl_s(self._environ)
             )
             self._keep(self._forget(attaching.session, session))
@@ -135,7 +135,7 @@ class ExecServer:
         finally:
             session.detach(writer)
 
-    def _hear(self, session: Session, frame: Frame) -> None:
+    def _hear(self, session: CommandSession, frame: Frame) -> None:
         counting = session.hear(frame)
         if counting is None:
             return
@@ -143,7 +143,7 @@ class ExecServer:
             raise ExecFrameError("a frame of kind %d cannot be told an agent" % counting.kind)
         self._keep(self._run(session, counting.body))
 
-    async def _forget(self, name: str, session: Session) -> None:
+    async def _forget(self, name: str, session: CommandSession) -> None:
         await session.over.wait()
         del self._sessions[name]
 
@@ -154,7 +154,7 @@ class ExecServer:
 
     # -- commands
 
-    async def _run(self, session: Session, text: bytes) -> None:
+    async def _run(self, session: CommandSession, text: bytes) -> None:
         try:
             command = self._read(session, text)
         except CommandError as error:
@@ -193,7 +193,7 @@ class ExecServer:
             worker.ended.set()
             note.unlink(missing_ok=True)  # the container's user may have removed it
 
-    def _read(self, session: Session, text: bytes) -> WorkerCommand:
+    def _read(self, session: CommandSession, text: bytes) -> WorkerCommand:
         command = read_command(text.decode("utf-8", "surrogateescape"))
         if not session.host == command.host == self._host:
             raise CommandError("this is host %s, not %s" % (self._host, session.host))

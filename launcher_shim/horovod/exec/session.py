@@ -26,7 +26,7 @@ MARGIN_S = 5
 """A command runs on without a connection to the launcher's side for the lease, and so long."""
 
 
-class Session:
+class CommandSession:
     """One command. ``gone`` says why nobody is told how it ends; empty while somebody is.
 
     ``lease_ttl_s`` is that of the sidecars, in whole seconds.

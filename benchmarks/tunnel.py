@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``tunnel``: a command through the tunnel beside the same by OpenSSH, both on loopback.
+
+Two real sidecars, the agent under ``muster-run``, and an sshd of this user with a key that both
+sides know already. Runs of both take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.figures import Bar, Figure, of_medians
+from benchmarks.node_processes import Sidecar
+from benchmarks.resident_memory import rss_mib
+from console.local.processes import child
+from launcher_shim.rundir import layout
+
+STARTS = 30
+OUTPUTS = 9
+OUTPUT_BYTES = 100_000_000
+LISTEN_TIMEOUT_S = 30.0
+LOOK_S = 0.05
+
+
+async def measure(starts: int = STARTS, outputs: int = OUTPUTS) -> list[Figure]:
+    """Time starts, then outputs, in turns; weigh the sidecars with one command in them."""
+    async with AsyncExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
+        ssh = await stack.enter_async_context(_sshd(root / "ssh"))
+        tunnel = await stack.enter_async_context(_tunnel(root))
+        began: list[float] = []
+        began_ssh: list[float] = []
+        for _ in range(starts):
+            began.append(await asyncio.to_thread(tunnel.seconds, "true"))
+            began_ssh.append(await asyncio.to_thread(ssh.seconds, "true"))
+        rates: list[float] = []
+        rates_ssh: list[float] = []
+        output = f"head -c {OUTPUT_BYTES} /dev/zero"
+        for _ in range(outputs):
+            rates.append(OUTPUT_BYTES / 1e6 / await asyncio.to_thread(tunnel.seconds, output))
+            rates_ssh.append(OUTPUT_BYTES / 1e6 / await asyncio.to_thread(ssh.seconds, output))
+        weights = await tunnel.weights_mib()
+    ssh_name = "OpenSSH with a warm key"
+    return [
+        of_medians(
+            "tunnel/start of a command",
+            "ms",
+            Bar("ratio", "<=", 1.0),
+            [1000 * seconds for seconds in began],
+            [1000 * seconds for seconds in began_ssh],
+            ssh_name,
+        ),
+        of_medians(
+            "tunnel/100 MB of output", "MB/s", Bar("ratio", ">=", 0.7), rates, rates_ssh, ssh_name
+        ),
+        Figure(
+            "tunnel/RSS of a sidecar with one command",
+            max(weights),
+            "MiB",
+            Bar("value", "<=", 60),
+            weights,
+        ),
+    ]
+
+
+class Way:
+    """One way to run a command on the other side; ``words`` come before the command's text."""
+
+    def __init__(self, words: Sequence[str], environ: dict[str, str], prefix: str) -> None:
+        self._words = words
+        self._environ = environ
+        self._prefix = prefix
+
+    def start(self, command: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            (*self._words, f"cd / > /dev/null 2>&1 ; env {self._prefix} {command}"),
+            env=self._environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+
+    def seconds(self, command: str) -> float:
+        """Run one command, read all that it says, and return how long that took."""
+        began_s = time.monotonic()
+        with self.start(command) as process:
+            assert process.stdout is not None
+            while os.read(process.stdout.fileno(), 1 << 20):
+                pass
+        taken_s = time.monotonic() - began_s
+        if process.returncode:
+            raise RuntimeError(f"{self._words[0]} ended with {process.returncode}")
+        return taken_s
+
+
+class Tunnel(Way):
+    """Through the sidecars."""
+
+    def __init__(self, words: Sequence[str], prefix: str, sidecars: tuple[Sidecar, ...]) -> None:
+        super().__init__(words, dict(os.environ), prefix)
+        self._sidecars = sidecars
+
+    async def weights_mib(self) -> tuple[float, ...]:
+        """The sidecars' resident memory while a command runs, once they have carried others."""
+        with self.start("sh -c 'echo up; exec sleep 1000'") as running:
+            assert running.stdout is not None
+            await asyncio.to_thread(os.read, running.stdout.fileno(), 10)
+            weights = tuple(rss_mib(one.pid) for one in self._sidecars)
+            running.kill()
+        return weights
+
+
+@asynccontextmanager
+async def _tunnel(root: Path) -> AsyncIterator[Tunnel]:
+    async with AsyncExitStack() as stack:
+        endpoint = await stack.enter_async_context(etcd_server())
+        sidecars = []
+        for name, role in (("launcher", "launcher"), ("node-0", "worker")):
+            one = Sidecar(root / name, "tunnel", name, endpoint, (1, 1), role=role, tunnelled=True)
+            await one.start()
+            stack.push_async_callback(one.kill)
+            await one.ready()
+            sidecars.append(one)
+        run_dir = root / "node-0"
+        environ = {**os.environ, "MUSTER_RUN_DIR": str(run_dir)}
+        command = (*sidecars[1].wrapper, str(run_dir / layout.PROGRAMS / layout.MUSTER_EXEC))
+        agent = await child.start(command, environ, root / "agent.log")
+        stack.push_async_callback(child.end, agent, LISTEN_TIMEOUT_S)
+        await _until((run_dir / layout.EXEC_SOCKET).exists)
+        host = sidecars[1].torch_environment()["MUSTER_HOST"]
+        kubexec = root / "launcher" / layout.KUBEXEC
+        prefix = f"HOROVOD_HOSTNAME={host} HOROVOD_LOCAL_RANK=0"
+        yield Tunnel((str(kubexec), host), prefix, tuple(sidecars))
+
+
+@asynccontextmanager
+async def _sshd(directory: Path) -> AsyncIterator[Way]:
+    """An sshd of this user on loopback, which knows his key, and ssh, which knows its."""
+    program = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    if program is None:
+        raise RuntimeError("there is no sshd: install the package openssh-server")
+    _make_folders(directory)
+    for name in ("host", "user"):
+        key = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name))
+        await asyncio.to_thread(subprocess.run, key, check=True)
+    port = free_port()
+    (directory / "authorized").write_bytes((directory / "user.pub").read_bytes())
+    host_key = (directory / "host.pub").read_text().rsplit(" ", 1)[0]
+    (directory / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
+    options = {
+        "HostKey": directory / "host",
+        "AuthorizedKeysFile": directory / "authorized",
+        "PidFile": "none",
+        "UsePAM": "no",
+        "StrictModes": "no",
+        "PermitRootLogin": "yes",
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    listen = ("-D", "-e", "-f", "/dev/null", "-p", str(port), "-o", "ListenAddress=127.0.0.1")
+    daemon = await child.start((program, *listen, *words), dict(os.environ), directory / "log")
+    try:
+        await _until(lambda: "listening" in (directory / "log").read_text())
+        client = (
+            *("ssh", "-F", "/dev/null", "-i", str(directory / "user"), "-p", str(port)),
+            *("-o", f"UserKnownHostsFile={directory / 'known'}", "-o", "BatchMode=yes"),
+            f"{getpass.getuser()}@127.0.0.1",
+        )
+        yield Way(client, dict(os.environ), "")
+    finally:
+        await child.end(daemon, LISTEN_TIMEOUT_S)
+
+
+def _make_folders(directory: Path) -> None:
+    directory.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # it insists on it, as root
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LISTEN_TIMEOUT_S):
+        while not holds():  # noqa: ASYNC110 - a process has no event to give
+            await asyncio.sleep(LOOK_S)
