@@ -7,7 +7,7 @@ import asyncio
 from contextlib import suppress
 from typing import NamedTuple
 
-READ_SIZE = 256 * 1024
+READ_SIZE = 64 * 1024
 """Bytes that are read at once, and held for an end that does not take them."""
 
 
