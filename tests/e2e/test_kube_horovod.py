@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An MPIJob of the real operator, injected: it trains without ssh, and outlives its preemptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.horovod_job import (
+    RESTRICTED,
+    ElasticMPIJob,
+    HorovodJob,
+    prepare,
+)
+from tests.support.cluster.lab import TRAINER_IMAGE, Kubelab, Object
+
+pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def mpi_operator(operator: Kubelab, sidecar_in_lab: str) -> Kubelab:
+    prepare(operator)
+    return operator
+
+
+def inference(node: str) -> Object:
+    """A pod of a higher PriorityClass, for which one worker has to go."""
+    resources = {"requests": {"cpu": "1500m", "memory": "64Mi"}}
+    container: Object = {
+        "name": "inference",
+        "image": TRAINER_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sleep", "3600"],
+        "resources": resources,
+        "securityContext": RESTRICTED,
+    }
+    spec = {
+        "priorityClassName": "preserved-pc",
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "inference"}, "spec": spec}
+
+
+def test_a_preempted_worker_is_drained_and_taken_in_again(
+    mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    workload = ElasticMPIJob(cpu="1100m", grace_s=45)
+    with HorovodJob(mpi_operator, tmp_path, workload) as job:
+        both = job.trains_with(2)
+        job.tell("an inference pod is applied")
+        job.apply(inference("node-b"))
+        job.trains_with(1)
+        assert "Failed" not in job.conditions()
+        job.kubectl("delete", "pod", "inference", "--wait=false")
+        job.trains_with(2, other_than=both)
+        job.nothing_is_lost()
+        assert job.conditions()["Running"] == "True"
+
+
+@pytest.mark.long
+def test_workers_come_and_go_as_the_object_is_edited_and_rank_0_leaves(
+    mpi_operator: Kubelab, tmp_path: Path
+) -> None:
+    with HorovodJob(mpi_operator, tmp_path, ElasticMPIJob(cpu="400m", grace_s=45)) as job:
+        world = job.trains_with(2)
+        job.tell(f"kubectl delete pod {world[0].pod}, which has rank 0")
+        job.kubectl("delete", "pod", world[0].pod, "--wait=false")
+        world = job.trains_with(2, other_than=world)
+        job.edit_replicas(3)
+        world = job.trains_with(3, other_than=world)
+        job.edit_replicas(1)
+        world = job.trains_with(1, other_than=world)
+        assert [one.pod for one in world] == ["mnist-elastic-worker-0"]
+        job.edit_replicas(2)
+        job.trains_with(2, other_than=world)
+        job.nothing_is_lost()
+        assert "Failed" not in job.conditions()

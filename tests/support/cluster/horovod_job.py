@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An elastic MPIJob of the training-operator, as its example has it, with a real horovodrun."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kubelab import images
+from kubelab.layout import PROGRAMS
+from ruamel.yaml import YAML
+
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import (
+    ROOT,
+    TRAINER_IMAGE,
+    Kubelab,
+    Object,
+    host_paths,
+    python_paths,
+)
+from tests.support.cluster.workload import Workload
+from tests.support.horovod.cluster import horovod_folder
+
+EXAMPLE = ROOT / "examples" / "kubernetes" / "horovod" / "mpijob.yaml"
+SCRIPT = ROOT / "tests" / "support" / "scripts" / "horovod_steps.py"
+NAME = "mnist-elastic"
+FORM_TIMEOUT_S = 240.0
+DELIVERY_IMAGE = "docker.io/kubeflow/kubectl-delivery:latest"
+"""What the operator's launcher begins with."""
+_DELIVERY = r"""
+#include <fcntl.h>
+#include <stdlib.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+  char path[4096], part[65536];
+  ssize_t read_bytes;
+  snprintf(path, sizeof path, "%s/kubectl", getenv("TARGET_DIR"));
+  int from = open("/kubectl", O_RDONLY), to = open(path, O_WRONLY | O_CREAT, 0755);
+  if (from < 0 || to < 0) return 1;
+  while ((read_bytes = read(from, part, sizeof part)) > 0)
+    if (write(to, part, read_bytes) != read_bytes) return 1;
+  return 0;
+}
+"""
+RESTRICTED: Object = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def prepare(lab: Kubelab) -> None:
+    """Load what the operator's launcher begins with, give nodes the storage that it asks for."""
+    archive = images.directory() / "kubectl-delivery.tar"
+    with tempfile.TemporaryDirectory() as folder:
+        source, root = Path(folder) / "deliver.c", Path(folder) / "root"
+        root.mkdir()
+        source.write_text(_DELIVERY)
+        subprocess.run(["gcc", "-static", "-o", root / "deliver", source], check=True)
+        shutil.copy(PROGRAMS / "kubectl", root)
+        images.pack_root(root, DELIVERY_IMAGE, archive, {"Entrypoint": ["/deliver"]})
+    lab.command("load", str(archive), timeout_s=300)
+    storage = {"ephemeral-storage": "40Gi"}
+    status = json.dumps({"status": {"capacity": storage, "allocatable": storage}})
+    for node in ("node-a", "node-b"):
+        lab.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)
+
+
+@dataclass(frozen=True)
+class Applied:
+    """One step that one worker has applied. ``at_s`` is monotonic."""
+
+    at_s: float
+    host: str
+    rank: int
+    size: int
+    step: int
+    weight: float
+
+    @property
+    def pod(self) -> str:
+        """The pod that it ran in."""
+        return self.host.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class ElasticMPIJob(Workload):
+    """The example, with what this lab has; as another user than root, and restricted."""
+
+    most: int = 3
+    least: int = 1
+
+    def manifest(self, directory: Path) -> Object:
+        """The object; its pods write to ``directory``."""
+        job: Object = YAML(typ="safe").load(EXAMPLE)
+        folder = Path(horovod_folder())
+        volumes, mounts = host_paths(
+            *python_paths([sys.prefix, sys.base_prefix, str(folder.parent)]),
+            (ROOT, False),
+            (directory, True),
+        )
+        # Only root may pass through the image's own /root, and Python lies below.
+        volumes, mounts = (
+            [{"name": "root", "emptyDir": {}}, *volumes],
+            [{"name": "root", "mountPath": "/root"}, *mounts],
+        )
+        variables = {
+            "PATH": f"{folder}:/usr/local/bin:/usr/bin:/bin",
+            "HOME": "/tmp",
+            "STEPS_DIR": str(directory / "applied"),
+            "GATES_DIR": str(directory / "gates"),
+            "OMP_NUM_THREADS": "1",
+        }
+        for role, cpu in (("Launcher", "100m"), ("Worker", self.cpu)):
+            spec = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+            (container,) = spec["containers"]
+            spec |= {"volumes": volumes, "enableServiceLinks": False}
+            spec["terminationGracePeriodSeconds"] = self.grace_s
+            container |= {
+                "image": TRAINER_IMAGE,
+                "imagePullPolicy": "Never",
+                "volumeMounts": mounts,
+                "securityContext": RESTRICTED,
+                "resources": {"requests": {"cpu": cpu, "memory": "300Mi"}},
+                "env": [{"name": name, "value": value} for name, value in variables.items()],
+            }
+            if role == "Launcher":
+                spec["nodeSelector"] = {"kubernetes.io/hostname": "node-a"}
+                line = container["command"]
+                patience = ["--gloo-timeout-seconds", "120"]
+                ends = line.index("python")
+                container["command"] = [*line[:ends], *patience, "python", str(SCRIPT)]
+        return job
+
+
+class HorovodJob(KubeJob):
+    """Such a job in a namespace of its own."""
+
+    def __init__(self, lab: Kubelab, directory: Path, workload: ElasticMPIJob) -> None:
+        super().__init__(lab, directory, workload, muster=True)
+        for name in ("gates", "applied"):
+            (self.directory / name).mkdir()
+            (self.directory / name).chmod(0o777)
+
+    def __enter__(self) -> HorovodJob:
+        for name, value in (("preserved-pc", 1000), ("preemptible-pc", 10)):
+            priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
+            self.lab.apply("default", {**priority, "metadata": {"name": name}, "value": value})
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.kubectl("delete", "mpijob", NAME, "--wait=false", timeout_s=180)
+        finally:
+            super().__exit__(*error)
+
+    def applied(self) -> list[Applied]:
+        """Every step that a worker has told of, in the order of time."""
+        found = []
+        for path in (self.directory / "applied").iterdir():
+            for line in path.read_text().splitlines(keepends=True):
+                at_s, rank, size, step, weight = line.split()
+                host = path.name.rpartition(".")[0]
+                told = (int(rank), int(size), int(step), float(weight))
+                found.append(Applied(float(at_s), host, *told))
+        return sorted(found, key=lambda one: one.at_s)
+
+    def workers(self) -> list[Applied]:
+        """The newest step of each worker that makes steps now, by rank."""
+        now_s = time.monotonic()
+        newest = {one.host: one for one in self.applied() if now_s - one.at_s < 3.0}
+        return sorted(newest.values(), key=lambda one: one.rank)
+
+    def trains_with(self, workers: int, *, other_than: Sequence[Applied] = ()) -> list[Applied]:
+        """Wait until so many workers, others than before, make steps together."""
+        before = {one.host for one in other_than}
+        found: list[list[Applied]] = []
+
+        def there() -> bool:
+            found.append(self.workers())
+            hosts = {one.host for one in found[-1]}
+            sizes = {one.size for one in found[-1]}
+            return sizes == {workers} and len(hosts) == workers and hosts != before
+
+        self.until(there, FORM_TIMEOUT_S, f"{workers} workers train")
+        return found[-1]
+
+    def edit_replicas(self, replicas: int) -> None:
+        """What stands in for the scale of an MPIJob."""
+        self.tell(f"Worker.replicas is {replicas}")
+        spec = {"spec": {"mpiReplicaSpecs": {"Worker": {"replicas": replicas}}}}
+        self.kubectl("patch", "mpijob", NAME, "--type=merge", "-p", json.dumps(spec))
+
+    def conditions(self) -> dict[str, str]:
+        """What the operator says of the job: status by type."""
+        found = self.lab.get(self.namespace, "mpijob", NAME)["status"].get("conditions", [])
+        return {condition["type"]: condition["status"] for condition in found}
+
+    def nothing_is_lost(self) -> None:
+        """Assert that each step was applied once: it adds 1 to the one weight."""
+        applied = self.applied()
+        assert all(one.weight == one.step for one in applied)
+        steps = {one.step for one in applied}
+        assert steps == set(range(1, max(steps) + 1))
+        for host in {one.host for one in applied}:
+            made = [one.step for one in applied if one.host == host]
+            assert made == sorted(set(made)), f"{host} has made a step again"
