@@ -89,8 +89,12 @@ def arguments(
     names = given.names()
     if not set(names) & set(INTERFACE):
         ours[INTERFACE[0]] = (interface,)
+    fewest = str(size.least * size.slots)
     if not set(names) & {*PROCESSES, *LEAST}:
-        ours[LEAST[0]] = (str(size.least * size.slots),)
+        ours[LEAST[0]] = (fewest,)
+    if not set(names) & set(PROCESSES):
+        # It starts with no less than that, and takes in whoever is there.
+        ours[PROCESSES[0]] = (given.value(LEAST) or fewest,)
     ours.update((name, values) for name, values in DEFAULTS.items() if name not in names)
     kept = [word for o in given.options if o.name != DISCOVERY for word in o.words]
     added = [word for name, values in ours.items() for word in (name, *values)]

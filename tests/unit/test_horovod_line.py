@@ -57,7 +57,8 @@ def test_the_operators_host_list_is_overruled_and_the_users_counts_are_kept() ->
         ("-np 2 --network-interfaces=net1 python t.py", {"--network-interfaces": "net1"}),
         ("-np 2 --gloo-timeout 9 python t.py", {"--gloo-timeout-seconds": "9"}),
         ("--num-proc=2 python t.py", {"--num-proc": "2"}),
-        ("python t.py", {"--min-np": "1"}),
+        ("python t.py", {"--min-np": "1", "-np": "1"}),
+        ("--min-np 2 --max-np 3 python t.py", {"--min-np": "2", "-np": "2"}),
         ("--verbose -np 1 --slots-per-host 1 -- python t.py", {"--verbose": None}),
     ],
 )
