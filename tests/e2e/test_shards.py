@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real torchruns that train shards, while nodes of different pace are killed, drained and come."""
+"""Real launchers that train shards, while nodes of different pace are killed, drained and come."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.horovod.cluster import horovod_folder
 from tests.support.training.local import Start, sizes, start
 from tests.support.training.pods import ROOT
 from tests.support.training.shard_history import records_by_node, repeated_and_lost, worlds
@@ -61,3 +62,21 @@ def test_each_record_is_once_an_epoch_in_the_final_weights(
     others = [trained[f"node-{number}"] for number in range(1, nodes)]
     if nodes == 4:
         assert trained["node-0"] < max(others)
+
+
+def test_horovod_goes_on_from_the_state_that_it_restores(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDS_RECORDS", "6000")
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    folder = horovod_folder()
+    job = start(
+        *("--nodes", "3", "--min", "1", "--max", "3"),
+        *("--event", "kill:node-1@world3+4s", "--event", "add@world2+4s"),
+        *("--", f"{folder}/horovodrun", "--gloo-timeout-seconds", "120"),
+        *(f"{folder}/python", str(ROOT / "tests" / "support" / "scripts" / "horovod_shards.py")),
+    )
+    assert job.status(600) == 0, job.said
+    assert repeated_and_lost(directory, 6000, 1) == ([], [])
+    assert [len(logs) for logs in worlds(directory)] == [3, 2, 3]
