@@ -7,6 +7,10 @@ ABSENT_S = 1.5
 """For how long a healthy watch must miss a member until its commands are given up: one whose lease
 ran out while it was busy registers again at once. With the worker's grace it is below 5 s."""
 
+RETURN_S = 15.0
+"""How long after a gap in the watch none is given up: what hid the store from here may have hidden
+it from all until their leases ran out, and then each registers again in its own time."""
+
 
 class Absence:
     """How long one member has been missed; it counts as gone after ``limit_s``."""
@@ -26,5 +30,4 @@ class Absence:
         """
         if self._since_s is None:
             self._since_s = now
-        self._since_s = max(self._since_s, now - healthy_for_s)
-        return now - self._since_s >= self._limit_s
+        return now - self._since_s >= self._limit_s and healthy_for_s >= RETURN_S
