@@ -22,6 +22,10 @@ from rdzv.records.job import Member
 HANDSHAKE_TIMEOUT_S = 10.0
 """For everything until both ends are known; a node that is starved may need some of it."""
 
+PATH_IDLE_S, PATH_INTERVAL_S, PATH_TRIES = 15, 5, 6
+"""A path that carries nothing any more is noticed after 45 s, though both ends are members: the
+kernels ask each other, so that a sidecar that is starved does not count as gone."""
+
 
 class HandshakeError(LauncherError):
     """The other end did not prove who it is, or was not there: one sentence why."""
@@ -111,8 +115,20 @@ def _tcp_socket(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     connection.setblocking(False)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    notice_lost_path(connection)
+    # Of what a launcher's side sends nothing waits for long, so that nobody is hit who is slow.
+    lost_ms = 1000 * (PATH_IDLE_S + PATH_INTERVAL_S * PATH_TRIES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, lost_ms)
     return connection
+
+
+def notice_lost_path(connection: socket.socket) -> None:
+    """Have the kernel end the connection when its path is gone; send small frames at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PATH_IDLE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATH_INTERVAL_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PATH_TRIES)
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,8 @@ ABANDON_TIMEOUT_S = 30.0
 RETRY_S = 0.2
 RETRY_MAX_S = 2.0
 """Between two calls of a sidecar that does not answer, while its member is there."""
+UNREACHED_S = 60.0
+"""How long such a sidecar is called: by then its agent has ended the command (lease 10 s)."""
 
 
 class LauncherEnd:
@@ -139,8 +141,11 @@ class LauncherEnd:
                     await asyncio.sleep(RETRY_S)
 
     async def _reach(self, host: str) -> tuple[Member, Ends]:
-        """Connect to the host for as long as it is a member; raises ``NoPeer``."""
-        pause_s, said = RETRY_S, ""
+        """Connect to the host for as long as it is a member; raises ``NoPeer``.
+
+        One that is a member and is not reached for ``UNREACHED_S`` is given up, too.
+        """
+        pause_s, said, called_s = RETRY_S, "", self._clock()
         absence = Absence(ABSENT_S)
         while True:
             snapshot, generation = self._client.membership.snapshot(), self._generation()
@@ -165,6 +170,12 @@ class LauncherEnd:
                         *(host, said := str(error)),
                         extra={"event": "tunnel_unreachable"},
                     )
+                if generation is None:
+                    called_s = self._clock()
+                elif self._clock() - called_s >= UNREACHED_S:
+                    raise NoPeer(
+                        f"the sidecar of host {host} was not reached for {UNREACHED_S:g} s: {error}"
+                    ) from error
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._client.membership.changed_from(snapshot)

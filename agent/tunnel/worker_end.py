@@ -14,10 +14,11 @@ from pathlib import Path
 
 from agent.tunnel.absence import ABSENT_S, Absence
 from agent.tunnel.connections import Connections
-from agent.tunnel.handshake import HandshakeError, answer
+from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path
 from agent.tunnel.identity import TunnelIdentity
 from agent.tunnel.opening import OpeningError, read_opening
 from agent.tunnel.peers import NoPeer, calling, is_present
+from agent.tunnel.refusals import Refusals
 from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
@@ -67,6 +68,7 @@ class WorkerEnd:
         self._generation = generation
         self._clock = clock
         self._unknown: dict[asyncio.Task[None], str] = {}
+        self._refusals = Refusals(log, clock)
         self._detached: dict[str, tuple[Member, Absence, float]] = {}
         self._detaching = asyncio.Event()
 
@@ -83,7 +85,7 @@ class WorkerEnd:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._follow_absences(), name="tunnel-absences")
                 while True:
-                    connection = await _accept(listener)
+                    connection = await self._accept(listener)
                     address = _address_of(connection)
                     task = tasks.create_task(self._serve(connection, address))
                     self._unknown[task] = address
@@ -109,6 +111,17 @@ class WorkerEnd:
         listener.setblocking(False)
         return listener
 
+    async def _accept(self, listener: socket.socket) -> socket.socket:
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
+                self._refusals.tell("?", f"it cannot be taken: {error.strerror}")
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+            else:
+                notice_lost_path(connection)
+                return connection
+
     def _make_room(self) -> None:
         """Where too many have not said who they are, the oldest of whoever has most goes."""
         if len(self._unknown) > UNKNOWN_MAX:
@@ -116,14 +129,14 @@ class WorkerEnd:
             oldest = next(task for task, address in self._unknown.items() if address == most)
             del self._unknown[oldest]
             oldest.cancel()
-            _refused(most, f"{UNKNOWN_MAX} others have not said yet either who they are")
+            self._refusals.tell(most, f"{UNKNOWN_MAX} others have not said yet either who they are")
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
         with self.connections.kept(), suppress(OSError):  # one that breaks has ended
             try:
                 ends, member = await answer(connection, self._own, self._known)
             except (HandshakeError, NoPeer) as error:
-                _refused(address, str(error))
+                self._refusals.tell(address, str(error))
                 return
             except asyncio.CancelledError:
                 return  # others came, or the sidecar ends
@@ -132,7 +145,7 @@ class WorkerEnd:
             self._unknown.pop(task, None)
             with self.connections.to(member, ends.writer):
                 if not is_present(self._client.membership.snapshot(), self._generation(), member):
-                    _refused(address, f"{member.name} is no member any more")
+                    self._refusals.tell(address, f"{member.name} is no member any more")
                     return
                 await self._carry(ends, member)
 
@@ -174,7 +187,9 @@ class WorkerEnd:
             healthy_for_s = self._client.mirror.healthy_for_s(now)
             for session, (member, absence, since_s) in tuple(self._detached.items()):
                 there = snapshot.members.get(member.name)
-                if there is not None and there.pod_uid == member.pod_uid:
+                # While this sidecar itself is not registered, others may not be able to, either.
+                unsure = self._generation() is None
+                if unsure or (there is not None and there.pod_uid == member.pod_uid):
                     absence.over()
                     if now - since_s > DETACHED_MAX_S:
                         del self._detached[session]
@@ -213,28 +228,8 @@ class WorkerEnd:
             await asyncio.sleep(AGENT_INTERVAL_S)
 
 
-async def _accept(listener: socket.socket) -> socket.socket:
-    while True:
-        try:
-            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        except OSError as error:
-            _refused("?", f"it cannot be taken: {error.strerror}")
-            await asyncio.sleep(ACCEPT_PAUSE_S)
-        else:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
-
-
 def _address_of(connection: socket.socket) -> str:
     try:
         return str(connection.getpeername()[0])
     except OSError:
         return "?"
-
-
-def _refused(address: str, why: str) -> None:
-    log.warning(
-        "a connection from %s to the tunnel is refused: %s",
-        *(address, why),
-        extra={"event": "tunnel_refused"},
-    )

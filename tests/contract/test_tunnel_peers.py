@@ -15,7 +15,7 @@ import pytest
 
 from agent.parts import member_parts, tunnel_of
 from agent.surroundings import MemberSettings, Sockets
-from agent.tunnel import handshake, worker_end
+from agent.tunnel import absence, handshake, worker_end
 from agent.tunnel.certificate import make_pem
 from agent.tunnel.handshake import HandshakeError, call
 from agent.tunnel.hello import encode_hello
@@ -125,6 +125,12 @@ async def pod(
             await parts.registrar.registered.wait()
             await tunnel.listening.wait()
         yield made
+
+
+@pytest.fixture(autouse=True)
+def watched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is given up soon after a gap in the watch, and each of these has just begun."""
+    monkeypatch.setattr(absence, "RETURN_S", 0.0)
 
 
 @pytest.fixture
