@@ -54,6 +54,7 @@ class RunningParts:
         self._run_dir = run_dir
         self._fresh = held is None
         self._registered_once = False
+        self._awaits_agent = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be a member until ``stop`` is set, then leave.
@@ -71,6 +72,8 @@ class RunningParts:
             return "stopping"
         if self.fenced:
             return self.fenced
+        if self._awaits_agent:
+            return None  # what is waited for comes once this is ready
         if not self._registered_once:
             return "not registered yet"
         if self.launcher.drains.own.active:
@@ -129,6 +132,8 @@ class RunningParts:
 
     async def _stay_registered(self) -> None:
         await self._reach_store()
+        if self._fresh and self.launcher.tunnel.serves:
+            await self._meet_agent()
         registrar = self.member.registrar
         while True:
             try:
@@ -144,6 +149,35 @@ class RunningParts:
             log.info(
                 "no longer fenced: the job is this pod's again", extra={"event": "fence_lifted"}
             )
+
+    async def _meet_agent(self) -> None:
+        """Wait until this pod can start a horovodrun's commands, before it is on any host list.
+
+        Its container starts after this sidecar, and may have an image of many gigabytes to fetch;
+        a worker that is started there meanwhile fails. A pod that drains before waits no longer.
+        """
+        self._awaits_agent = True
+        log.info(
+            "registering once the agent of Horovod's workers listens (muster-exec)",
+            extra={"event": "registration"},
+        )
+        coming = [
+            asyncio.create_task(self.launcher.tunnel.until_agent(), name="agent"),
+            asyncio.create_task(self._until_drained(), name="drained"),
+        ]
+        try:
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in coming:
+                task.cancel()
+            self._awaits_agent = False
+
+    async def _until_drained(self) -> None:
+        while True:
+            snapshot = self.client.membership.snapshot()
+            if self._settings.identity.pod_uid in snapshot.drains:
+                return
+            await self.client.membership.changed_from(snapshot)
 
     async def _reach_store(self) -> None:
         """Wait for the first read. One that has been a member before waits until cancelled."""

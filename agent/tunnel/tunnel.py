@@ -41,6 +41,16 @@ class Tunnel:
         """How many commands go through it now."""
         return 0 if self._end is None else self._end.carrying
 
+    @property
+    def serves(self) -> bool:
+        """Whether commands are to come to this pod."""
+        return isinstance(self._end, WorkerEnd)
+
+    async def until_agent(self) -> None:
+        """Wait until a command that comes could be started here, if any is to come."""
+        if isinstance(self._end, WorkerEnd):
+            await self._end.until_agent()
+
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` where it cannot listen."""
         if self._end is None:

@@ -37,6 +37,8 @@ AGENT_TIMEOUT_S = 5.0
 AGENT_INTERVAL_S = 0.1
 DETACHED_MAX_S = 60.0
 """After which a command without a connection is forgotten here, for its agent to end or not."""
+FIRST_INTERVAL_S = 0.3
+"""Between two looks for an agent that has never listened: an image may be on its way."""
 ACCEPT_PAUSE_S = 0.5
 """After a connection that could not be taken, as where no file descriptor is left."""
 
@@ -93,6 +95,12 @@ class WorkerEnd:
                     self._make_room()
         finally:
             listener.close()
+
+    async def until_agent(self) -> None:
+        """Wait until the agent of this pod's container has begun to listen."""
+        # A file that comes is no event here.
+        while not await asyncio.to_thread(self._agent_path.exists):  # noqa: ASYNC110
+            await asyncio.sleep(FIRST_INTERVAL_S)
 
     def _listen(self) -> socket.socket:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET

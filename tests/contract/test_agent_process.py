@@ -232,6 +232,23 @@ async def test_a_store_that_is_not_there_at_a_first_start_ends_it_in_time(tmp_pa
     assert "--etcd-endpoints (MUSTER_ETCD_ENDPOINTS)" in one.lines[-1]["message"]
 
 
+async def test_a_worker_of_horovod_registers_once_its_agent_listens(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    """Its image may still be on its way: a horovodrun's worker would fail there until then."""
+    tunnel = str(free_ports(1)[0])
+    async with sidecar(server.endpoint, tmp_path, MUSTER_TUNNEL_PORT=tunnel) as one:
+        await one.until_ready()  # else its container would never be started
+        assert not (await seen(server)).members
+        (tmp_path / "exec.sock").touch()
+
+        async def registered() -> bool:
+            return "node-0" in (await seen(server)).members
+
+        await until(registered)
+        await one.until_ready()
+
+
 async def test_i5_a_store_that_is_away_for_three_lease_times_changes_nothing(
     tmp_path: Path,
 ) -> None:
