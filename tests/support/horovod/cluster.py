@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +18,8 @@ from typing import Self
 from console.local.launch.horovod_line import read_horovod_line
 from console.local.launch.settings import LAUNCHER, LocalSettings
 from console.local.nodes.payload import ExecHost, Horovodrun, Payload
-from console.local.processes.marked import NODE_MARK, RUN_MARK, children, send
+from console.local.processes.marked import NODE_MARK, RUN_MARK, children
+from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.horovod.hosts import token_of
 from rdzv.store.access import Access
 from tests.support.ports import free_ports
@@ -177,8 +177,8 @@ class HorovodCluster(Pods):
             node = self._leaving[name]
             self.until_no_worker(node)
             assert node.launcher is not None
-            send(children(node.launcher.pid), signal.SIGTERM)
-            assert node.launcher.wait(END_TIMEOUT_S) == 143
+            node.launcher.terminate()
+            assert node.launcher.wait(END_TIMEOUT_S) == EXIT_DONE
             assert node.sidecar is not None
             node.sidecar.terminate()
             node.sidecar.wait(END_TIMEOUT_S)
