@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from injection import facts
+from injection.horovod import PROGRAM, goes_past, starts_mpi
 from injection.member_spec import Demand
 from injection.remarks import Remark, warning
+from injection.sidecar import RUN_DIR
 from injection.workloads import Template, Workload, at
 from injection.yaml_tree import child, text_of, value_of
 from launcher_shim.exit_status import EXIT_TERMINATED
@@ -24,6 +26,14 @@ LAUNCHER = (
 WORKERS = (
     "container {name}: muster-exec runs in the place of its command, which is kept: it starts"
     " horovodrun's workers as this container's user, without sshd, keys or root"
+)
+MPI_ALONE = (
+    "container {name} runs {program}, whose world keeps its size: only a horovodrun is made a"
+    " launcher of Muster's"
+)
+PAST_OURS = (
+    "container {name}: after {word} in its line of shell, horovodrun is not the one that knows of"
+    " Muster: call {path} there"
 )
 LASTING = (
     "{path}.{key}: {value} is added: without it the operator ends the whole job with the first"
@@ -58,6 +68,8 @@ OPTIONS_MERGED = (
     "container {name} sets {variable}: muster-run overrules the keys that Muster needs, and keeps"
     " the others"
 )
+
+OURS = f"{RUN_DIR}/bin/{PROGRAM}"
 
 _VARIABLES = {
     **dict.fromkeys(
@@ -94,6 +106,8 @@ def cautions(
         yield Remark(
             (LAUNCHER if want.horovod == "launcher" else WORKERS).format(name=container.get("name"))
         )
+    if want.horovod == "launcher":
+        yield from _launch(container)
     if kind is not None and kind.lasting is not None and want.horovod == "worker":
         yield from _lasting(workload, template, *kind.lasting)
     if kind is not None and kind.master is not None:
@@ -109,6 +123,15 @@ def cautions(
             name = variable.get("name")
             if name in _VARIABLES:
                 yield Remark(_VARIABLES[name].format(name=container.get("name"), variable=name))
+
+
+def _launch(container: Mapping[str, Any]) -> Iterator[Remark]:
+    """Whether the horovodrun that a launcher's command starts is the one first in the PATH."""
+    name = container.get("name")
+    if (program := starts_mpi(container)) is not None:
+        yield warning(MPI_ALONE.format(name=name, program=program))
+    if (word := goes_past(container, OURS)) is not None:
+        yield warning(PAST_OURS.format(name=name, word=word, path=OURS))
 
 
 def _lasting(workload: Workload, template: Template, key: str, value: str) -> Iterator[Remark]:

@@ -21,6 +21,8 @@ from launcher_shim.pod.horovodrun_options import (
 )
 
 PROGRAM = "horovodrun"
+_OF_MPI = ("mpirun", "mpiexec", "orterun")
+_ACTIVATES = ("activate", "activate.sh")
 TUNNEL_PORT = 9401
 
 
@@ -60,13 +62,37 @@ def line_of_job(workload: Workload, container: Mapping[str, Any]) -> LauncherSay
     return LauncherSays()
 
 
-def _options(container: Mapping[str, Any]) -> GivenOptions | None:
-    """The options of the horovodrun in a container's command, one in a line of shell too."""
+def starts_mpi(container: Mapping[str, Any]) -> str | None:
+    """The program of MPI in a container's command that has no horovodrun, or None."""
+    found = [word.rpartition("/")[2] for line in _lines(container) for word in line]
+    return None if PROGRAM in found else next((one for one in found if one in _OF_MPI), None)
+
+
+def goes_past(container: Mapping[str, Any], ours: str) -> str | None:
+    """What in a line of shell has a horovodrun found that is not the one at ``ours``; or None."""
+    for line in _lines(container)[1:]:
+        activated = None
+        for word in line:
+            folder, _, name = word.rstrip(";").rpartition("/")
+            if name in _ACTIVATES:
+                activated = activated or word
+            if name == PROGRAM and word != ours and (folder or activated):
+                return word if folder else activated
+    return None
+
+
+def _lines(container: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    """A container's command, and each line of shell that may be in it, as words."""
     words = [
         *map(str, facts.listed(container, "command")),
         *map(str, facts.listed(container, "args")),
     ]
-    for candidate in (words, *map(_words, words)):
+    return (words, *(_words(word) for word in words if " " in word.strip()))
+
+
+def _options(container: Mapping[str, Any]) -> GivenOptions | None:
+    """The options of the horovodrun in a container's command, one in a line of shell too."""
+    for candidate in _lines(container):
         for number, word in enumerate(candidate):
             if word.rpartition("/")[2] == PROGRAM:
                 return read_options(candidate[number + 1 :])

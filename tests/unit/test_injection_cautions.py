@@ -18,6 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 SENTENCES = [
     cautions.LAUNCHER,
     cautions.WORKERS,
+    cautions.MPI_ALONE,
+    cautions.PAST_OURS,
     cautions.LASTING,
     cautions.NOT_LASTING,
     cautions.NOT_RUN,
@@ -60,6 +62,34 @@ NEVER = (
     "spec.mpiReplicaSpecs.Worker.restartPolicy is Never: kept, and with it the operator ends the"
     " whole job with the first worker that fails: make it ExitCode"
 )
+
+
+def launched(command: str) -> str:
+    lasting: str = CORPUS["mpi"].replace("replicas: 2", "restartPolicy: ExitCode")
+    return lasting.replace("[horovodrun, python, train.py]", command)
+
+
+def past_ours(word: str) -> list[str]:
+    return [cautions.PAST_OURS.format(name="launcher", word=word, path=cautions.OURS)]
+
+
+MPI_ALONE = [cautions.MPI_ALONE.format(name="launcher", program="mpirun")]
+LAUNCHES: list[tuple[str, list[str]]] = [
+    ("[mpirun, -np, '2', python, train.py]", MPI_ALONE),
+    ("[sh, -c, '/usr/bin/mpirun -np 2 python train.py']", MPI_ALONE),
+    ("[sh, -c, 'horovodrun -np 2 python train.py']", []),
+    ("[/opt/conda/bin/horovodrun, python, train.py]", []),
+    (f"[sh, -c, '. /opt/conda/bin/activate; {cautions.OURS} -np 2 python train.py']", []),
+    (
+        "[bash, -c, 'source /opt/conda/bin/activate && horovodrun -np 2 python train.py']",
+        past_ours("/opt/conda/bin/activate"),
+    ),
+    ("[bash, -c, 'conda activate && horovodrun -np 2 python train.py']", past_ours("activate")),
+    (
+        "[sh, -c, 'cd /x; /opt/conda/bin/horovodrun -np 2 python train.py']",
+        past_ours("/opt/conda/bin/horovodrun"),
+    ),
+]
 
 
 def not_run(kind: str, version: str) -> str:
@@ -114,6 +144,7 @@ OVERRULED = [
             [LAUNCHER, WORKERS, NEVER],
         ),
         (CORPUS["mpi"].replace("replicas: 2", "restartPolicy: ExitCode"), {}, [LAUNCHER, WORKERS]),
+        *((launched(command), {}, [LAUNCHER, *more, WORKERS]) for command, more in LAUNCHES),
         (
             CORPUS["mpi"].replace("kubeflow.org/v1", "kubeflow.org/v2beta1"),
             {},
