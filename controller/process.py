@@ -24,6 +24,10 @@ from controller.serving import application, serving
 
 log = logging.getLogger(__name__)
 
+LEAVE_S = 5.0
+"""How long pods are still answered for after a signal to end: the API server goes on asking until
+it has heard that this replica goes, and a pod that finds nobody starts without Muster."""
+
 
 async def run(config: ControllerConfig, environ: Mapping[str, str]) -> int:
     """Run until a signal ends it; ``environ`` is what counts where pods do not say."""
@@ -58,4 +62,5 @@ async def _serve(
             stopped = tasks.create_task(stop.wait())
             await asyncio.wait((stopped, keeping), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            await asyncio.wait((keeping,), timeout=LEAVE_S)
         keeping.cancel()

@@ -85,22 +85,25 @@ class Injector:
         if path is None:
             return None
         now_s = time.monotonic()
-        read_s, found = self._owners.get(wanted.uid, (0.0, None))
+        # A pod may name any uid: what is known of another namespace's owner is not shown for it.
+        known_as = f"{path} {wanted.uid}"
+        read_s, found = self._owners.get(known_as, (0.0, None))
         if found is not None and now_s - read_s < OWNER_FRESH_S:
             return found
         try:
             found = await self._api.get(path, READ_TIMEOUT_S)
         except ClusterError as error:
             log.warning(
-                "%s %s is not read, what the pod shows has to do: %s",
+                "%s %s is not read, %s has to do: %s",
                 wanted.kind,
                 wanted.name,
+                "what the pod shows" if found is None else "what was read of it before",
                 error,
                 extra={"event": "owner_not_read"},
             )
-            return None
-        self._owners[wanted.uid] = (now_s, found)
-        self._owners.move_to_end(wanted.uid)
+            return found
+        self._owners[known_as] = (now_s, found)
+        self._owners.move_to_end(known_as)
         while len(self._owners) > OWNERS_KEPT:
             self._owners.popitem(last=False)
         return found

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 SECRETS = "secrets"
 
 _PLURALS = {
@@ -13,6 +15,8 @@ _PLURALS = {
 }
 """Owners that are read: those that say more of a job than their pods do."""
 
+_WORD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
+
 
 def core(namespace: str, plural: str, name: str = "") -> str:
     """An object, or all of a kind, of the core API."""
@@ -20,9 +24,15 @@ def core(namespace: str, plural: str, name: str = "") -> str:
 
 
 def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
-    """An object with a pod template; None where its kind is not one that is read."""
-    plural = _PLURALS.get((api_version.rpartition("/")[0], kind))
-    return None if plural is None else f"/apis/{api_version}/namespaces/{namespace}/{plural}/{name}"
+    """An object with a pod template; None where its kind is not one that is read.
+
+    A pod may name any text as its owner: one that is no name would lead elsewhere, with our rights.
+    """
+    group, _, version = api_version.rpartition("/")
+    plural = _PLURALS.get((group, kind))
+    if plural is None or not all(map(_WORD.fullmatch, (version, namespace, name))):
+        return None
+    return f"/apis/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
 
 
 def webhook_configuration(name: str) -> str:

@@ -16,10 +16,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from controller import process
+from controller.admission import injector as admission
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
+from controller.config import ControllerConfig
 from controller.serving import application, serving
 from tests.support.cluster_api import FakeApi
 from tests.support.injection.corpus import CORPUS
@@ -64,13 +67,16 @@ class Time:
 
 
 @asynccontextmanager
-async def controller(fake: FakeApi, time: Time) -> AsyncIterator[Controller]:
+async def controller(
+    fake: FakeApi, time: Time, unsaid: tuple[str, ...] = ("job",)
+) -> AsyncIterator[Controller]:
     async with ClusterApi(fake.access) as api:
         keeper = CertificateKeeper(
             api, "muster-system", "muster-controller", "muster", (HOST,), time
         )
         metrics = AdmissionMetrics()
-        injector = Injector(api, environ({k: v for k, v in FLAGS.items() if k != "job"}), metrics)
+        said = environ({k: v for k, v in FLAGS.items() if k not in unsaid})
+        injector = Injector(api, said, metrics)
         keeping = asyncio.create_task(keeper.run())
         pages = application(injector, metrics, keeper.ready)
         async with serving(pages, "127.0.0.1", 0, keeper.context) as port:
@@ -185,3 +191,58 @@ async def test_who_has_not_made_the_pod_by_hand_is_told_at_its_owner_once(fake: 
     (event,) = events
     assert (event["reason"], event["involvedObject"]["kind"]) == ("NotInjected", "ReplicaSet")
     assert "--standalone" in event["message"]
+
+
+async def test_what_was_read_of_an_owner_has_to_do_while_the_api_server_is_away(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "OWNER_FRESH_S", 0.0)
+    pod, read = labelled()
+    await fake.put(JOB, read)
+    async with controller(fake, Time(), ("job", "min_nodes", "max_nodes")) as one:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        known = await one.ask(pod, authority)
+        fake.away = True
+        assert (await one.ask(pod, authority))["patch"] == known["patch"]
+        # An owner of that uid in another place is another one, and nothing is known of it.
+        pod["metadata"]["ownerReferences"][0]["name"] = "other"
+        assert "patch" not in await one.ask(pod, authority)
+
+
+async def test_pods_are_answered_for_until_the_api_server_knows_that_a_replica_goes(
+    fake: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "LEAVE_S", 3600.0)
+    ports: asyncio.Queue[int] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def told(*arguments: Any) -> AsyncIterator[int]:
+        async with serving(*arguments) as port:
+            ports.put_nowait(port)
+            yield port
+
+    monkeypatch.setattr(process, "serving", told)
+    config = ControllerConfig(
+        own_namespace="muster-system",
+        service="muster-controller",
+        certificate_secret="muster-controller",
+        webhook="muster",
+        listen="127.0.0.1",
+        port=0,
+        log_format="plain",
+    )
+    stop = asyncio.Event()
+    async with ClusterApi(fake.access) as api:
+        running = asyncio.create_task(process._serve(config, environ(FLAGS), api, stop))
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        port = await ports.get()
+        stop.set()
+        await asyncio.sleep(0)  # whoever waits for it knows
+        keeper: Any = None
+        pod, _ = labelled()
+        assert (await Controller(keeper, port).ask(pod, authority))["allowed"] is True
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running

@@ -16,6 +16,7 @@ from controller.admission import review
 from controller.admission.decision import WITHOUT, Verdict, decide, in_words_of_a_pod
 from controller.admission.json_patch import difference
 from controller.admission.owner import owner_of
+from controller.cluster import paths
 from injection.injection import Request, inject
 from injection.settings import TABLE
 from injection.workloads import workloads
@@ -165,6 +166,22 @@ def test_min_and_max_come_from_what_the_pod_shows_where_its_owner_cannot_be_read
     _, made = admitted(pod, None, flags)
     env = {v["name"]: v.get("value") for v in made["spec"]["initContainers"][0]["env"]}
     assert (env["MUSTER_MIN"], env["MUSTER_MAX"]) == ("3", "7")
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("batch/v1", "../../../../api/v1/namespaces/muster-system/secrets/muster-controller"),
+        ("batch/v1", "../../other/jobs/theirs"),
+        ("batch/v1", "a?watch=1"),
+        ("batch/v1", ""),
+        ("batch/..", "a"),
+        ("batch/v1/../..", "a"),
+    ],
+)
+def test_a_pod_that_names_no_name_as_its_owner_has_nothing_read(version: str, name: str) -> None:
+    assert paths.owner(version, "Job", "team", name) is None
+    assert paths.owner("batch/v1", "Job", "team", "a.b-1")
 
 
 def test_what_cannot_be_injected_is_admitted_with_the_reason() -> None:
