@@ -98,7 +98,9 @@ class ShardDesk:
         written = await self._write(request.name, membership, ledger, answer, round)
         if written:
             return written
-        self._tell_begin(request.name, ledger, answer)
+        if answer.begins:
+            self._tell_begin(request.name, answer)
+            return answer.reason
         batch_s = max(BATCH_S, BATCH_PER_POD_S * len(answer.ledger.pods))
         return ShardReply(given=answer.given, done=answer.done, batch_s=batch_s)
 
@@ -160,10 +162,9 @@ class ShardDesk:
             return "the watch of the store is behind"
         return "" if result.succeeded else "another pod came first"
 
-    def _tell_begin(self, name: str, before: ShardLedger, answer: Answer) -> None:
+    def _tell_begin(self, name: str, answer: Answer) -> None:
         world = answer.ledger.world
-        if world is None or (before.world is not None and before.world.name == world.name):
-            return
+        assert world is not None
         again = sum(high - low for low, high in answer.ledger.open.again)
         log.info(
             "shards of %s: a world of %d ranks goes on from step %d; %d places below the frontier"

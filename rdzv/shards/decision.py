@@ -60,6 +60,7 @@ class Answer:
 
     ``given``: places to train. ``done``: the epoch is trained to its end. ``lost``: why nothing
     that this rank does counts any more. ``refused``: a mistake of who asks, in one sentence.
+    ``begins``: a world begins with this, and the request is to be decided once more.
     """
 
     ledger: ShardLedger
@@ -68,13 +69,13 @@ class Answer:
     done: bool = False
     lost: str = ""
     refused: str = ""
+    begins: bool = False
 
 
 def decide(ledger: ShardLedger, present: Mapping[str, str], ask: Ask) -> Answer:
     """Answer one request. ``present``: the pod UIDs of the members that are there, by name."""
     if ledger.unreadable:
         return Answer(ledger, ledger.unreadable, refused=ledger.unreadable)
-    now = ledger
     if ledger.world is None or ledger.world.name != ask.world:
         why = _over(ledger.world, ask)
         if why:
@@ -82,11 +83,11 @@ def decide(ledger: ShardLedger, present: Mapping[str, str], ask: Ask) -> Answer:
         begun = _begin(ledger, ask)
         if isinstance(begun, str):
             return Answer(ledger, begun, refused=begun)
-        now = begun
-    why = _differs(now.world, ask)
+        return Answer(begun, f"the world {ask.world} begins", begins=True)
+    why = _differs(ledger.world, ask)
     if why:
         return Answer(ledger, why, refused=why)
-    now = _without_gone(now, present)
+    now = _without_gone(ledger, present)
     taken = _report(now, ask)
     if isinstance(taken, str):
         return Answer(ledger, taken, lost=taken)

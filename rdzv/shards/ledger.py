@@ -13,6 +13,11 @@ SAVES_MAX = 256
 """Saves that a world may still begin from. Each keeps what came with it apart; the oldest ones
 become part of the base, which a world may begin from, too."""
 
+PIECES_MAX = 16_384
+"""Pieces in all these saves: there are about as many in a save as there are ranks, and etcd takes
+1.5 MB, which each piece takes some 24 bytes of. Of more, the oldest saves become part of the base.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class ShardLedger:
@@ -94,7 +99,13 @@ def opened(trained: TrainedShards, shard_size: int) -> OpenShards:
 
 
 def _bounded(trained: TrainedShards) -> TrainedShards:
-    surplus = max(0, len(trained.saves) - SAVES_MAX)
+    kept = pieces = 0
+    for save in reversed(trained.saves):
+        pieces += len(save.places)
+        if kept == SAVES_MAX or (kept and pieces > PIECES_MAX):
+            break
+        kept += 1
+    surplus = len(trained.saves) - kept
     if not surplus:
         return trained
     oldest = trained.saves[:surplus]

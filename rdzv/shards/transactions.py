@@ -23,8 +23,8 @@ def transaction(
 
     ``revision`` is the one up to which ``before`` is complete. It rests on the world being the one
     that it was, and on each record that it replaces. Another world begins on every record that
-    there is; who has gone must be gone. The caller adds its registration, and for a world of
-    torchrun the round.
+    there is, and without any of a pod; who has gone must be gone. The caller adds its
+    registration, and for a world of torchrun the round.
     """
     here = keys.shards_of(name)
     operations: list[Operation] = []
@@ -32,15 +32,10 @@ def transaction(
     compares = [Compare(here.world, "mod", "=", known)]
     begins = before.world is None or after.world is None or after.world.name != before.world.name
     if begins and after.world is not None:
-        operations += [Put(here.world, after.world.to_json())]
         # No report has come since, of any pod: only another beginning deletes one.
         compares.append(Compare(here.pods, "mod", "<", revision + 1, prefix=True))
-        operations += [
-            # A transaction may write a key only once.
-            Delete(here.pod(member))
-            for member in before.pods
-            if member not in after.pods
-        ]
+        # All at once: etcd takes 128 operations, and a world may have more pods.
+        operations += [Put(here.world, after.world.to_json()), Delete(here.pods, prefix=True)]
     if begins or after.open != before.open:
         compares.append(Compare(here.open, "mod", "=", before.open.mod_revision))
         operations.append(Put(here.open, after.open.to_json()))
@@ -49,9 +44,8 @@ def transaction(
         operations.append(Put(here.trained, after.trained.to_json()))
     for member, pod in after.pods.items():
         was = before.pods.get(member)
-        if pod != was or begins:
-            if not begins:
-                compares += _unchanged(keys, here, membership, was, pod)
+        if pod != was:
+            compares += _unchanged(keys, here, membership, was, pod)
             operations.append(Put(here.pod(member), pod.to_json()))
     return compares, operations
 

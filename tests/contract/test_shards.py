@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import asyncio
 import time
 from uuid import uuid4
 
@@ -18,11 +19,14 @@ from rdzv.keys import JobKeys
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import Unreliable
+from rdzv.records.shards import PodShards
+from rdzv.store import Put
 from tests.support.sidecars.shards import Pod, Rank, World, pods, repeated_or_lost
 from tests.support.store.backend import Backend
 
 SIZE = 1000
 ORDER = ShardOrder(SIZE, 7, 3)
+PATIENCE_S = 60.0
 
 
 def world(
@@ -133,3 +137,23 @@ async def test_only_ranks_of_the_live_round_begin_a_world() -> None:
 def test_a_line_that_is_no_request_is_refused(fields: dict[str, object], sentence: str) -> None:
     with pytest.raises(RecordError, match=re.escape(sentence)):
         ShardRequest.from_line(json.dumps(fields).encode())
+
+
+async def test_a_world_begins_however_many_pods_the_one_before_had(backend: Backend) -> None:
+    async with pods(backend.connect, f"job-{uuid4().hex}", "a", time.monotonic) as made:
+        first = world(made, "a", 1)
+        await first.epoch(steps=3)
+        saved = await first.save()
+        client = made["a"].client
+        here = client.keys.shards_of("train")
+        for hundred in range(3):
+            former = [f"former-{hundred}-{number}" for number in range(100)]
+            records = [Put(here.pod(name), PodShards(name, name).to_json()) for name in former]
+            result = await client.store.txn([], records)
+            await client.mirror.reached(result.revision)
+        second = world(made, "a", 2, saved, first.history(saved))
+        async with asyncio.timeout(PATIENCE_S):
+            await second.epoch()
+        end = await second.save()
+        assert repeated_or_lost(second.history(end), SIZE) == []
+        assert len((await client.store.range(here.pods, prefix=True)).kvs) == 1

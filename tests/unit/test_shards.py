@@ -16,11 +16,19 @@ from hypothesis import strategies as st
 from muster.shard_log import ShardLog
 from muster.shard_order import ShardOrder
 from rdzv.intervals import Intervals, common, covers, length, lowest, normal, union, without
-from rdzv.records.shards import OpenShards, Plan, PodShards, Saved, ShardWorld, TrainedShards
+from rdzv.records.shards import (
+    OpenShards,
+    Plan,
+    PodShards,
+    Saved,
+    ShardWorld,
+    Share,
+    TrainedShards,
+)
 from rdzv.shards import decision
 from rdzv.shards import ledger as ledgers
 from rdzv.shards.decision import Ask, _lease, _report, decide
-from rdzv.shards.ledger import ShardLedger, as_of, opened, sealed
+from rdzv.shards.ledger import PIECES_MAX, ShardLedger, as_of, opened, sealed
 from rdzv.store import KeyValue
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
@@ -112,6 +120,8 @@ class Job:
         answer = decide(self.ledger, self.present(), ask)
         assert not answer.refused or rank in self.former, answer.refused
         self.ledger = stored(answer.ledger)
+        if answer.begins:
+            return self.request(rank, epoch, want, answered)
         if answered and not answer.lost:
             rank.saves = []
             rank.left += [place for low, high in answer.given for place in range(low, high)]
@@ -423,3 +433,20 @@ def test_a_rank_tells_of_each_place_that_it_was_given_in_one_way(
         parts = [normal(one) for one in (log.left, log.used, saves, told)]
         assert union(*parts) == (((0, given),) if given else ())
         assert sum(map(length, parts)) == given
+
+
+def test_the_saves_of_many_ranks_fit_into_a_record() -> None:
+    many = 1500
+    ledger = ShardLedger(ShardWorld("w", Plan(10**10, 10, None), 1, 0))
+    for step in range(1, 100):
+        apart = tuple(
+            (10**9 + 20 * (step * many + n), 10**9 + 20 * (step * many + n) + 10)
+            for n in range(many)
+        )
+        told = PodShards("a", "u", {0: Share(saves=(Saved(step, apart),))})
+        ledger = sealed(ledger.with_pod(told))
+    assert ledger.trained.newest == 99
+    assert sum(len(save.places) for save in ledger.trained.saves) <= PIECES_MAX
+    # What is no save of its own any more is not forgotten.
+    everything: Intervals = union(ledger.trained.places, *(s.places for s in ledger.trained.saves))
+    assert length(everything) == 99 * many * 10
