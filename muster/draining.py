@@ -79,6 +79,7 @@ class Drain:
         traceback: Optional[TracebackType],
     ) -> None:
         if error is None:
+            self._note_later()
             self._leave("the loop ended before drain.committed() was called", away=True)
         else:
             self._leave("%s: %s" % (type(error).__name__, error))
@@ -111,8 +112,7 @@ class Drain:
         self._rank = boundary.arrive(self._rank, step)
         self._file.saved.come_to(step)
         step_listeners.arrive(step)
-        while self._later:
-            self._note_saved(*self._later.popleft())
+        self._note_later()
         self._write_progress(self._rank)
         return self._follow()
 
@@ -220,6 +220,11 @@ class Drain:
             return False
         self._file.saved.add(step, cursor)
         return True
+
+    def _note_later(self) -> None:
+        """Take in what another thread has saved meanwhile."""
+        while self._later:
+            self._note_saved(*self._later.popleft())
 
     def _require_own_process(self, call: str) -> None:
         if self._file is not None and not self._file.of_this_process:

@@ -34,10 +34,12 @@ def weigh(trainer: Any, sampler: ElasticSampler, loss: Any) -> None:
 
 
 def recount(checkpoint: Dict[str, Any], former: int, present: int) -> None:
-    """Count the batches of a checkpoint in those of this world: ``present`` to a step."""
+    """Count the batches of a checkpoint in those of this world: ``present`` to a step.
+
+    Of a step that was not complete then, whose gradients no checkpoint has, all are trained again.
+    """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["current"], progress["total"]):
-        steps = -(-counts["ready"] // former)
-        more = steps * present - counts["ready"]
+        more = counts["ready"] // former * present - counts["ready"]
         for name in ("ready", "started", "processed", "completed"):
             counts[name] += more

@@ -115,6 +115,7 @@ class Desk:
         self.order = order
         self.log = ShardLog(order)
         self.world = identity.get("world")
+        self.start: int = identity["start"]
         self._identity = identity
         self._ask = ask
         self._pid = os.getpid()
@@ -224,6 +225,14 @@ class Alone:
 _desks: Dict[str, Desk] = {}
 
 
+def _start(world: Optional[str]) -> int:
+    """The step that the weights were of when the world began: by then a later one may be saved."""
+    for desk in _desks.values():
+        if desk.world == world:
+            return desk.start
+    return last_commit() or 0
+
+
 def shards(
     dataset_size: int,
     *,
@@ -287,7 +296,7 @@ def _begin(
         "size": order.size,
         "shard_size": order.shard_size,
         "seed": order.seed,
-        "start": (last_commit() or 0) if start is None else start,
+        "start": _start(world) if start is None else start,
     }
     ask = ShardLine(run_dir).ask if run_dir else Alone(order, rank.rank, count).ask
     desk = Desk(order, {key: one for key, one in identity.items() if one is not None}, ask)

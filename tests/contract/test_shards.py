@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import asyncio
 import time
 from uuid import uuid4
 
@@ -16,11 +16,11 @@ from muster.shard_order import ShardOrder
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
+from rdzv.records.shards import PodShards
+from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.sidecars.jobs import Unreliable
-from rdzv.records.shards import PodShards
-from rdzv.store import Put
 from tests.support.sidecars.shards import Pod, Rank, World, pods, repeated_or_lost
 from tests.support.store.backend import Backend
 

@@ -23,6 +23,7 @@ import muster.draining
 import muster.gate
 import muster.progress
 from agent.rundir.progress import read_ranks
+from muster import step_listeners
 from muster.draining import Drain
 from muster.gate import GateFile
 from muster.progress import ProgressFile
@@ -374,6 +375,26 @@ def test_a_save_that_no_drain_asked_for_is_told_and_nothing_else_changes(pod: Po
     with make(pod) as drain:
         drain.commit_due(1)
         assert pod.told().saved == ()
+
+
+def test_a_save_of_another_thread_is_told_at_the_end_of_the_loop_as_well(
+    pod: PodGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    def save(step: int) -> str:
+        told.append(step)
+        return ""
+
+    listener = step_listeners.Listener(lambda step: None, save)
+    monkeypatch.setattr(step_listeners, "listeners", [listener])
+    with make(pod) as drain:
+        drain.commit_due(20)
+        with beside(lambda: drain.committed(20)):
+            pass
+        assert told == [], "shards are not for two threads"
+    assert told == [20]
+    assert pod.told().saved == (20,)
 
 
 def test_mistakes_are_said(pod: PodGate) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster import sharding, step_listeners
 from muster.shard_log import ShardLog
 from muster.shard_order import ShardOrder
 from rdzv.intervals import Intervals, common, covers, length, lowest, normal, union, without
@@ -450,3 +451,28 @@ def test_the_saves_of_many_ranks_fit_into_a_record() -> None:
     # What is no save of its own any more is not forgotten.
     everything: Intervals = union(ledger.trained.places, *(s.places for s in ledger.trained.saves))
     assert length(everything) == 99 * many * 10
+
+
+def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    class Line:
+        def __init__(self, run_dir: str) -> None:
+            """The sidecar's end is this test."""
+
+        def ask(self, request: dict[str, object]) -> dict[str, object]:
+            asked.append((request["name"], request["start"]))
+            return {"given": [], "done": False}
+
+    commits = iter([None, 400])
+    monkeypatch.setattr(sharding, "last_commit", lambda: next(commits))
+    monkeypatch.setattr(sharding, "ShardLine", Line)
+    monkeypatch.setattr(sharding, "_desks", {})
+    monkeypatch.setattr(step_listeners, "listeners", [])
+    monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "digits")
+    for name in ("train", "held-out"):  # the second one after the first epoch
+        sharding.shards(10, shard_size=2, name=name)
+    assert asked == [("train", 0), ("held-out", 0)]
