@@ -115,7 +115,7 @@ class Desk:
         self.order = order
         self.log = ShardLog(order)
         self.world = identity.get("world")
-        self.start: int = identity["start"]
+        self.start: int = identity.get("start", 0)
         self._identity = identity
         self._ask = ask
         self._pid = os.getpid()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from copy import copy
 from itertools import accumulate
 from typing import Any, Callable, Iterable, Iterator, List, Sequence, Tuple
 
@@ -79,6 +80,12 @@ class ShardStream:
         key = "%d:%d" % (self.sampler.seed, epoch)
         return LaneOrder(self._records, key, self.sampler.global_batch, self._lanes)
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """Go to a loader's workers where they are not forked, as from Python 3.14 on."""
+        sampler = copy(self.sampler)
+        del sampler.order_of  # of this stream, which the other end makes anew
+        return _stream, (self._records, self._read, sampler, self._lanes)
+
     def __len__(self) -> int:
         """How many micro batches a whole epoch has."""
         return len(self.sampler)
@@ -137,6 +144,10 @@ def shard_stream(
             " global_batch=%s" % (lanes, global_batch)
         )
     sampler = ElasticSampler(sum(records), seed, global_batch=global_batch, **options)
+    return _stream(records, read, sampler, lanes)
+
+
+def _stream(records: Sequence[int], read: Read, sampler: ElasticSampler, lanes: int) -> ShardStream:
     stream: ShardStream = _kind()(records, read, sampler, lanes)
     return stream
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -176,6 +177,18 @@ def test_what_cannot_be_sampled_is_refused() -> None:
             ElasticSampler(10, **options)
     with pytest.raises(ValueError, match=r"^shard_stream: "):
         shard_stream([3], lambda shard, start, stop: [], global_batch=4, lanes=3)
+
+
+def records_of(shard: int, start: int, stop: int) -> list[tuple[int, int]]:
+    return [(shard, record) for record in range(start, stop)]
+
+
+def test_a_stream_goes_to_workers_that_are_not_forked() -> None:
+    stream = shard_stream([9, 8], records_of, 7, global_batch=4, rank=0, world_size=1)
+    stream.sampler.go_to({"epoch": 0, "samples": 4, "of": 17, "seed": 7})
+    there = pickle.loads(pickle.dumps(stream))
+    assert list(there) == list(stream)
+    assert there.sampler.cursor == stream.sampler.cursor
 
 
 def test_a_loader_that_ends_too_early_is_told_of() -> None:
