@@ -123,8 +123,10 @@ class Quarantining:
         record, now = snapshot.quarantines.get(self._member), self._clock()
         if record != self._seen[0]:
             self._seen = (record, now)
-        if self._died:
-            decision = after_death(record, self._member, self._pod_uid, self._died[0], self._terms)
+        # Another may die while this looks at what its ranks have made: that one has its own turn.
+        death = self._died[0] if self._died else None
+        if death is not None:
+            decision = after_death(record, self._member, self._pod_uid, death, self._terms)
         elif record is None or record.pod_uid != self._pod_uid:
             return math.inf
         else:
@@ -132,7 +134,7 @@ class Quarantining:
             steps = await self._lives.made(nonce) if record.fruitless and nonce else None
             decision = after_time(now, record, self._seen[1], alive_s, self._terms, steps)
         if decision.record is None and not decision.drop:
-            if self._died:
+            if death is not None:
                 self._died.popleft()
                 return now
             return decision.wake_at_s

@@ -18,7 +18,7 @@ from rdzv.records.job import Job, Member
 from rdzv.records.quarantine import Terms
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
-from tests.support.clocks.virtual import now
+from tests.support.clocks.virtual import DISK_S, now
 from tests.support.sidecars.jobs import identity
 
 pytestmark = pytest.mark.virtual
@@ -26,8 +26,6 @@ pytestmark = pytest.mark.virtual
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
 LEASE = 7
-END_S = 20.0
-"""For what would hang."""
 
 
 class Pod:
@@ -118,3 +116,14 @@ async def test_a_death_is_counted_in_a_store_that_was_restored_to_before_it(
         await one.seed()
         one.follow.set()
         await one.counts(1)
+
+
+async def test_a_death_counts_that_comes_while_the_steps_of_the_living_one_are_looked_at() -> None:
+    async with pod() as one:
+        one.follow.set()
+        for deaths in range(1, 101):
+            # In a world: a row of fruitless ones is why the steps of the next are looked at.
+            one.keeping.came(f"torchrun {deaths}")
+            await asyncio.sleep(DISK_S * 0.9)
+            one.keeping.ended(f"torchrun {deaths}", "died", 1.0)
+            await one.counts(deaths)
