@@ -143,7 +143,8 @@ async def test_a_lease_lives_on_its_renewals_and_takes_its_keys_along(
         assert follower.events == []
         await follower.count(2)
     assert follower.seen() == [("delete", p + "a", b""), ("delete", p + "b", b"")]
-    assert {event.kv.mod_revision for event in follower.events} == {written.revision + 1}
+    # In one revision, whichever: leases of tests before this one may expire in between.
+    assert len({event.kv.mod_revision for event in follower.events}) == 1
     assert [kv.key for kv in (await store.range(p, prefix=True)).kvs] == [p + "c"]
     with pytest.raises(LeaseLost):
         await store.lease_keep_alive(lease)
