@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.drain.notice import LINE_LENGTH, Notice, read_notice
-from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
-from rdzv.errors import ConfigError, RecordError
-from rdzv.flags import named
+from agent.rundir.pod_socket import PodSocket
+from rdzv.errors import RecordError
 
 log = logging.getLogger(__name__)
 
@@ -60,51 +59,25 @@ class NoticeSocket:
         notify: Callable[[Notice], None],
         phase_after: Callable[[Phase | None], Awaitable[Phase]],
     ) -> None:
-        self.listening = asyncio.Event()
-        self._path = path
         self._notify = notify
         self._phase_after = phase_after
-        self._clients: dict[asyncio.Task[object], asyncio.StreamWriter] = {}
+        self._socket = PodSocket(
+            path, self._serve, limit=LINE_LENGTH, connections_max=CONNECTIONS_MAX
+        )
+
+    @property
+    def listening(self) -> asyncio.Event:
+        """Whether who finds the socket can connect to it."""
+        return self._socket.listening
 
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
-        if self._path is None:
-            self.listening.set()
-            await asyncio.Event().wait()
-        else:
-            await self._serve(self._path)
+        await self._socket.run()
 
-    async def _serve(self, path: Path) -> None:
-        try:
-            nascent = nascent_name(str(path))
-        except PathTooLong as error:
-            raise ConfigError(f"{named('--run-dir')}: {error}") from error
-        await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
-        server = await asyncio.start_unix_server(self._answer, nascent, limit=LINE_LENGTH)
-        try:
-            # Every user of the pod may give notice; it can do no more than end the pod it is in.
-            await asyncio.to_thread(publish, nascent, str(path), 0o666)
-            self.listening.set()
-            await asyncio.Event().wait()
-        finally:
-            server.close()
-            # Each sees its connection end; a task of asyncio's server is not to be cancelled.
-            for writer in self._clients.values():
-                writer.close()
-            await asyncio.gather(*self._clients, return_exceptions=True)
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._clients[task] = writer
-        try:
-            # A client that goes away changes nothing: its notice stands.
-            with suppress(ConnectionError, TimeoutError):
-                if len(self._clients) <= CONNECTIONS_MAX:
-                    await self._converse(reader, writer)
-        finally:
-            del self._clients[task]
-            writer.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A client that goes away changes nothing: its notice stands.
+        with suppress(ConnectionError, TimeoutError):
+            await self._converse(reader, writer)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
+from agent.rundir.pod_socket import listening_at
 from agent.tunnel.absence import ABSENT_S, Absence
 from agent.tunnel.connections import Connections
 from agent.tunnel.handshake import HandshakeError, call
@@ -22,9 +23,6 @@ from agent.tunnel.peers import NoPeer, called, is_present
 from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
-from launcher_shim.rundir.unix_socket import PathTooLong, nascent_name, publish
-from rdzv.errors import ConfigError
-from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.records.job import Member
 
@@ -72,18 +70,10 @@ class LauncherEnd:
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the path is too long for a socket."""
         try:
-            nascent = nascent_name(str(self._path))
-        except PathTooLong as error:
-            raise ConfigError(f"{named('--run-dir')}: {error}") from error
-        await asyncio.to_thread(Path(nascent).unlink, missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, nascent, limit=READ_SIZE)
-        try:
-            # The launcher's user is another one than the sidecar's; others have no such directory.
-            await asyncio.to_thread(publish, nascent, str(self._path), 0o666)
-            self.listening.set()
-            await asyncio.Event().wait()
+            async with listening_at(self._path, self._serve, READ_SIZE):
+                self.listening.set()
+                await asyncio.Event().wait()
         finally:
-            server.close()
             await self.connections.end()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
