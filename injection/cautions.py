@@ -39,6 +39,10 @@ LASTING = (
     "{path}.{key}: {value} is added: without it the operator ends the whole job with the first"
     " worker that fails"
 )
+LACKS_LASTING = (
+    "{path}.{key} is missing: the operator ends the whole job with the first worker that fails:"
+    " make it {value}"
+)
 NOT_LASTING = (
     "{path}.{key} is {found}: kept, and with it the operator ends the whole job with the first"
     " worker that fails: make it {value}"
@@ -96,6 +100,7 @@ def cautions(
     want: Demand,
     *,
     wrapped: bool,
+    owner_is_made: bool,
 ) -> Iterator[Remark]:
     """Say what will not be as its user may expect."""
     kind = workload.known
@@ -109,7 +114,7 @@ def cautions(
     if want.horovod == "launcher":
         yield from _launch(container)
     if kind is not None and kind.lasting is not None and want.horovod == "worker":
-        yield from _lasting(workload, template, *kind.lasting)
+        yield from _lasting(workload, template, *kind.lasting, owner_is_made=owner_is_made)
     if kind is not None and kind.master is not None:
         masters = (path for _, path in at(workload.node, kind.master))
         if template.path in masters:
@@ -134,12 +139,16 @@ def _launch(container: Mapping[str, Any]) -> Iterator[Remark]:
         yield warning(PAST_OURS.format(name=name, word=word, path=OURS))
 
 
-def _lasting(workload: Workload, template: Template, key: str, value: str) -> Iterator[Remark]:
+def _lasting(
+    workload: Workload, template: Template, key: str, value: str, *, owner_is_made: bool
+) -> Iterator[Remark]:
     """Whether a worker's end is the job's; inject adds what is missing, and replaces nothing."""
     path = template.path.rpartition(".")[0]
     around = next(value_of(node) for node, _ in at(workload.node, path))
     found = around.get(key) if isinstance(around, Mapping) else None
-    if found is None:
+    if found is None and owner_is_made:
+        yield warning(LACKS_LASTING.format(path=path, key=key, value=value))
+    elif found is None:
         yield Remark(LASTING.format(path=path, key=key, value=value))
     elif found != value:
         yield warning(NOT_LASTING.format(path=path, key=key, found=found, value=value))

@@ -75,11 +75,13 @@ def plan(
     told: Told,
     users_annotations: Mapping[str, str],
     former: Former,
+    *,
+    owner_is_made: bool = False,
 ) -> InjectionPlan:
     """Plan one template; raises ``ConfigError`` where it cannot be done.
 
     ``users_annotations`` are those of ours that the user wrote; ``former`` is what an earlier call
-    left.
+    left. ``owner_is_made``: only a pod can be changed, and nothing beside its template.
     """
     path = f"{template.path}.spec" if template.path else "spec"
     value = value_of(template.node)
@@ -112,7 +114,7 @@ def plan(
         mounts=[sidecar.RUN_MOUNT],
         command_prefix=prefix,
         command=command,
-        lasting=_lasting(workload, template, horovod),
+        lasting=None if owner_is_made else _lasting(workload, template, horovod),
         lets_go_below_min=lets_go,
     )
     if granted is None:
@@ -122,7 +124,9 @@ def plan(
     _plan_annotations(result, told.annotations, users_annotations)
     _plan_label(result, metadata, want)
     result.notes += map(Remark, former.taken_out())
-    result.notes += cautions(workload, template, pod, container, want, wrapped=wrapped)
+    result.notes += cautions(
+        workload, template, pod, container, want, wrapped=wrapped, owner_is_made=owner_is_made
+    )
     _note_pod(result, pod, path, want)
     _note_command(result, container, want, told.settings.wrap, wrapped=wrapped)
     return result

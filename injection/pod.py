@@ -42,12 +42,10 @@ def inject_pod(
     node = next(node for node, _ in at(workload.node, path))
     template = Template(node, path, role)
     former = Former.of(node)
-    made = plan(
-        workload, template, told({}, former.annotations, environ), own_annotations(node), former
-    )
+    settings = told({}, former.annotations, environ)
+    made = plan(workload, template, settings, own_annotations(node), former, owner_is_made=True)
     if errors := [remark for remark in made.notes if remark.level == "error"]:
         raise ConfigError("\n".join(errors))
-    made.lasting = None  # what stands beside the template is in an object that is made already
     return InjectedPod(placed(_at(manifest, path), made), tuple(made.notes))
 
 

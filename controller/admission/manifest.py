@@ -61,9 +61,14 @@ def _beside(
     """What the owner says beside the template, by the path of the mapping that says it."""
     if read is not None:
         spec = dict(read.get("spec") or {})
-        # A Job's own words are beside its template, however deep that lies in what made the Job.
-        where = owner.path.rpartition(".")[0] if read.get("kind") == "Job" else "spec"
-        return {where: spec}
+        parent = owner.path.rpartition(".")[0]
+        if read.get("kind") == "Job":
+            # Its own words are beside its template, however deep that lies in what made the Job.
+            return {parent: spec}
+        replicas: Any = spec
+        for word in parent.split(".")[1:]:
+            replicas = replicas.get(word) if isinstance(replicas, Mapping) else None
+        return {parent: replicas if isinstance(replicas, Mapping) else {}, "spec": spec}
     if (owner.group, owner.kind) == ("kubeflow.org", "PyTorchJob"):
         for container in pod["spec"].get("containers") or []:
             for variable in container.get("env") or []:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -28,6 +28,9 @@ LEAF_DAYS = 90
 """Of which the last third is for renewing: the controller may be away for a month."""
 SKEW = timedelta(hours=1)
 """Clocks of a cluster's machines differ: a certificate is good from before it was made."""
+
+_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
+"""What the library raises for what somebody else wrote: no PEM, a key of a kind it has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +53,16 @@ def due(held: Pair | None, names: Sequence[str], now: datetime) -> str | None:
         key = load_pem_private_key(held.key, None)
         alternatives = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         leaf.verify_directly_issued_by(authority)
+        belongs = leaf.public_key() == key.public_key()
     except InvalidSignature:
-        return "its parts do not belong together"
-    except (ValueError, TypeError, x509.ExtensionNotFound) as error:
+        belongs = False
+    except (*_UNREADABLE, x509.ExtensionNotFound) as error:
         return f"the one that is kept cannot be read: {error}"
+    if not belongs:
+        return "its parts do not belong together"
     told = alternatives.get_values_for_type(x509.DNSName)
     if set(told) != set(names):
         return f"it is for {', '.join(told)}"
-    if leaf.public_key() != key.public_key():
-        return "its parts do not belong together"
     if now >= renewal(held):
         return f"it ends at {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
     return None
@@ -103,7 +107,7 @@ def _authority(
                 if key.public_key() != certificate.public_key():
                     raise ValueError("the key is not that of the authority")
                 return certificate, key
-        except (ValueError, TypeError):
+        except _UNREADABLE:
             pass  # what cannot be read signs nothing: another takes its place
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"muster controller {now:%Y-%m-%d}")

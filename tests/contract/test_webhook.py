@@ -21,6 +21,7 @@ from controller.admission import injector as admission
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
+from controller.certificates.pair import LEAF_DAYS
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from controller.serving import application, serving
@@ -146,6 +147,30 @@ async def test_a_certificate_that_ran_out_while_the_controller_was_away_is_renew
         held = await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != before)
         assert base64.b64encode(base64.b64decode(held["data"]["ca.crt"])).decode() == authority
         assert trusted(fake.objects[WEBHOOK]) == authority
+
+
+async def test_one_that_ran_out_keeps_no_pod_out_and_is_renewed_without_a_restart(
+    fake: FakeApi,
+) -> None:
+    """The API server asks, does not trust what it finds, and lets the pod start as it is."""
+    time = Time()
+    time.now -= timedelta(days=LEAF_DAYS + 1)  # TLS itself goes by the machine's clock
+    async with controller(fake, time) as one:
+        authority = trusted(await fake.until(WEBHOOK, trusted))
+        assert authority is not None
+        expired = fake.objects[SECRET]["data"]["tls.crt"]
+        pod, read = labelled()
+        await fake.put(JOB, read)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="expired"):
+            await one.ask(pod, authority)
+
+        time.now = datetime.now(UTC)
+        await fake.put(SECRET, fake.objects[SECRET])  # it looks at each change, or within an hour
+        await fake.until(SECRET, lambda secret: secret["data"]["tls.crt"] != expired)
+        # It is made known once it is served.
+        await fake.put(WEBHOOK, {"webhooks": [{"name": "a", "clientConfig": {}}]})
+        assert trusted(await fake.until(WEBHOOK, trusted)) == authority
+        assert "patch" in await one.ask(pod, authority)
 
 
 async def test_a_pod_is_admitted_whatever_the_api_server_does_with_its_owner(fake: FakeApi) -> None:

@@ -168,6 +168,23 @@ def test_min_and_max_come_from_what_the_pod_shows_where_its_owner_cannot_be_read
     assert (env["MUSTER_MIN"], env["MUSTER_MAX"]) == ("3", "7")
 
 
+def test_what_only_the_owner_can_say_is_asked_for_and_not_claimed_to_be_added() -> None:
+    made = loaded(CORPUS["elastic-mpi"])[0]
+    worker = made["spec"]["mpiReplicaSpecs"]["Worker"]
+    seen = {}
+    for policy in (None, "Never", "ExitCode"):
+        worker.pop("restartPolicy", None)
+        if policy is not None:
+            worker["restartPolicy"] = policy
+        pods = {path: (pod, read) for path, pod, read in pods_of(made)}
+        (path,) = [path for path in pods if "Worker" in path]
+        verdict, _ = admitted(*pods[path], FLAGS)
+        assert verdict.injected
+        told = [one for one in verdict.warnings if "restartPolicy" in one]
+        seen[policy] = [one.partition("restartPolicy ")[2].partition(":")[0] for one in told]
+    assert seen == {None: ["is missing"], "Never": ["is Never"], "ExitCode": []}
+
+
 @pytest.mark.parametrize(
     ("version", "name"),
     [

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +56,21 @@ def test_what_somebody_wrote_into_the_secret_is_replaced_and_raises_nothing(
     assert due(made, NAMES, NOW) is None
     if field != "authority_key":
         assert due(broken, NAMES, NOW) is not None
+
+
+def test_keys_of_a_kind_that_is_not_known_are_replaced() -> None:
+    """1.2.3.4 as the algorithm of a PKCS #8 key: a newer library, or a module, may have made it."""
+    der = bytes.fromhex("3011020100300506032a030404050403010203")
+    foreign = b"-----BEGIN PRIVATE KEY-----\n%s\n-----END PRIVATE KEY-----\n" % b64encode(der)
+    with pytest.raises(UnsupportedAlgorithm):
+        load_pem_private_key(foreign, None)
+    for field in ("authority_key", "key"):
+        broken = replace(MADE, **{field: foreign})
+        why = due(broken, NAMES, NOW)
+        assert why is None if field == "authority_key" else "cannot be read" in str(why)
+        made = make(broken, NAMES, NOW)
+        assert due(made, NAMES, NOW) is None
+        assert (made.authority == MADE.authority) is (field == "key")
 
 
 def test_a_secret_carries_a_pair_beside_what_others_keep_there() -> None:
