@@ -87,6 +87,7 @@ ensure_development() {
         pytest-timeout pytest-xdist ruff
     ensure_etcd_packages
     ensure_docs
+    ensure_release
 }
 
 # The clients that Muster's own is compared with; etcd3 is a driver of ours, too.
@@ -97,6 +98,11 @@ ensure_etcd_packages() {
 # What makes the site of scripts/docs. zensical 0.1 needs a package, zensical-ui, that is not on every index.
 ensure_docs() {
     ensure docs "15 MB" "10 seconds" zensical
+}
+
+# Writes and checks the bills of materials of scripts/release.
+ensure_release() {
+    ensure release-tools "10 MB" "a few seconds" "cyclonedx-python-lib[json-validation]"
 }
 
 # Leaves the folder of etcd and etcdctl in $MUSTER_TEST_ETCD.

@@ -43,10 +43,10 @@ exec "$@"
 """
 
 
-def toolchain(name: str) -> Path:
+def toolchain(name: str, *arguments: str) -> Path:
     """What a script of ``scripts/toolchain`` provides; raises with what it says."""
     done = subprocess.run(
-        [ROOT / "scripts" / "toolchain" / name],
+        [ROOT / "scripts" / "toolchain" / name, *arguments],
         env={**os.environ, "MUSTER_CACHE": str(CACHE)},
         capture_output=True,
         text=True,
@@ -128,10 +128,13 @@ class ContainerEngine:
             if (cgroup / name).exists():
                 (cgroup / name).write_text(str(weight))
 
-    def import_base(self, tag: str) -> None:
-        """Import the base that ``scripts/toolchain/container-base`` provides."""
+    def import_base(self, tag: str, architecture: str = "") -> None:
+        """Import the base that ``scripts/toolchain/container-base`` provides.
+
+        ``architecture``: another than the machine's, for which there has to be an emulator.
+        """
         name, _, version = tag.partition(":")
-        base = toolchain("container-base")
+        base = toolchain("container-base", *filter(None, [architecture]))
         self.client.api.import_image_from_file(str(base), repository=name, tag=version)
 
     def _connected(self) -> Any:

@@ -27,6 +27,10 @@ IMAGE = "muster-sidecar:test"
 CONTROLLER_IMAGE = "muster-controller:test"
 BUILD_REQUIREMENTS = "scripts/sidecar-build-requirements.txt"
 ARCHIVES_KEPT = 3
+MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
+"""What wheels call the architectures of images."""
+MANYLINUX = ("2014", "_2_17", "_2_28", "_2_31", "_2_34")
+"""What a base with the glibc of Debian 12 takes."""
 LAYERS = CACHE / "sidecar-layers"
 """What was built before, so that a change of a module does not install the wheels anew."""
 LAYERS_MAX_BYTES = 3_000_000_000
@@ -55,10 +59,12 @@ SIDECAR = Recipe("sidecar", IMAGE)
 CONTROLLER = Recipe("controller", CONTROLLER_IMAGE, SIDECAR)
 
 
-def wheels(recipe: Recipe) -> Path:
-    """A folder with every wheel that the image installs, for the base's Python."""
+def wheels(recipe: Recipe, architecture: str = "amd64") -> Path:
+    """A folder with every wheel that the image installs, for the base's Python and its glibc."""
     pins = b"".join((ROOT / name).read_bytes() for name in recipe.requirements)
-    folder = CACHE / f"{recipe.part}-wheels-{hashlib.sha256(pins).hexdigest()[:12]}"
+    machine = MACHINES[architecture]
+    for_it = "" if architecture == "amd64" else f"-{architecture}"
+    folder = CACHE / f"{recipe.part}-wheels{for_it}-{hashlib.sha256(pins).hexdigest()[:12]}"
     if not (folder / ".complete").exists():
         for name in recipe.requirements:
             subprocess.run(
@@ -66,6 +72,7 @@ def wheels(recipe: Recipe) -> Path:
                     *(sys.executable, "-m", "pip", "download", "--quiet"),
                     *("--require-hashes", "--no-deps", "--only-binary=:all:"),
                     *("--python-version", "3.11", "--dest", folder, "-r", ROOT / name),
+                    *(f"--platform=manylinux{version}_{machine}" for version in MANYLINUX),
                 ],
                 check=True,
                 cwd=CACHE,
@@ -82,10 +89,10 @@ def context_names(recipe: Recipe = SIDECAR) -> list[str]:
     return sorted(name for name in names if (ROOT / name).is_file())
 
 
-def context(recipe: Recipe = SIDECAR) -> bytes:
+def context(recipe: Recipe = SIDECAR, architecture: str = "amd64") -> bytes:
     """The build's context as a tar, with the wheels."""
     found = {name: ROOT / name for name in context_names(recipe)}
-    found |= {f"wheels/{wheel.name}": wheel for wheel in wheels(recipe).glob("*.whl")}
+    found |= {f"wheels/{wheel.name}": wheel for wheel in wheels(recipe, architecture).glob("*.whl")}
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         for name, path in sorted(found.items()):
@@ -97,8 +104,16 @@ def context(recipe: Recipe = SIDECAR) -> bytes:
     return content.getvalue()
 
 
-def build(engine: ContainerEngine, content: bytes, recipe: Recipe = SIDECAR) -> None:
-    """Build an image, without any network; a step that fails raises with what it printed."""
+def build(
+    engine: ContainerEngine,
+    content: bytes,
+    recipe: Recipe = SIDECAR,
+    arguments: Mapping[str, str] | None = None,
+) -> None:
+    """Build an image, without any network; a step that fails raises with what it printed.
+
+    ``arguments``: of the build, beside the images that it begins with.
+    """
     if not engine.client.images.list(BASE):
         engine.import_base(BASE)
     try:
@@ -106,7 +121,11 @@ def build(engine: ContainerEngine, content: bytes, recipe: Recipe = SIDECAR) -> 
             fileobj=io.BytesIO(content),
             custom_context=True,
             dockerfile=recipe.dockerfile,
-            buildargs={"BASE": BASE, **({"SIDECAR": recipe.on.image} if recipe.on else {})},
+            buildargs={
+                "BASE": BASE,
+                **({"SIDECAR": recipe.on.image} if recipe.on else {}),
+                **(arguments or {}),
+            },
             network_mode="none",
             tag=recipe.image,
             rm=True,
