@@ -21,7 +21,7 @@ from release import bill, images, packages, version
 from release.archives import sha256
 from release.commit import Commit, changed, git
 from sidecar_image.engine import ROOT, toolchain
-from sidecar_image.image import wheels
+from sidecar_image.image import Recipe, wheels
 
 ARCHITECTURES = ("amd64", "arm64")
 TEXTS = ("README.md", "charts/**/*.yaml", "charts/**/*.md", "docs/*.md", version.CHANGELOG)
@@ -140,7 +140,7 @@ def _images(
             yield bom.name, sha256(bom)
 
 
-def _wheels(recipe: images.Recipe, architecture: str) -> list[Path]:
+def _wheels(recipe: Recipe, architecture: str) -> list[Path]:
     """Those that stay in the image: what it was built with does not."""
     recipes = filter(None, (recipe.on, recipe))
     found = {one.name: one for each in recipes for one in wheels(each, architecture).glob("*.whl")}

@@ -48,7 +48,7 @@ class Layout:
         self._blobs = folder / "blobs" / "sha256"
         self._blobs.mkdir(parents=True)
 
-    def add(self, content: IO[bytes], kind: str) -> dict[str, Any]:
+    def add(self, content: io.BufferedIOBase, kind: str) -> dict[str, Any]:
         """Keep a blob; return what refers to it."""
         digest = hashlib.file_digest(content, "sha256").hexdigest()
         size = content.seek(0, io.SEEK_END)
