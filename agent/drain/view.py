@@ -10,7 +10,8 @@ from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
 from rdzv.job import JobClient
-from rdzv.listing import decide
+from rdzv.listing import Listing, Places, decide
+from rdzv.snapshot import Snapshot
 
 
 class RoundSource(Protocol):
@@ -48,6 +49,7 @@ class DrainView:
         self._pod_uid = pod_uid
         self._run_dir = run_dir
         self._voted = voted
+        self._listed: tuple[Snapshot, Places, Listing] | None = None
 
     async def snapshot(self) -> DrainingSnapshot:
         """Everything as it is now."""
@@ -59,7 +61,7 @@ class DrainView:
             self._seen = max(self._seen, membership.commit.epoch)
         return DrainingSnapshot(
             membership=membership,
-            listing=decide(membership, places_of(rounds.counts)),
+            listing=self._listing_of(membership, places_of(rounds.counts)),
             round=rounds.counts,
             votes=self._client.membership.votes(),
             pod_uid=self._pod_uid,
@@ -68,6 +70,11 @@ class DrainView:
             used_epoch=max(self._voted.epoch, self._seen),
             own_round=rounds.own,
         )
+
+    def _listing_of(self, membership: Snapshot, places: Places) -> Listing:
+        if self._listed is None or self._listed[0] is not membership or self._listed[1] != places:
+            self._listed = (membership, places, decide(membership, places))
+        return self._listed[2]
 
     async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:
         """Wait until the store says something else, for ``timeout_s`` at most."""

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_not
 from random import Random
 
 from launcher_shim.c10d.attachment import Attachment
@@ -88,6 +89,9 @@ class Generation:
         self._tasks = tasks
         self._keys = client.keys.in_generation(number)
         self._member = registrar.identity.member
+        self._live = LiveRounds()
+        self._live_from: tuple[object, ...] = ()
+        """What ``_live`` follows from: it is chosen again once one is another object."""
         self.shared = self._kv(SHARED_RUN)
         """Keys of clients that belong to no rendezvous."""
         rounds = client.mirror.under(self._keys.runs)
@@ -103,6 +107,12 @@ class Generation:
     def live_rounds(self) -> LiveRounds:
         """The round that counts and that of this pod, as drains look at them."""
         rounds = [run.live_round() for run in self.runs.values()]
+        inputs = (*rounds, self._client.membership.snapshot(), self.rounds.trained)
+        if len(inputs) != len(self._live_from) or any(map(is_not, inputs, self._live_from)):
+            self._live_from, self._live = inputs, self._choose(rounds)
+        return self._live
+
+    def _choose(self, rounds: Sequence[LiveRound]) -> LiveRounds:
         counts = counting(rounds, self._client.membership.snapshot())
         if counts is not None and self.rounds.trained:
             counts = replace(counts, first=False)

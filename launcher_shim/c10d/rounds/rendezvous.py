@@ -17,7 +17,7 @@ from typing import Any
 from launcher_shim.c10d.rounds.claim import Claim, Ending
 from launcher_shim.c10d.rounds.decision_loop import DecisionLoop
 from launcher_shim.c10d.rounds.drain_view import live_round
-from launcher_shim.c10d.rounds.evaluation import Evaluator
+from launcher_shim.c10d.rounds.evaluation import Evaluation, Evaluator
 from launcher_shim.c10d.rounds.hang_watch import HangWatch
 from launcher_shim.c10d.rounds.inputs import RoundMembers, RoundPolicy, RunSnapshot
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
@@ -77,6 +77,7 @@ class Rendezvous:
         self._runs = keys.runs
         self._own_key = keys.node(member)
         self._ended = False
+        self._live: tuple[Evaluation, str, LiveRound] | None = None
         self._news = asyncio.Event()
         self._own = OwnNode(
             key=self._own_key,
@@ -170,11 +171,16 @@ class Rendezvous:
         return self._evaluator.stored()
 
     def live_round(self, master: str) -> LiveRound:
-        """Return the round as drains see it; ``master``: as ``master_token`` returns it."""
+        """Return the round as drains see it; ``master``: as ``master_token`` returns it.
+
+        It is one object until something of it changes: drains ask after each change of the store.
+        """
         evaluation = self._evaluator.evaluate()
-        return live_round(
-            self.run_id, evaluation.stored, evaluation.standings, evaluation.reform.cause, master
-        )
+        if self._live is None or self._live[0] is not evaluation or self._live[1] != master:
+            stored, standings = evaluation.stored, evaluation.standings
+            live = live_round(self.run_id, stored, standings, evaluation.reform.cause, master)
+            self._live = (evaluation, master, live)
+        return self._live[2]
 
     # --- for agents, each by its claim ---
 
