@@ -130,8 +130,8 @@ class Drain:
         where one is due in a process that was forked from the rank.
 
         ``cursor``: where in the data training goes on from this step, as ``last_commit().cursor``
-        gives it back: JSON of 1 KiB at most. Every rank gives the same, or the save counts for
-        nobody: a due commit is void then. Raises ``ValueError`` for one that is no such JSON.
+        gives it back: JSON of 1 KiB at most. A rank that gives none leaves it to the others; where
+        two differ, the save counts for nobody. Raises ``ValueError`` for one that is no such JSON.
         """
         text = encode(cursor, step)
         earlier = self._rank.saving and step < self._rank.step

@@ -49,7 +49,8 @@ class MusterCallback(TrainerCallback):
     Given the ``trainer``, which it joins by itself, and the ``global_batch``, it takes over which
     samples come next (``self.sampler``): accelerate skips none when training goes on, and gradients
     are accumulated as long as it takes, of at most ``per_device_train_batch_size`` samples at once.
-    Steps, epochs and schedules are those of the global batch, so they are the same in every world.
+    Steps, epochs and schedules are those of the global batch, so they are the same in every world;
+    a checkpoint of another ``global_batch`` is gone on from at the sample after its last one.
     ``last`` is that of ``ElasticSampler``. Raises ``ValueError`` for data without a length.
     """
 
@@ -83,8 +84,6 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         """Take part from now on."""
         global _taking_part
-        if self._data is not None:
-            self._data.begin(state.global_step)
         if _taking_part is not None:
             _taking_part._leave()  # a call of train() before this one that raised
         self._drain = drain()
@@ -103,8 +102,7 @@ class MusterCallback(TrainerCallback):
     ) -> None:
         """Come to the boundary after an optimizer step."""
         if self._data is not None:
-            self._data.sampler.advance()
-            state.epoch = state.global_step / self._data.sampler.steps_per_epoch
+            self._data.note(state)
         if self._drain is not None and self._drain.commit_due(state.global_step):
             control.should_save = True
             control.should_evaluate = False

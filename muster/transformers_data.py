@@ -3,11 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
+from math import ceil
+from typing import Any, Iterator, List, Mapping, Tuple
 
+from torch import full_like
 from torch.utils.data import DataLoader
 
 from muster.data import ElasticSampler, seed_step
+
+STATE = "muster.data"
+"""Where in the trainer's state, which each checkpoint has, the place in the data is."""
+
+LABELS = ("labels", "shift_labels")
+IGNORED = -100
+"""The label of a token that no loss is made of, to transformers and torch."""
 
 
 class TrainerData:
@@ -37,9 +47,15 @@ class TrainerData:
         args.gradient_accumulation_steps = self.sampler.plan.accumulation
         args.ignore_data_skip = True  # the sampler begins where training goes on
         self._compute_loss = trainer.compute_loss
+        self._init_training_state = trainer._init_training_state
+        self._create_scheduler = trainer.create_scheduler
+        self._last_step = 0
         self._at = 0
         trainer.get_train_dataloader = self.loader
         trainer.compute_loss = self.compute_loss
+        trainer.get_batch_samples = self.get_batch_samples
+        trainer._init_training_state = self.init_training_state
+        trainer.create_scheduler = self.create_scheduler
 
     def loader(self) -> "DataLoader[Any]":
         """The rest of the epoch, as long as a whole one to the trainer; not accelerate's."""
@@ -59,9 +75,58 @@ class TrainerData:
             prefetch_factor=args.dataloader_prefetch_factor,
         )
 
-    def begin(self, step: int) -> None:
-        """Go on after ``step`` optimizer steps."""
-        self.sampler.go_to_step(step)
+    def init_training_state(
+        self, max_steps: int, per_epoch: int, epochs: int, *rest: Any
+    ) -> Tuple[int, int]:
+        """Go on where the checkpoint was in the data; return the epochs that are passed over.
+
+        ``max_steps`` and ``per_epoch`` are of this global batch. Where the steps of the checkpoint
+        were of another one, so many more are made as the samples that are left need.
+        """
+        found: Tuple[int, int] = self._init_training_state(max_steps, per_epoch, epochs, *rest)
+        state, sampler = self._trainer.state, self.sampler
+        recorded = state.stateful_callbacks.get(STATE)
+        if not recorded:
+            sampler.go_to_step(state.global_step)
+            return found
+        sampler.go_to(recorded["cursor"])
+        if recorded["global_batch"] == sampler.global_batch:
+            return found
+        if self._trainer.args.max_steps <= 0:
+            total = ceil(self._trainer.args.num_train_epochs * per_epoch)
+            more = sampler.steps_left + total - (sampler.epoch + 1) * per_epoch
+            max_steps = state.global_step + max(0, more)
+        state.max_steps = self._last_step = max_steps
+        after = max(0, max_steps - state.global_step - sampler.steps_left)
+        return epochs - 1 - -(-after // per_epoch), 0
+
+    def create_scheduler(self, num_training_steps: int, *rest: Any, **named: Any) -> Any:
+        """Make the trainer's own schedule, to end with the last step."""
+        return self._create_scheduler(self._last_step or num_training_steps, *rest, **named)
+
+    def note(self, state: Any) -> None:
+        """Take in that a step is made, and what the next checkpoint has to say of the data."""
+        sampler = self.sampler
+        sampler.advance()
+        state.epoch = sampler.epoch + sampler.samples / sampler.size
+        batch = {"cursor": sampler.cursor, "global_batch": sampler.global_batch}
+        state.stateful_callbacks[STATE] = batch
+
+    def get_batch_samples(
+        self, batches: Iterator[Any], many: int, device: Any
+    ) -> Tuple[List[Any], Any]:
+        """The micro batches of a step, and the number of their tokens.
+
+        A sample that only fills an empty share has none of them.
+        """
+        taken = list(islice(batches, many))
+        parts = self.sampler.parts
+        counted = [
+            batch if parts[at].samples else _without_labels(batch) for at, batch in enumerate(taken)
+        ]
+        found = self._trainer._get_num_items_in_batch(counted, device)
+        # Of a rank that counts alone, and has nothing but the filler: its loss is 0 of 1.
+        return taken, found.clamp(min=1) if hasattr(found, "clamp") else found
 
     def begin_step(self, step: int) -> None:
         """Begin the optimizer step after ``step``."""
@@ -82,3 +147,8 @@ class TrainerData:
             return found if part.samples else found * 0.0  # summed, and divided by all there are
         # The trainer divides by the micro batches, and the ranks' gradients are averaged.
         return found * (part.weight * self.sampler.plan.accumulation)
+
+
+def _without_labels(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    labels = {name: full_like(batch[name], IGNORED) for name in LABELS if name in batch}
+    return {**batch, **labels} if labels else batch

@@ -175,6 +175,11 @@ class ElasticSampler:
         return self.steps_per_epoch * self.plan.accumulation
 
     @property
+    def steps_left(self) -> int:
+        """How many global batches the epoch has from the cursor on."""
+        return self._steps_from(self.samples)
+
+    @property
     def parts(self) -> Tuple[MicroBatch, ...]:
         """This rank's micro batches of the next step, the one that begins at the cursor."""
         return self._parts_of(self._total(self.samples))

@@ -2,7 +2,8 @@
 """Whether all who have saved a step say the same of where the data go on from it: pure.
 
 A step whose ranks stand at different places in the data is no place to go on from: in the next
-world some samples would be trained twice, and others never.
+world some samples would be trained twice, and others never. A rank that gives no cursor leaves it
+to the others, as where rank 0 alone saves and tells: it does not contradict them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ SHOWN_CHARACTERS = 80
 
 
 def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> str:
-    """Return a sentence that names who gave which cursor; empty where all gave the same.
+    """Return a sentence that names who gave which cursor; empty where all who gave one agree.
 
-    ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave. A
-    sidecar of before names no ranks, and does not tell what they gave: that is passed over.
+    ``given`` are the numbers of ranks, the member they are of, and the cursor that they gave.
     """
     by_cursor: dict[str, list[tuple[Sequence[int], str]]] = {}
     for ranks, member, cursor in given:
-        if ranks:
+        if cursor:
             by_cursor.setdefault(cursor, []).append((ranks, member))
     if len(by_cursor) < 2:
         return ""
@@ -35,13 +35,27 @@ def difference(step: int, given: Iterable[tuple[Sequence[int], str, str]]) -> st
     return f"{DIFFER}{step} differ: {', '.join(shown + more)}"
 
 
+def left_to_others(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
+    """Return who gave no cursor where others gave one, to end a sentence with; empty for nobody.
+
+    A sidecar of before names no ranks, and does not tell what they gave: that is passed over.
+    """
+    said = list(given)
+    none = [(ranks, member) for ranks, member, cursor in said if ranks and not cursor]
+    if not none or not agreed(said):
+        return ""
+    return f"; {_who(none)} gave no data cursor, which is left to the others"
+
+
 def _says(cursor: str, who: Sequence[tuple[Sequence[int], str]]) -> str:
+    return f"{_who(who)} gave {cursor[:SHOWN_CHARACTERS]}"
+
+
+def _who(who: Sequence[tuple[Sequence[int], str]]) -> str:
     ranks = sorted({rank for numbers, _ in who for rank in numbers})
     members = list(dict.fromkeys(member for _, member in who))
     names = ", ".join(members[:3]) + (", ..." if len(members) > 3 else "")
-    one = len(ranks) == 1
-    text = cursor[:SHOWN_CHARACTERS] or "none"
-    return f"rank{'' if one else 's'} {spell(ranks)} ({names}) gave {text}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {spell(ranks)} ({names})"
 
 
 def spell(ranks: Sequence[int]) -> str:
@@ -57,4 +71,4 @@ def spell(ranks: Sequence[int]) -> str:
 
 def agreed(given: Iterable[tuple[Sequence[int], str, str]]) -> str:
     """Return the cursor that all gave, where there is no ``difference``."""
-    return next((cursor for ranks, _, cursor in given if ranks), "")
+    return next((cursor for _, _, cursor in given if cursor), "")

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rdzv.drain.cursors import agreed, difference
+from rdzv.drain.cursors import DIFFER, agreed, difference, left_to_others
 from rdzv.drain.inputs import (
     DrainingSnapshot,
     DrainObservations,
@@ -215,7 +215,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         commit = scene.commit
         refused = _speaks_of(commit, scene.round) and commit.refused and uid in commit.leaving
         if refused and scene.may_grant and not scene.round.finishing:
-            return "uncommitted", "a rank of this round takes no part in commits"
+            return "uncommitted", commit.reason
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
         return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:
@@ -272,7 +272,7 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         asked = commit.joins and bool(scene.reforms)
         asked = asked or any(uid in commit.leaving for uid in scene.leavers)
         if asked and scene.may_grant:
-            return DrainDecision(reason="a rank of this round takes no part in commits")
+            return DrainDecision(reason=commit.reason)
         # Who comes later asks again: by then all ranks may take part, and have work to lose.
         return scene.becomes("nobody goes without a save any more", phase="idle", refused=False)
     waits_s = math.inf
@@ -338,6 +338,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
     votes, commit = _votes(scene, round), scene.commit
     more = commit.failures + 1
     for member, vote in votes.items():
+        if vote.failed.startswith(DIFFER):
+            return _differs(scene, vote.failed)
         if vote.failed:
             return _void(scene, f"{member} could not save: {vote.failed}", failures=more)
     saved = {vote.acked for vote in votes.values() if vote.acked is not None}
@@ -349,9 +351,9 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
         given = [(vote.ranks, member, vote.cursor) for member, vote in votes.items()]
         differ = difference(step, given)
         if differ:
-            return _void(scene, differ, failures=more)
+            return _differs(scene, differ)
         decision = scene.becomes(
-            f"all have saved step {step}",
+            f"all have saved step {step}{left_to_others(given)}",
             phase="done",
             step=step,
             leaving=tuple(scene.leavers),
@@ -413,6 +415,17 @@ def _void(scene: _Scene, why: str, **changes: object) -> DrainDecision:
 def _refused(scene: _Scene, why: str) -> DrainDecision:
     """Let go and in without a save whom this attempt was for."""
     return _void(scene, why, refused=True, leaving=tuple(scene.leavers), joins=bool(scene.reforms))
+
+
+def _differs(scene: _Scene, why: str) -> DrainDecision:
+    """Void the save; who leaves goes without one where an attempt before it has failed, too.
+
+    What a script gives it gives again, so a leaver would only wait for its deadline. Newcomers
+    alone are not let in so: the world would lose the steps since its last save.
+    """
+    if scene.commit.failures and scene.leavers and scene.may_grant:
+        return _refused(scene, why)
+    return _void(scene, why, failures=scene.commit.failures + 1)
 
 
 def _with_latecomers(scene: _Scene, otherwise: str, wake_at_s: float) -> DrainDecision:

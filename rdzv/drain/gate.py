@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, get_args
 
-from rdzv.drain.cursors import difference
+from rdzv.drain.cursors import agreed, difference, left_to_others
 from rdzv.drain.decision import granted
 from rdzv.drain.inputs import LiveRound
 from rdzv.errors import RecordError
@@ -295,12 +295,13 @@ def _acknowledge(here: Here, commit: Commit, round: LiveRound, vote: Vote) -> Mo
         why = f"the ranks of {here.member} saved different steps: {sorted(set(saved))}"
         return Move(vote=replace(vote, failed=why), reason=why)
     step = saved[0]
-    differ = difference(step, [((r.rank,), here.member, r.cursor_of(step)) for r in ranks])
+    said = [((r.rank,), here.member, r.cursor_of(step)) for r in ranks]
+    differ = difference(step, said)
     if differ:
         return Move(vote=replace(vote, failed=differ), reason=differ)
     numbers = tuple(sorted(r.rank for r in ranks))
-    acknowledged = replace(vote, acked=step, cursor=ranks[0].cursor_of(step), ranks=numbers)
-    return Move(vote=acknowledged, reason=f"all ranks saved step {step}")
+    acknowledged = replace(vote, acked=step, cursor=agreed(said), ranks=numbers)
+    return Move(vote=acknowledged, reason=f"all ranks saved step {step}{left_to_others(said)}")
 
 
 def _failure(rank: RankProgress, epoch: int) -> str | None:

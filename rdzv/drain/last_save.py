@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rdzv.drain.cursors import agreed, difference
+from rdzv.drain.cursors import agreed, difference, left_to_others
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
 from rdzv.keys import JobKeys
@@ -33,10 +33,11 @@ def saves_of(
     if not own or any(rank.local_world_size != len(own) for rank in own):
         return None
     common = frozenset.intersection(*(frozenset(rank.saved) for rank in own))
-    agreed = [step for step in common if len({rank.cursor_of(step) for rank in own}) == 1]
-    steps = tuple(sorted(agreed, reverse=True))[:STEPS_MAX]
+    said = {step: [((r.rank,), member, r.cursor_of(step)) for r in own] for step in common}
+    alike = [step for step in common if not difference(step, said[step])]
+    steps = tuple(sorted(alike, reverse=True))[:STEPS_MAX]
     named = [step for rank in own for step in rank.saved]
-    cursors = tuple(own[0].cursor_of(step) for step in steps)
+    cursors = tuple(agreed(said[step]) for step in steps)
     return PodSaves(
         member,
         pod_uid,
@@ -107,7 +108,7 @@ def decide(
         periodic=True,
         cursor=agreed(said[step]),
     )
-    return saved, f"all ranks have saved step {step}"
+    return saved, f"all ranks have saved step {step}{left_to_others(said[step])}"
 
 
 _AGREEING = ("hold", "commit", "done")

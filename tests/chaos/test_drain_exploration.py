@@ -39,6 +39,12 @@ def test_i3_a_join_in_any_order() -> None:
     assert explore(World(rules), 400_000).exhausted
 
 
+@pytest.mark.parametrize("cursors", [("a", "b"), ("a", "")], ids=["two differ", "one gives none"])
+def test_i12_data_cursors_in_any_order(cursors: tuple[str, ...]) -> None:
+    exhausted(World(Rules(boundaries=1, cursors=cursors)))
+    exhausted(World(Rules(members=1, ranks=2, boundaries=2, cursors=cursors)))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_i3_i7_one_fault_at_any_moment(fault: Fault) -> None:
     rules = Rules(members=1, ranks=2, boundaries=1, faults=(fault,), fault_count=1)

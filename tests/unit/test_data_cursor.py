@@ -117,16 +117,21 @@ def test_a_cursor_that_is_given_later_is_that_of_the_step() -> None:
     assert saved.cursors == {3: HERE}
 
 
+def vote(name: str, cursor: str, *ranks: int) -> Vote:
+    return Vote(5, 3, f"uid-{name}", 10, acked=10, cursor=cursor, ranks=ranks)
+
+
+def becomes(*votes: Vote, failures: int = 0) -> tuple[Commit | None, LastCommit | None]:
+    times = DrainObservations(5, "commit", 1000.0, 1000.0, {})
+    found = {one.pod_uid[-1]: one for one in votes}
+    seen = scene(found)
+    commit = replace(SAVE, failures=failures)
+    seen = replace(seen, membership=replace(seen.membership, commit=commit))
+    decision = decide(1000.0, seen, times, DrainPolicy())
+    return decision.commit, decision.last_commit
+
+
 def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -> None:
-    def vote(name: str, cursor: str, *ranks: int) -> Vote:
-        return Vote(5, 3, f"uid-{name}", 10, acked=10, cursor=cursor, ranks=ranks)
-
-    def becomes(*votes: Vote) -> tuple[Commit | None, LastCommit | None]:
-        times = DrainObservations(5, "commit", 1000.0, 1000.0, {})
-        found = {one.pod_uid[-1]: one for one in votes}
-        decision = decide(1000.0, scene(found), times, DrainPolicy())
-        return decision.commit, decision.last_commit
-
     done, last = becomes(vote("a", HERE, 0, 1), vote("b", HERE, 2, 3))
     assert done is not None
     assert done.phase == "done"
@@ -142,6 +147,20 @@ def test_i12_two_data_cursors_that_differ_void_the_commit_and_name_the_ranks() -
     done, last = becomes(vote("a", ""), vote("b", THERE, 2, 3))
     assert done is not None
     assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=THERE))
+    # They differ again: who leaves does not wait for its deadline.
+    void, _ = becomes(vote("a", HERE, 0, 1), vote("b", THERE, 2, 3), failures=1)
+    assert void is not None
+    assert (void.phase, void.refused, void.leaving) == ("void", True, ("uid-a",))
+    assert void.reason.startswith("the data cursors of step 10 differ")
+
+
+@pytest.mark.parametrize(("a", "b"), [(HERE, ""), ("", HERE)])
+def test_i12_a_rank_that_gives_no_cursor_leaves_it_to_the_others(a: str, b: str) -> None:
+    done, last = becomes(vote("a", a, 0, 1), vote("b", b, 2, 3))
+    assert done is not None
+    assert (done.phase, last) == ("done", LastCommit(10, 3, 5, cursor=HERE))
+    who = "ranks 2-3 (b)" if a else "ranks 0-1 (a)"
+    assert f"{who} gave no data cursor" in done.reason
 
 
 def rank(number: int, cursor: str) -> RankProgress:
@@ -162,6 +181,9 @@ def test_i12_ranks_of_one_pod_that_differ_fail_its_save() -> None:
     same = acknowledged(rank(0, HERE), rank(1, HERE))
     assert same is not None
     assert (same.acked, same.cursor, same.ranks) == (10, HERE, (0, 1))
+    alone = acknowledged(rank(0, ""), rank(1, HERE))
+    assert alone is not None
+    assert (alone.acked, alone.cursor, alone.ranks) == (10, HERE, (0, 1))
     other = acknowledged(rank(0, HERE), rank(1, THERE))
     assert other is not None
     assert other.acked is None
@@ -174,6 +196,10 @@ def test_i12_a_periodic_save_counts_only_where_all_stand_at_the_same_sample() ->
     assert saves is not None
     assert (saves.steps, saves.newest) == ((), 10)
     assert differing(ranks, ROUND, "a") == difference(10, [((0,), "a", HERE), ((1,), "a", THERE)])
+
+    alone = saves_of((rank(0, HERE), rank(1, "")), ROUND, "a", "uid-a")
+    assert alone is not None
+    assert (alone.steps, alone.cursors) == ((10,), (HERE,))
 
     def pod(name: str, *cursors: str) -> PodSaves:
         at = "ab".index(name)

@@ -168,6 +168,30 @@ def acknowledgements_not_compared(
     return draining.decide(now, seen, times, policy)
 
 
+def cursors_not_compared(
+    now: float, seen: Seen, times: Times, policy: DrainPolicy
+) -> DrainDecision:
+    """Pods may stand at different places in the data; the cursor of one is taken."""
+    given = [vote.cursor for vote in seen.votes.values() if vote.cursor]
+    votes = {m: replace(vote, cursor=given[0] if given else "") for m, vote in seen.votes.items()}
+    return draining.decide(now, replace(seen, votes=votes), times, policy)
+
+
+def cursor_of_the_first(now: float, seen: Seen, times: Times, policy: DrainPolicy) -> DrainDecision:
+    """What the first pod gives is put on record, also where only another one gave a cursor."""
+    decision = draining.decide(now, seen, times, policy)
+    if decision.last_commit is None or seen.round is None:
+        return decision
+    first = seen.votes[seen.round.members[0]].cursor
+    return replace(decision, last_commit=replace(decision.last_commit, cursor=first))
+
+
+def one_rank_speaks_for_its_pod(here: Here, **store: Any) -> Move:
+    """The cursor of a pod is that of its first rank, whatever the others give."""
+    ranks = tuple(replace(rank, cursors=here.ranks[0].cursors) for rank in here.ranks)
+    return gate.local(replace(here, ranks=ranks), **store)
+
+
 def deadline_of_a_saver_ends_the_save(
     now: float, seen: Seen, times: Times, policy: DrainPolicy
 ) -> DrainDecision:
@@ -397,6 +421,15 @@ PLANTED = {
     "i7 done before all have acknowledged": _decides(done_before_all_have_saved, Rules(), "I7"),
     "i7 acknowledgements are not compared": _decides(
         acknowledgements_not_compared, Rules(strides=(1, 2), boundaries=6, lockstep=False), "I7"
+    ),
+    "i12 cursors of two pods are not compared": _decides(
+        cursors_not_compared, Rules(cursors=("a", "b")), "I12"
+    ),
+    "i12 the cursor is taken of a pod that gave none": _decides(
+        cursor_of_the_first, Rules(cursors=("", "b")), "I12"
+    ),
+    "i12 cursors of the ranks of one pod are not compared": _local(
+        one_rank_speaks_for_its_pod, Rules(members=1, ranks=2, cursors=("a", "b")), "I12"
     ),
     "others wait for a leaver when their round is lost": Planted(
         {"leavers_are_excused": False}, _only("rank", deadlines=False), "waits for ever"

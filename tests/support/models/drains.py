@@ -23,6 +23,7 @@ from muster import boundary
 from rdzv import listing
 from rdzv.drain import decision as draining
 from rdzv.drain import gate, transactions
+from rdzv.drain.cursors import DIFFER
 from rdzv.drain.gate import Gate, Here, Move, RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, LiveRound
 from rdzv.keys import JobKeys
@@ -61,7 +62,8 @@ class Rules:
     ``lockstep``: a rank waits in its next collective for all others. ``begun``: the first round has
     begun, and all have heard of it. ``deadlines``: a drain has one. ``outsider``: a pod whose
     ranks take no part in drains. ``block``: after so many boundaries a rank leaves its training
-    loop, evaluates, and enters the next one; 0: there is one loop.
+    loop, evaluates, and enters the next one; 0: there is one loop. ``cursors``: what each rank
+    gives with a save as where the data go on; none of them without.
     """
 
     members: int = 2
@@ -82,6 +84,7 @@ class Rules:
     deadlines: bool = True
     outsider: int | None = None
     block: int = 0
+    cursors: tuple[str, ...] = ()
     policy: DrainPolicy = HOLDS_BELOW_MIN
 
     @property
@@ -467,12 +470,16 @@ class World:
 
     # --- what a sidecar does for its ranks ---
 
+    def cursor(self, rank: int) -> str:
+        return self.rules.cursors[rank] if self.rules.cursors else ""
+
     def progress(self, pod: int, trainers: tuple[int, ...]) -> tuple[RankProgress, ...]:
         files = []
         for local_rank, number in enumerate(trainers):
             trainer: Trainer = self.names.part[number]
             if (told := trainer.told) is not None:
                 takes_part = pod != self.rules.outsider and not trainer.away
+                cursor = self.cursor(pod * self.rules.ranks + local_rank)
                 files.append(
                     RankProgress(
                         local_rank,
@@ -484,6 +491,9 @@ class World:
                         acked=told.acked,
                         failed=told.failed,
                         away=trainer.away,
+                        saved=(told.acked[1],) if told.acked and cursor else (),
+                        rank=pod * self.rules.ranks + local_rank,
+                        cursors=(cursor,) if told.acked and cursor else (),
                     )
                 )
         return tuple(files)
@@ -525,7 +535,7 @@ class World:
         compares, _ = self.vote_transaction(GENERATION, name(pod), move.vote, commit, drain)
         compared = {compare.key for compare in compares}
         request = Request(
-            replace(move.vote, mod_revision=1, failed=move.vote.failed[:1]),
+            replace(move.vote, mod_revision=1, failed=_short(move.vote.failed)),
             vote,
             commit if GENERATION.commit in compared else None,
             (drain,) if GENERATION.drain(uid(pod)) in compared else None,
@@ -640,7 +650,7 @@ class World:
         if vote.vote is None:
             raise Broken(f"the ranks of {pod} take part, and its sidecar says that they do not")
         failed = any(one.failed and one.failed[0] == commit.epoch for one in inside)
-        if vote.failed and not failed:
+        if vote.failed and not failed and not vote.failed.startswith(DIFFER):
             raise Broken(f"the ranks of {pod} can still save, and its sidecar gives that up")
 
     # --- all steps from a state ---
@@ -981,6 +991,11 @@ class World:
             if trainer.at in PAST and trainer.rank.step >= store.commit.step:
                 raise Broken(f"I3: rank {rank} is past step {store.commit.step} already")
 
+    def contradicted(self, state: State, store: Store, cursor: str) -> bool:
+        """Whether a rank of the world has given another cursor with its save than ``cursor``."""
+        given = {self.cursor(rank) for rank, _ in self.inside(state, store)} - {""}
+        return bool(given) and given != {cursor}
+
     def check_done(self, state: State, store: Store) -> None:
         commit = store.commit
         assert commit is not None
@@ -989,6 +1004,8 @@ class World:
             commit.epoch,
         ):
             raise Broken("I7: done without a last commit of this round")
+        if self.contradicted(state, store, store.last.cursor):
+            raise Broken("I12: done, and its ranks stand at different places in the data")
         for rank, trainer in self.inside(state, store):
             if trainer.saved != (commit.epoch, commit.step):
                 raise Broken(f"I7: done, but rank {rank} saved {trainer.saved}")
@@ -1118,6 +1135,11 @@ class World:
         pace = self.pace or [1.0] * len(state)
         ((label, after),) = random.choices(steps, [pace[_actor(state, s)] for _, s in steps])
         return label, after
+
+
+def _short(failed: str) -> str:
+    """Why a save failed, as far as anybody acts by it."""
+    return DIFFER if failed.startswith(DIFFER) else failed[:1]
 
 
 def _actor(state: State, after: State) -> int:
