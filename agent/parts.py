@@ -59,6 +59,7 @@ class LauncherParts:
     lookout: LauncherWatcher
     tunnel: Tunnel
     shards: ShardSocket
+    desk: ShardDesk
 
 
 def job_client(around: Surroundings, keys: JobKeys) -> JobClient:
@@ -187,7 +188,7 @@ def launcher_parts(
     desk = ShardDesk(client, registrar, endpoint, random=around.random)
     shards = ShardSocket(sockets.shards_path, desk.answer)
     tunnel = tunnel_of(around, member, sockets)
-    return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards)
+    return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards, desk)
 
 
 def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tunnel:

@@ -9,6 +9,7 @@ directory empty, and train from scratch.
 from __future__ import annotations
 
 import logging
+from typing import Optional
 
 from muster.draining import first_reading
 
@@ -26,12 +27,25 @@ def check_start(step: int, where: object) -> int:
     ``CheckpointMissing``; where a former life made it, warns. Call it before ``muster.drain()``.
     Without a sidecar there is nothing to check.
     """
+    global _started_from
     missing, of_former_life = shortfall(step, where)
     if missing and not of_former_life:
         raise CheckpointMissing(missing)
     if missing:
         log.warning("%s", missing)
+    _started_from = step
     return step
+
+
+def started_from() -> Optional[int]:
+    """The step that this process starts from, as ``check_start`` was told; None where it was not.
+
+    It may be a later one than the last commit: a checkpoint that no other rank has told of.
+    """
+    return _started_from
+
+
+_started_from: Optional[int] = None
 
 
 def shortfall(step: int, where: object) -> "tuple[str, bool]":

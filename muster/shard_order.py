@@ -7,11 +7,11 @@ found without the places before. Equal on all machines and all versions of Pytho
 
 from __future__ import annotations
 
-from hashlib import blake2b
-from typing import NamedTuple, Optional, Tuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Optional, Tuple
 
-ROUNDS = 6
-"""Of the Feistel network. Four make a permutation that looks random; some to spare."""
+if TYPE_CHECKING:
+    from muster.data.bijection import Bijection
 
 
 class ShardOrder(NamedTuple):
@@ -47,19 +47,11 @@ class ShardOrder(NamedTuple):
         """The shard at ``position`` of an epoch."""
         if self.seed is None:
             return position
-        half = max(1, ((self.shard_count - 1).bit_length() + 1) // 2)
-        key = blake2b(b"%d %d" % (self.seed, epoch), digest_size=16).digest()
-        shard = position
-        while True:  # at most a few times: a fourth of the network's numbers at least are shards
-            shard = _feistel(shard, half, key)
-            if shard < self.shard_count:
-                return shard
+        return _shuffled(self.shard_count, self.seed, epoch)[position]
 
 
-def _feistel(number: int, half: int, key: bytes) -> int:
-    mask = (1 << half) - 1
-    left, right = number >> half, number & mask
-    for turn in range(ROUNDS):
-        mixed = blake2b(b"%d %d" % (turn, right), digest_size=8, key=key).digest()
-        left, right = right, left ^ (int.from_bytes(mixed, "big") & mask)
-    return left << half | right
+@lru_cache(maxsize=4)
+def _shuffled(count: int, seed: int, epoch: int) -> "Bijection":
+    from muster.data.bijection import Bijection  # it looks for numpy, which takes a while
+
+    return Bijection(count, "%d:%d" % (seed, epoch))

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from muster import step_listeners
 from muster.draining import last_commit
 from muster.progress import RankIdentity
+from muster.resuming import started_from
 from muster.shard_line import ShardLine
 from muster.shard_log import Save, Shard, ShardLog
 from muster.shard_order import ShardOrder
@@ -124,7 +125,9 @@ class Desk:
         self._given = 0
         self._in_vain_s = 0.0
         """When it was given nothing."""
-        self.listener = step_listeners.Listener(self.log.arrive, self.save)
+        self.assumed = False
+        """Whether ``start`` is the last commit because the script has not told of another step."""
+        self.listener = step_listeners.Listener(self._arrive, self.save)
 
     def begin(self, epoch: int) -> None:
         """Let the sidecar know of this rank; waits until it does."""
@@ -155,6 +158,13 @@ class Desk:
         self._in_vain_s = 0.0 if given else now
         shards.done = shards.done or answer.get("done") is True
         return str(answer.get("wait") or "")
+
+    def _arrive(self, step: int) -> None:
+        """Come to a boundary; raises ``ValueError`` for weights older than what is on record."""
+        if self.assumed:
+            self.assumed = False
+            _check_first(step, self.start)
+        self.log.arrive(step)
 
     def save(self, step: int) -> str:
         """Put on record what the weights of ``step`` contain; returns why that has failed."""
@@ -225,12 +235,35 @@ class Alone:
 _desks: Dict[str, Desk] = {}
 
 
-def _start(world: Optional[str]) -> int:
-    """The step that the weights were of when the world began: by then a later one may be saved."""
+def _start(world: Optional[str]) -> Tuple[int, bool]:
+    """The step that the weights were of when the world began: by then a later one may be saved.
+
+    And whether that is assumed, because the script has not told. A world that names itself may be
+    a later one of the same process, which may have gone back.
+    """
     for desk in _desks.values():
         if desk.world == world:
-            return desk.start
-    return last_commit() or 0
+            return desk.start, desk.assumed
+    told = started_from() if world is None else None
+    return (last_commit() or 0, True) if told is None else (told, False)
+
+
+def _check_first(step: int, start: int) -> None:
+    """Compare the first boundary with where the shards go on."""
+    if step <= start:
+        raise ValueError(
+            "the first step after muster.shards() is %d, and its shards go on after step %d, the"
+            " last commit: records would be lost; load the checkpoint of that step, or give"
+            " muster.shards(start=) the step of the one that was loaded" % (step, start)
+        )
+    if step > start + 1:
+        log.warning(
+            "the first step after muster.shards() is %d, and its shards go on after step %d, the"
+            " last commit: if a later checkpoint was loaded, records are trained twice; tell its"
+            " step by muster.check_start(), or give muster.shards(start=)",
+            step,
+            start,
+        )
 
 
 def shards(
@@ -249,8 +282,9 @@ def shards(
     Every rank gives the same. ``shard_size``: how many records are handed out at least; a smaller
     one spreads the end of an epoch more evenly, and a larger one reads more in a row. ``seed``: of
     the order of the shards, another in each epoch; None: as they lie. ``start``: the step that this
-    rank's weights were of when it began, 0 without a checkpoint; by default that of the last
-    commit. It counts at the first call in a world. ``name`` tells data sets of one job apart.
+    rank's weights were of when it began, 0 without a checkpoint; by default the one that
+    ``muster.check_start`` was given, else that of the last commit. It counts at the first call in a
+    world. ``name`` tells data sets of one job apart.
     ``world`` and ``ranks``, without torchrun: any name that all ranks of a world have and no other
     world, and how many they are.
 
@@ -287,6 +321,7 @@ def _begin(
     run_dir = os.environ.get("MUSTER_RUN_DIR")
     if run_dir and not rank.of_torchrun and not world:
         raise ValueError("without torchrun, muster.shards() needs world= and ranks=")
+    begins, assumed = (start, False) if start is not None else _start(world)
     identity = {
         "name": name,
         "master": "" if world else rank.master,
@@ -296,10 +331,11 @@ def _begin(
         "size": order.size,
         "shard_size": order.shard_size,
         "seed": order.seed,
-        "start": _start(world) if start is None else start,
+        "start": begins,
     }
     ask = ShardLine(run_dir).ask if run_dir else Alone(order, rank.rank, count).ask
     desk = Desk(order, {key: one for key, one in identity.items() if one is not None}, ask)
+    desk.assumed = assumed and bool(run_dir)
     former = _desks.pop(name, None)
     if former is not None and former.listener in step_listeners.listeners:
         step_listeners.listeners.remove(former.listener)

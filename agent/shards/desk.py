@@ -20,6 +20,7 @@ from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.shards.decision import Answer, Ask, decide
 from rdzv.shards.ledger import ShardLedger
+from rdzv.shards.progress import ShardProgress, progress, warning
 from rdzv.shards.transactions import transaction
 from rdzv.shards.view import ShardView
 from rdzv.snapshot import Snapshot
@@ -58,9 +59,14 @@ class ShardDesk:
         self._registrar = registrar
         self._rounds = rounds
         self._random = random
-        self._view = ShardView(client.keys, client.mirror)
+        self._view = ShardView.following(client.keys, client.mirror)
         self._one_at_a_time = asyncio.Lock()
         self._diary = Diary(log)
+
+    def progress(self) -> dict[str, ShardProgress]:
+        """How far the job is with each data set that has been handed out."""
+        found = {name: progress(self._view.ledger(name)) for name in self._view.names}
+        return {name: one for name, one in found.items() if one is not None}
 
     async def answer(self, request: ShardRequest) -> ShardReply:
         """Answer one request, within ``ANSWER_S``."""
@@ -165,6 +171,9 @@ class ShardDesk:
     def _tell_begin(self, name: str, answer: Answer) -> None:
         world = answer.ledger.world
         assert world is not None
+        unknown = warning(name, answer.ledger)
+        if unknown:
+            log.warning("%s", unknown, extra={"event": "shards_unknown", "data_set": name})
         again = sum(high - low for low, high in answer.ledger.open.again)
         log.info(
             "shards of %s: a world of %d ranks goes on from step %d; %d places below the frontier"

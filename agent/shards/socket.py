@@ -25,7 +25,7 @@ class ShardSocket:
     def __init__(
         self, path: Path | None, answer: Callable[[ShardRequest], Awaitable[ShardReply]]
     ) -> None:
-        self._answer = answer
+        self.answer = answer
         self._socket = PodSocket(
             path, self._serve, limit=LINE_BYTES_MAX, connections_max=CONNECTIONS_MAX
         )
@@ -50,4 +50,4 @@ class ShardSocket:
         except RecordError as error:
             log.warning("a request is refused: %s", error, extra={"event": "shards_refused"})
             return ShardReply(refused=str(error))
-        return await self._answer(request)
+        return await self.answer(request)

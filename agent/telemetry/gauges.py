@@ -8,6 +8,7 @@ from collections.abc import Callable
 from agent.drain.service import Drains
 from agent.launcher.watcher import LauncherWatcher
 from agent.parts import LauncherParts, MemberParts
+from agent.shards.desk import ShardDesk
 from agent.telemetry.loop_lag import LoopLag
 from agent.telemetry.metrics import Metrics
 from rdzv.mirror import Mirror
@@ -58,10 +59,32 @@ def add_gauges(
         lambda: float(endpoint.connections),
     )
     metrics.gauge("muster_round", "Number of the newest round of each torch run.", rounds, "run_id")
+    _add_shard_gauges(metrics, launcher.desk)
     metrics.gauge(
         "muster_loop_lag_seconds",
         "The worst lag of the event loop in the last ten seconds.",
         lambda: loop_lag.worst_s,
+    )
+
+
+def _add_shard_gauges(metrics: Metrics, desk: ShardDesk) -> None:
+    metrics.gauge(
+        "muster_shards_open",
+        "Shards of the epoch at hand that nobody has, by data set.",
+        lambda: {name: one.open for name, one in desk.progress().items()},
+        "data_set",
+    )
+    metrics.gauge(
+        "muster_shards_leased",
+        "Shards of the epoch at hand that ranks hold and have not trained, by data set.",
+        lambda: {name: one.leased for name, one in desk.progress().items()},
+        "data_set",
+    )
+    metrics.gauge(
+        "muster_shards_done",
+        "Shards of the epoch at hand that a save of all ranks contains, by data set.",
+        lambda: {name: one.done for name, one in desk.progress().items()},
+        "data_set",
     )
 
 

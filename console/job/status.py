@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from time import time
 
 import click
@@ -15,6 +16,8 @@ from console.job.view import JobView
 from console.options import configured_by, job_named, shown_with
 from rdzv.errors import StoreError, StoreRefused
 from rdzv.records.job import Member
+from rdzv.shards.ledger import ShardLedger
+from rdzv.shards.progress import progress, warning
 from rdzv.store.access import Access
 from rdzv.store.etcd.admin import auth_enabled
 
@@ -128,10 +131,30 @@ def _grids(view: JobView, *, wide: bool) -> list[Grid]:
     grids += [Grid(f"{run_id} is forming: {why}", (), ()) for run_id, why in forming if why]
     if (last_save := view.last_save) is not None:
         grids.append(Grid(last_save.sentence(now_unix_s), (), ()))
+    grids += _shards(view)
     if view.snapshot.corrupt:
         corrupt = tuple(sorted(view.snapshot.corrupt.items()))
         grids.append(Grid("records that cannot be read", ("KEY", "WHY"), corrupt))
     return grids
+
+
+def _shards(view: JobView) -> list[Grid]:
+    """How far each data set is that is handed out in shards, and what is wrong with it."""
+    known = [(name, progress(ledger)) for name, ledger in view.shards.items()]
+    rows = tuple(
+        (name, str(one.epoch), *(f"{n:.1f}" for n in (one.open, one.leased, one.trained, one.done)))
+        for name, one in known
+        if one is not None
+    )
+    columns = ("SHARDS OF", "EPOCH", "OPEN", "LEASED", "TRAINED", "DONE")
+    told = [warning(name, ledger) or ledger.unreadable for name, ledger in view.shards.items()]
+    return [Grid("", columns, rows)] * bool(rows) + [Grid(why, (), ()) for why in told if why]
+
+
+def _shards_json(name: str, ledger: ShardLedger) -> dict[str, object]:
+    found = progress(ledger)
+    shards = None if found is None else asdict(found)
+    return {"progress": shards, "warning": warning(name, ledger) or ledger.unreadable}
 
 
 def _line(view: JobView) -> str:
@@ -186,5 +209,6 @@ def _json(view: JobView) -> dict[str, object]:
             for run in view.runs
         ],
         "last_save": None if (last_save := view.last_save) is None else last_save.as_json(),
+        "shards": {name: _shards_json(name, one) for name, one in view.shards.items()},
         "corrupt": dict(view.snapshot.corrupt),
     }

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from console.job.last_save import LastSave
@@ -18,6 +18,8 @@ from rdzv.records.bypass import Bypass, member_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
 from rdzv.records.saves import PodSaves
+from rdzv.shards.ledger import ShardLedger
+from rdzv.shards.view import ShardView
 from rdzv.snapshot import Snapshot
 from rdzv.store import KeyValue
 
@@ -70,6 +72,8 @@ class JobView:
     """By member: what is wrong with the launcher beside its sidecar."""
     saves: Mapping[str, PodSaves]
     """By member: what its ranks have saved, as told in some round."""
+    shards: Mapping[str, ShardLedger] = field(default_factory=dict)
+    """By data set: what is known of it where it is handed out in shards."""
 
     @property
     def job(self) -> Job | None:
@@ -201,7 +205,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
     """Look at a job's membership and its other keys; a record that cannot be read is left out."""
     kvs = tuple(kv for kv in kvs if spelled(kv.key[len(keys.prefix) :]))
     generation = keys.in_generation(snapshot.job.generation if snapshot.job else 1)
-    runs = _runs(generation, kvs)
+    runs, sets = _runs(generation, kvs), ShardView(keys, kvs)
     view = JobView(
         keys.namespace,
         keys.job_name,
@@ -211,6 +215,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         _history(keys, kvs),
         _bypasses(generation, kvs),
         _saves(generation, kvs),
+        {name: sets.ledger(name) for name in sets.names},
     )
     return replace(view, listing=decide(snapshot, view.places))
 

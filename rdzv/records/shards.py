@@ -126,11 +126,16 @@ class OpenShards:
 
 @dataclass(frozen=True, slots=True)
 class TrainedShards:
-    """What the weights contain: ``places`` those of step ``base``, each save what came with it."""
+    """What the weights contain: ``places`` those of step ``base``, each save what came with it.
+
+    ``unknown``: of what was trained up to that step nothing was on record, as in a store that has
+    lost its data; it is handed out as if it had not been trained. 0: all is known.
+    """
 
     base: int = 0
     places: Intervals = ()
     saves: tuple[Saved, ...] = ()
+    unknown: int = 0
     mod_revision: int = 0
 
     @property
@@ -140,7 +145,14 @@ class TrainedShards:
 
     def to_json(self) -> bytes:
         """Encode for the store."""
-        return dump_record({"base": self.base, "places": self.places, "saves": self.saves})
+        return dump_record(
+            {
+                "base": self.base,
+                "places": self.places,
+                "saves": self.saves,
+                "unknown": self.unknown,
+            }
+        )
 
     @classmethod
     def from_kv(cls, kv: KeyValue) -> Self:
@@ -150,6 +162,7 @@ class TrainedShards:
             take(kv.key, fields, "base", int),
             places_of(kv.key, fields.get("places")),
             saves_of(kv.key, fields.get("saves")),
+            take(kv.key, fields, "unknown", int, 0),
             kv.mod_revision,
         )
 

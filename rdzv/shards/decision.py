@@ -119,7 +119,7 @@ def _begin(ledger: ShardLedger, ask: Ask) -> ShardLedger | str:
         mod_revision=before.mod_revision if before else 0,
     )
     if before is None:
-        trained = replace(ledger.trained, base=ask.start)
+        trained = replace(ledger.trained, base=ask.start, unknown=ask.start)
     else:
         known = as_of(ledger, ask.start)
         if known is None:

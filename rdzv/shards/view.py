@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Self
 from urllib.parse import unquote
 
 from rdzv.errors import RecordError
@@ -12,7 +13,7 @@ from rdzv.keys import JobKeys
 from rdzv.mirror import Mirror
 from rdzv.records.shards import OpenShards, PodShards, ShardWorld, TrainedShards
 from rdzv.shards.ledger import ShardLedger
-from rdzv.store import WatchEvent
+from rdzv.store import KeyValue, WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +21,21 @@ Record = ShardWorld | OpenShards | TrainedShards | PodShards
 
 
 class ShardView:
-    """Follows the keys below ``shards/`` from the moment that it is made."""
+    """What the keys below ``shards/`` say; ``following`` a mirror, also from then on."""
 
-    def __init__(self, keys: JobKeys, mirror: Mirror) -> None:
+    def __init__(self, keys: JobKeys, kvs: Iterable[KeyValue]) -> None:
         self._keys = keys
         self._records: dict[str, dict[str, Record]] = {}
         self._unreadable: dict[str, dict[str, str]] = {}
         self._ledgers: dict[str, ShardLedger] = {}
-        mirror.subscribe(self._apply)
-        self._apply([WatchEvent("put", kv) for kv in mirror.kvs.values()])
+        self._apply([WatchEvent("put", kv) for kv in kvs])
+
+    @classmethod
+    def following(cls, keys: JobKeys, mirror: Mirror) -> Self:
+        """Look at what the mirror has, and follow it."""
+        view = cls(keys, mirror.kvs.values())
+        mirror.subscribe(view._apply)
+        return view
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import muster
-from muster import sharding, step_listeners
+from muster import resuming, sharding, step_listeners
 from muster.shard_log import Save
 from muster.shard_order import ShardOrder
 from muster.sharding import Alone, Desk, Shards, ShardsLost
@@ -125,3 +125,35 @@ def test_beside_a_sidecar_ranks_without_torchrun_name_their_world(
     monkeypatch.setenv("MUSTER_RUN_DIR", "/nowhere")
     with pytest.raises(ValueError, match="needs world= and ranks="):
         muster.shards(10, shard_size=4)
+
+
+def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resuming, "_started_from", None)
+    monkeypatch.setattr(sharding, "last_commit", lambda: 640)
+    told = Told(*[{}] * 9)
+    monkeypatch.setattr(sharding, "ShardLine", lambda run_dir: told)
+    monkeypatch.setenv("MUSTER_RUN_DIR", "/run")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+
+    def first(step: int, **given: int) -> int:
+        monkeypatch.setattr(sharding, "_desks", {})
+        muster.shards(10, shard_size=4, **given)  # type: ignore[arg-type]
+        step_listeners.arrive(step)
+        began = told.asked[-1]["start"]
+        assert isinstance(began, int)
+        return began
+
+    # Nobody has told: it is the last commit, and what contradicts it is said at the first step.
+    assert first(641) == 640
+    assert not caplog.records
+    assert first(701) == 640
+    assert "if a later checkpoint was loaded" in caplog.text
+    monkeypatch.setattr(step_listeners, "listeners", [])
+    with pytest.raises(ValueError, match="records would be lost"):
+        first(601)
+    monkeypatch.setattr(step_listeners, "listeners", [])
+    assert first(601, start=600) == 600
+    assert muster.check_start(700, "/checkpoints") == 700
+    assert first(701) == 700

@@ -30,6 +30,7 @@ from rdzv.shards import decision
 from rdzv.shards import ledger as ledgers
 from rdzv.shards.decision import Ask, _lease, _report, decide
 from rdzv.shards.ledger import PIECES_MAX, ShardLedger, as_of, opened, sealed
+from rdzv.shards.progress import progress, warning
 from rdzv.store import KeyValue
 
 PIECES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
@@ -476,3 +477,31 @@ def test_all_data_sets_of_a_world_begin_from_the_step_that_its_weights_were_of(
     for name in ("train", "held-out"):  # the second one after the first epoch
         sharding.shards(10, shard_size=2, name=name)
     assert asked == [("train", 0), ("held-out", 0)]
+
+
+def test_a_store_that_has_lost_its_data_is_told_of_until_training_begins_anew() -> None:
+    said = warning("train", BEGUN)
+    assert said.startswith("shards of train: nothing was on record of what the weights of step 5")
+    assert warning("train", stored(BEGUN)) == said
+    again = decide(BEGUN, {}, replace(ASK, world="run 5", round=5)).ledger
+    assert warning("train", again) == said
+    anew = decide(BEGUN, {}, replace(ASK, world="run 5", round=5, start=0)).ledger
+    assert warning("train", anew) == ""
+
+
+@given(PLANS, MOVES)
+@settings(max_examples=100, deadline=None)
+def test_progress_accounts_for_each_shard_of_the_epoch(
+    plan: Plan, moves: list[tuple[str, int, int]]
+) -> None:
+    job = live(plan, moves)
+    last = progress(job.ledger)
+    assert last is not None
+    assert (last.epoch, last.open, last.leased) == (EPOCHS - 1, 0, 0)
+    job.form(3, job.begins(0))
+    job.request(job.ranks[0], 0, 2 * plan.shard_size)
+    held = progress(job.ledger)
+    assert held is not None
+    assert held.leased > 0
+    count = plan.epoch_length / plan.shard_size
+    assert held.open + held.leased + held.trained + held.done == pytest.approx(count)
