@@ -74,6 +74,8 @@ class ShardLog:
         """Trained by each boundary since the last save; only those with something in them."""
         self._arrived = self._saved = self._together_to = -1
         self.saves: List[Save] = []
+        self.confirmed = 0
+        """The newest step whose save the sidecar has put on record; 0 for none."""
 
     def give(self, pieces: Iterable[Piece]) -> None:
         """Take in places to train."""
@@ -152,6 +154,7 @@ class ShardLog:
     def told(self, saves: List[Save]) -> None:
         """The sidecar has these saves on record."""
         self.saves = [save for save in self.saves if save not in saves]
+        self.confirmed = max([self.confirmed] + [save.step for save in saves])
 
     def _count(self) -> None:
         """Take in what the loop was given since this was asked last."""

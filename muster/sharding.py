@@ -192,6 +192,7 @@ class Desk:
             left=self.log.left,
             used=self.log.used,
             saves=saves,
+            confirmed=self.log.confirmed,
         )
         try:
             answer = self._ask(request)

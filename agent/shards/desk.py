@@ -134,6 +134,7 @@ class ShardDesk:
             used=request.used,
             saves=request.saves,
             want=request.want,
+            confirmed=request.confirmed,
         )
 
     async def _write(

@@ -40,6 +40,7 @@ class ShardRequest:
     used: Intervals
     saves: tuple[Saved, ...]
     want: int
+    confirmed: int = 0
 
     @classmethod
     def from_line(cls, line: bytes) -> Self:
@@ -72,6 +73,7 @@ class ShardRequest:
             used=places_of(WHERE, fields.get("used", [])),
             saves=saves_of(WHERE, fields.get("saves", [])),
             want=_number(fields, "want", 0),
+            confirmed=_number(fields, "confirmed", 0),
         )
 
 

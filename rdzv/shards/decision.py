@@ -35,7 +35,9 @@ class Ask:
 
     ``world`` names its world; ``run`` and ``round`` are torchrun's, if it has one. ``left`` is what
     it holds and has not trained, ``used`` what it has trained since the last of ``saves``. ``want``
-    is how many places it would like besides; 0 for a mere report.
+    is how many places it would like besides; 0 for a mere report. ``confirmed`` is the newest step
+    whose save it was told to be on record, 0 for none: a store that does not know of it has gone
+    back.
     """
 
     member: str
@@ -52,6 +54,7 @@ class Ask:
     used: Intervals = ()
     saves: tuple[Saved, ...] = ()
     want: int = 0
+    confirmed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +198,8 @@ def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | st
     saved = saved_places((*share.saves, *ask.saves))
     had = union(share.held, share.used)
     claims = union(ask.left, ask.used, saved_places(news))
+    if _forgotten(ask, known):
+        return "the store has gone back to before what this rank has saved"
     if pod.over or pod.pod_uid != ask.pod_uid:
         return "this pod was gone from the store, and what it held went to others"
     if not covers(had, claims) or not covers(_contained(ledger, share), repeated):
@@ -202,6 +207,14 @@ def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | st
     again = without(share.held, union(ask.left, ask.used, saved))
     now = Share(union(ask.left, again), ask.used, _bounded((*share.saves, *news)))
     return ledger.with_pod(replace(pod, shares={**pod.shares, ask.local_rank: now})), again
+
+
+def _forgotten(ask: Ask, known: int) -> bool:
+    """Whether the store has lost a save of this rank, as one restored from a backup has.
+
+    The rank tells it no more, so what came with it would be taken for what never arrived.
+    """
+    return ask.confirmed > known
 
 
 def saved_places(saves: tuple[Saved, ...]) -> Intervals:

@@ -107,6 +107,7 @@ class Sidecar:
         self.registrar = self._parts.member.registrar
         self.endpoint = self._parts.launcher.endpoint
         self.own = self._parts.launcher.drains.own
+        self.shards = self._parts.launcher.desk.answer
         link.sender = lambda: Sender(name, pod_uid, self.registrar.lease_id or -1)
         self.task = loop.spawn(self.process, self._parts.run(self._stop), f"sidecar of {name}")
 

@@ -25,6 +25,7 @@ import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
 import rdzv.records.quarantine
+import rdzv.shards.ledger
 from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
@@ -53,6 +54,7 @@ from rdzv.store import Compare, Delete, Operation, Put
 from tests.simulation.network import Link
 from tests.simulation.nodes import KEYS
 from tests.simulation.ranks import Rank
+from tests.simulation.shards import RankShards
 
 Patch = AbstractContextManager[Any]
 
@@ -601,6 +603,38 @@ def min_not_compared() -> list[Patch]:
     return [
         patch("rdzv.drain.decision.is_enough", lambda membership, listing: True),
     ]
+
+
+# --- shards ---
+
+
+@plant("shards", 20)
+def shards_not_rolled_back() -> list[Patch]:
+    """What is trained stays so, although the weights go back."""
+    original = rdzv.shards.ledger.as_of
+
+    def known(ledger: Any, start: int) -> Any:
+        found = original(ledger, start)
+        return found and rdzv.shards.ledger.sealed(ledger).trained
+
+    return [patch("rdzv.shards.decision.as_of", known)]
+
+
+@plant("shards", 20)
+def saved_before_it_is_told() -> list[Patch]:
+    """A step counts as saved before it is on record what it contains; that comes later."""
+
+    async def save(self: RankShards, step: int) -> bool:
+        self.log.save(step)
+        return True
+
+    return [patch.object(RankShards, "save", save)]
+
+
+@plant("shards-restored", 60)
+def lost_saves_of_shards_unseen() -> list[Patch]:
+    """What a restored store has lost of a rank's saves is handed to it again."""
+    return [patch("rdzv.shards.decision._forgotten", lambda ask, known: False)]
 
 
 # --- bounds ---

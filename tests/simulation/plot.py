@@ -69,9 +69,9 @@ class Plot:
     end together. ``pods``: how many, one of these.
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
-    ``blocks``: over how many its pods are spread; 0: they know of no topology. ``prologue``: what
-    happened before the first pod came. ``daily``: how many seeds of it CI tells; a seed that names
-    no plot draws one by these.
+    ``blocks``: over how many its pods are spread; 0: they know of no topology. ``shards``: its
+    ranks train shards. ``prologue``: what happened before the first pod came. ``daily``: how many
+    seeds of it CI tells; a seed that names no plot draws one by these.
     """
 
     name: str
@@ -86,5 +86,6 @@ class Plot:
     uploads: bool = False
     misfits: tuple[Launchers, ...] = ()
     blocks: int = 0
+    shards: bool = False
     prologue: Event | None = None
     daily: int = 0

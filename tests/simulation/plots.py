@@ -126,6 +126,13 @@ ANYTHING: Mapping[Event, int] = {
     lag: 2,
 }
 
+SHARDS: Mapping[Event, int] = {
+    **OUTAGES,
+    die: 3,
+    end_torchrun: 3,
+    fail_workers: 2,
+    notice: 4,
+}
 BOUNDS: Mapping[Event, int] = {
     set_sizes: 4,
     set_gather: 2,
@@ -281,6 +288,8 @@ PLOTS = (
         any_shape,
         daily=75,
     ),
+    Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True, daily=50),
+    Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True, daily=50),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2, daily=25),
 )
 """``daily``: how many seeds of each CI tells; 0: told only where asked for by name."""

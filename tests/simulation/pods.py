@@ -20,6 +20,7 @@ from tests.simulation.network import Link, SimulatedEngine, Weather
 from tests.simulation.nodes import JobShape, Sidecar
 from tests.simulation.plot import Launchers
 from tests.simulation.ranks import RoundId, World
+from tests.simulation.shards import ShardHistory
 from tests.simulation.timeline import Timeline
 from tests.simulation.torchrun import RUN, Torchrun
 from tests.support.clocks.virtual import SimulatedLoop
@@ -259,6 +260,7 @@ class SimulatedJob:
 
     ``stages``: how many torchruns the command of each container runs, one after the other.
     ``blocks``: over how many blocks of machines its pods are spread, if they know of any.
+    ``sharded``: its ranks train shards.
     ``sizes``: those in force, the last of ``former_sizes``.
     ``template``: what a pod is started with that comes now; ``shape``: by what the job is to go in
     the end; ``shapes``: all that it may have gone by.
@@ -282,6 +284,8 @@ class SimulatedJob:
         self.paused = False
         self.stages = 1
         self.blocks = 0
+        self.sharded = False
+        self.shards = ShardHistory(self)
         self.pods: dict[str, Pod] = {}
         self.strays: list[Pod] = []
         self.launchers: dict[str, Launchers] = {}
@@ -344,7 +348,8 @@ class SimulatedJob:
         key = (round, master)
         if key not in self.worlds:
             last = self.invariants.snapshot.last_commit
-            self.worlds[key] = World(round, size, last.step if last else 0)
+            world = self.worlds[key] = World(round, size, last.step if last else 0)
+            world.weights = self.shards.weights(world.start)
         return self.worlds[key]
 
     def present(self) -> list[Pod]:

@@ -8,6 +8,7 @@ what it publishes and the gate that it then reads, others have their turns.
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import lru_cache
 from itertools import count
 from random import Random
@@ -20,6 +21,7 @@ from muster import boundary
 from muster.draining import ENTERED_STEP
 from muster.saved_steps import SavedSteps
 from rdzv.drain.gate import Gate, RankProgress
+from tests.simulation.shards import RankShards
 
 if TYPE_CHECKING:
     from tests.simulation.pods import Pod, SimulatedJob
@@ -51,8 +53,15 @@ class World:
         self.saved: dict[str, set[int]] = {}
         self.uploaded: set[str] = set()
         self.all_uploaded = asyncio.Event()
+        self.weights: tuple[int, ...] = ()
+        """Places of shards that its ranks began with, and those trained since, with their steps."""
+        self.shards: list[tuple[int, range]] = []
         self._arrivals = 0
         self._all_here = asyncio.Event()
+
+    def contained(self, until: float = math.inf) -> tuple[int, ...]:
+        """The places of shards that its weights contain at a step."""
+        return (*self.weights, *(p for step, some in self.shards if step <= until for p in some))
 
     async def begin(self, step: int) -> None:
         """Meet the others in the collective of a step."""
@@ -92,6 +101,9 @@ class Rank:
         self._process = (next(_PROCESSES), 0)
         self._first = ENTERED_STEP
         self._saved = SavedSteps()
+        self._shards: RankShards | None = None
+        if job.sharded and not nowhere:
+            self._shards = RankShards(job, pod, self.world, master)
         self._task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
@@ -110,10 +122,14 @@ class Rank:
             step += 1
             world.began[name] = step
             await world.begin(step)
+            if self._shards is not None:
+                await self._shards.take(step)
             await asyncio.sleep(self._job.step_s * self._random.uniform(0.5, 1.5))
             world.trained[name] = step
             self._job.invariants.trained(self, step)
             self._told = boundary.arrive(self._told, step)
+            if self._shards is not None:
+                self._shards.log.arrive(step)
             await self._publish()
             due = await self._follow()
             while due:
@@ -159,6 +175,8 @@ class Rank:
         if fails and self._job.disks_fail:
             self._say(f"could not save step {step}")
             self._told = boundary.fail(self._told, "the disk is full")
+        elif self._shards is not None and not await self._shards.save(step):
+            self._told = boundary.fail(self._told, "what it contains is not on record")
         else:
             self._say(f"saves step {step}")
             self._note_saved(step)
@@ -170,12 +188,15 @@ class Rank:
         """Save a periodic checkpoint; where that fails, it is not told of."""
         await asyncio.sleep(self._random.uniform(*SAVE_S))
         if self._random.random() >= FAILED_SAVES or not self._job.disks_fail:
+            if self._shards is not None and not await self._shards.save(step):
+                return
             self._note_saved(step)
             await self._publish()
 
     def _note_saved(self, step: int) -> None:
         self.world.saved.setdefault(self.pod.name, set()).add(step)
         self._saved.add(step)
+        self._job.shards.saved(self.world, step)
 
     async def _follow(self) -> bool:
         """Do as the gate says until it says to go on, or to save (True)."""

@@ -64,4 +64,5 @@ def _bring_back(story: Story, backup: Backup) -> None:
     story.say(None, f"the store is restored to revision {backup.revision}")
     story.job.engine.restore(backup)
     story.invariants.restored()
+    story.job.shards.restored()
     story.job.mend_all()

@@ -55,6 +55,9 @@ class Story:
         plot = self.plot
         self.job.stages = plot.stages
         self.job.blocks = plot.blocks
+        self.job.sharded = plot.shards
+        if plot.shards:
+            self.job.shards.follow()
         names = "abcdefgh"[:pods]
         if plot.misfits:
             most = pods - 1 if "late" in plot.misfits else pods - self.job.shape.least
@@ -164,6 +167,8 @@ class Story:
         self.job.mend_all()
         self.job.disks_fail = False
         await self._until_settled()
+        if self.job.sharded:
+            self.job.shards.check()
 
     async def _until_settled(self) -> None:
         """See everything come right; who is quarantined for longer than usual comes in later."""

@@ -372,6 +372,7 @@ ASK = Ask("b", "uid-b", "run 4", 2, 0, Plan(100, 10, 1), 5, run="run", round=4)
             "the world run 5 of this rank is over",
         ),
         (replace(ASK, world="run 5", round=5, start=3), "start from the checkpoint of step 5"),
+        (replace(ASK, confirmed=6), "the store has gone back to before what this rank has saved"),
         (replace(ASK, used=((0, 1),)), "holds what the store does not know to be its own"),
     ],
 )
