@@ -24,7 +24,7 @@ BENCHMARKS = {
     "join": "64 and 256 of torch's handlers join at once, beside native c10d, 6 min",
     "recover": "rank 0 killed under a real torchrun job, beside a bare restart, 6 min",
     "gather": "eight nodes come in two minutes, beside no gathering and native torchrun, 11 min",
-    "shards": "four nodes of different pace train shards, two killed, one comes, 2 min",
+    "shards": "four nodes of different pace, two killed, one comes; 100 ranks at once, 3 min",
     "step": "a step boundary with no drain going, beside a loop without it, 10 s",
     "drain": "a notice, the save of all, and the next step, beside native SIGTERM, 7 min",
     "horovod": "hosts leave and join a real horovodrun, beside one on a bare file, 15 min",

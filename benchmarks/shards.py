@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import shard_contention
 from benchmarks.figures import Bar, Figure
 from tests.support.training.shard_history import RankLog, repeated_and_lost, worlds
 
@@ -57,6 +58,7 @@ async def measure() -> list[Figure]:
             (len(repeated) + len(lost),),
         ),
         Figure("shards/exit status", status, "1", Bar("value", "==", 0), (status,)),
+        *await shard_contention.measure(),
     ]
 
 

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from random import Random
 
 import pytest
 
+from muster.shard_order import ShardOrder
 from rdzv.errors import LeaseLost, StoreRefused
 from rdzv.keys import ROOT, JobKeys
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.etcd.rights import JobRole, Rights
+from tests.support.sidecars.shards import Rank, World, pods, repeated_or_lost
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.secure import job_access, opened, root_access, secure_cluster
 
@@ -67,6 +70,25 @@ async def test_a_job_may_do_all_it_needs_under_its_own_prefix(mine: Store) -> No
     await mine.lease_revoke(lease_id)
     assert (await mine.range(MINE.prefix, prefix=True)).kvs == ()
     assert (await mine.status()).version
+
+
+async def test_a_jobs_user_hands_out_shards_and_rolls_them_back(
+    secure_cluster: EtcdCluster,
+) -> None:
+    """What is below ``shards/`` is compared, written and deleted as a prefix, too."""
+    access = await job_access(secure_cluster, JobKeys("shards", "train"))
+    async with opened(access) as one, opened(access) as other:
+        stores = iter((one, other))
+        async with pods(lambda: next(stores), "train", "ab", time.monotonic) as made:
+            order = ShardOrder(200, 5, 3)
+            first = World([Rank(made[name], order, "w1", 2, 0) for name in "ab"])
+            await first.epoch(steps=6)
+            saved = await first.save()
+            await first.epoch(steps=6)
+            history = first.history(saved)
+            second = World([Rank(made["a"], order, "w2", 1, saved)], saved, history)
+            await second.epoch()
+            assert repeated_or_lost(second.history(await second.save()), 200) == []
 
 
 def touching(keys: JobKeys) -> dict[str, Callable[[Store], Awaitable[object]]]:

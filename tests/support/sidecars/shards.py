@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from random import Random
@@ -77,7 +77,7 @@ class Pod:
 async def pods(
     connect: Callable[[], Store],
     job: str,
-    names: str,
+    names: Iterable[str],
     clock: Callable[[], float],
     disturbed: Callable[[str], Store] | None = None,
 ) -> AsyncIterator[dict[str, Pod]]:
