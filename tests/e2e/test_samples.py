@@ -10,21 +10,29 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_ports
 from tests.support.training.local import PACED, LocalJob, Start
 from tests.support.training.pods import ROOT
 from tests.support.training.sample_log import Account, account
+from tests.support.training.shard_history import repeated_and_lost
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(3600)]
 
 SCRIPTS = ROOT / "tests" / "support" / "scripts"
 BATCH = 24
 
-FEW = ("kill:rank0@world2+2s", "add@world1+1s", "drain:rank0@world2+2s")
-"""A loss with a roll-back, a newcomer, a drain."""
+FEW = ("drain:rank0@world2+1s", "add@world1+1s", "kill:rank0@world2+4s")
+"""A drain, a newcomer, a loss that takes the steps back since the newcomer was let in."""
+PACE = "1.5"
+"""Seconds a step, so that there are steps enough for all that happens on a slow machine."""
+RECORDS = 60
+"""Handed out in shards beside the samples: there are steps enough for one rank to train all."""
 
 GROWS = ("add@world1+1s", "add@world2+1s", "add@world3+1s")
 MANY = (
@@ -38,8 +46,9 @@ MANY = (
 """30 changes in worlds of one to four."""
 
 
-def undisturbed(directory: Path, script: Path, *arguments: str) -> Account:
-    """The same training in a world of one."""
+@contextmanager
+def undisturbed(directory: Path, script: Path, *arguments: str) -> Iterator[Callable[[], Account]]:
+    """The same training in a world of one, meanwhile; what is given waits for its end."""
     logs = directory / "undisturbed"
     environ = {
         **os.environ,
@@ -49,14 +58,24 @@ def undisturbed(directory: Path, script: Path, *arguments: str) -> Account:
         "PYTHONPATH": str(ROOT),
     }
     (directory / "undisturbed-checkpoints").mkdir()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes=1"]
     environ.pop("MUSTER_RUN_DIR", None)
-    ended = subprocess.run(
-        [*torchrun, str(script), *arguments],
-        env=environ, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    return account(logs)
+    world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    (port,) = free_ports(1)
+    environ |= world | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with (directory / "undisturbed-said").open("w+") as said:
+        training = subprocess.Popen(
+            [sys.executable, str(script), *arguments], env=environ, stdout=said, stderr=said
+        )
+
+        def ended() -> Account:
+            assert training.wait(600) == 0, Path(said.name).read_text()
+            return account(logs)
+
+        try:
+            yield ended
+        finally:
+            training.kill()
+            training.wait()
 
 
 def disturbed(
@@ -67,7 +86,9 @@ def disturbed(
     monkeypatch.setenv("DATA_LOGS", str(directory / "sample-logs"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     # Long enough for the last of many nodes to come: a world trains on while one starts.
-    monkeypatch.setenv("STEP_S", pace or ("0.3" if len(events) < 10 else "1"))
+    monkeypatch.setenv("STEP_S", pace or (PACE if len(events) < 10 else "1"))
+    if events == FEW and not pace:
+        monkeypatch.setenv("SAVE_EVERY", "1000")  # else it may be saved just before the kill
     asked = [word for event in events for word in ("--event", event)]
     job = start(
         *("--nodes", "2", "--min", "1", "--max", "4", *asked),
@@ -109,13 +130,18 @@ def test_i12_each_sample_is_in_the_final_weights_once_an_epoch(
     steps = -(-samples // BATCH) * 3 // 2
     arguments = ("muster", str(samples), str(steps))
     path = SCRIPTS / script
-    calm = undisturbed(tmp_path, path, *arguments)
+    with undisturbed(tmp_path, path, *arguments) as ended:
+        if script == "data_loop.py" and events == FEW:
+            monkeypatch.setenv("SHARDS_RECORDS", str(RECORDS))
+        job, trained = disturbed(start, monkeypatch, tmp_path, events, path, *arguments)
+        calm = ended()
     assert_each_once(calm, samples, steps)
-    job, trained = disturbed(start, monkeypatch, tmp_path, events, path, *arguments)
     assert len(trained.worlds) >= len(events), job.said
     assert trained.again > 0, "nothing was rolled back"
     assert_each_once(trained, samples, steps)
     assert_same_losses(trained, calm)
+    if script == "data_loop.py" and events == FEW:
+        assert repeated_and_lost(tmp_path / "sample-logs", RECORDS, 1) == ([], [])
 
 
 @pytest.mark.long

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real launchers that train shards, while nodes of different pace are killed, drained and come."""
+"""Real launchers that train shards, while nodes of different pace are killed, drained and come.
+
+Each day ``test_samples.py`` trains some shards beside its samples.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from tests.support.training.shard_history import records_by_node, repeated_and_l
 
 __all__ = ["start"]
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(900), pytest.mark.long]
 
 SCRIPT = str(ROOT / "tests" / "support" / "scripts" / "shards_loop.py")
 

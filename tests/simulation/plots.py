@@ -288,8 +288,8 @@ PLOTS = (
         any_shape,
         daily=75,
     ),
-    Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True, daily=50),
-    Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True, daily=50),
+    Plot("shards", SHARDS, (2, 3, 4), one_is_enough, (4, 8), shards=True, daily=25),
+    Plot("shards-restored", {**RESTORES, notice: 2}, (2, 3), shards=True, daily=25),
     Plot("long", ANYTHING, MANY, any_shape, (12, 25), blocks=2, daily=25),
 )
 """``daily``: how many seeds of each CI tells; 0: told only where asked for by name."""

@@ -89,7 +89,11 @@ def main() -> None:
         callbacks=[
             Log(),
             MusterCallback(directory, sampler),
-            ModelCheckpoint(directory, every_n_train_steps=10, save_top_k=-1),
+            ModelCheckpoint(
+                directory,
+                every_n_train_steps=int(os.environ.get("SAVE_EVERY", "10")),
+                save_top_k=-1,
+            ),
         ],
         logger=False,
         enable_progress_bar=False,

@@ -6,6 +6,7 @@
 ``HOW``: ``muster`` (``ElasticSampler``), or ``plain``: an epoch of ``DistributedSampler``, of whose
 present world a new one skips as many batches as steps were made. Each process logs into a file of
 its own below ``DATA_LOGS``. ``STOP_AFTER``: end at this step, as if the world had ended there.
+``SHARDS_RECORDS``: so many records are handed out in shards beside the samples, and logged there.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from tests.support.training.sample_log import SampleLog
 
 HOW, SAMPLES, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 GLOBAL_BATCH, MICRO_BATCH, SEED = 24, 6, 11
-SAVE_EVERY = 10
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))
 STEP_S = float(os.environ.get("STEP_S", "0.05"))
 STOP_AFTER = int(os.environ.get("STOP_AFTER", "0"))
+RECORDS = int(os.environ.get("SHARDS_RECORDS", "0"))
+SHARD_SIZE, TAKEN = 3, 2
 CHECKPOINT = Path(os.environ["CHECKPOINT_DIR"]) / f"data_{HOW}.pt"
 
 
@@ -89,6 +92,22 @@ def of_muster(sampler: ElasticSampler, loader: DataLoader[Any]) -> Iterator[tupl
         yield from sampler.follow(loader)
 
 
+class Records:
+    """Some records a step, from whoever hands them out; ``shard_history`` reads what it logs."""
+
+    def __init__(self, start: int) -> None:
+        self.shards = muster.shards(RECORDS, shard_size=SHARD_SIZE, seed=SEED, start=start)
+        member = os.environ["MUSTER_MEMBER"]
+        path = Path(os.environ["DATA_LOGS"]) / f"{member}.{os.getpid()}.shards"
+        self.log = path.open("a", buffering=1)
+        self.log.write(f"begin {start} {time.time()} {os.environ['MASTER_PORT']}\n")
+
+    def train(self, step: int) -> None:
+        taken = self.shards.take(TAKEN)
+        if taken:
+            self.log.write(f"{step} {time.time():.3f} 0 {' '.join(map(str, taken))}\n")
+
+
 def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
@@ -107,6 +126,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     step = start
     with muster.drain() as drain:
+        records = Records(start) if RECORDS else None
         for (numbers, given, wanted), part in batches:
             with nullcontext() if part.ends_step else model.no_sync():
                 loss = (model(given) - wanted).square().mean()
@@ -117,6 +137,8 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+            if records is not None:
+                records.train(step)
             log.ends(step)
             if drain.commit_due(step) or step % SAVE_EVERY == 0 or step in (STEPS, STOP_AFTER):
                 where = sampler.cursor if HOW == "muster" else None

@@ -71,7 +71,7 @@ def main() -> None:
         lr_scheduler_type="linear",
         optim="sgd",
         max_grad_norm=0,
-        save_steps=10,
+        save_steps=int(os.environ.get("SAVE_EVERY", "10")),
         save_total_limit=2,
         seed=SEED,
         report_to=[],
