@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agent.config import parsers as texts
+from agent.config.sidecar import AccessConfig
 from agent.config.table import Setting, field
 from injection.settings import TABLE, told
 from rdzv.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig:
-    """Where it serves, and which objects of the cluster are its own."""
+class ControllerConfig(AccessConfig):
+    """Where it serves, which objects of the cluster are its own, and what it does besides."""
 
     own_namespace: str = field(
         Setting(
@@ -59,6 +60,34 @@ class ControllerConfig:
     port: int = field(
         Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
     )
+    follow_jobs: Literal["on", "off"] = field(
+        Setting(
+            "--follow-jobs",
+            texts.one_of("on", "off"),
+            "off",
+            "on|off",
+            "Whether it follows the jobs in the store: what comes below needs that.",
+        )
+    )
+    lease: str = field(
+        Setting(
+            "--lease",
+            texts.name,
+            "muster-controller",
+            "NAME",
+            "Lease of its namespace by which the replicas choose who tells and asks; it has to be"
+            " there.",
+        )
+    )
+    events: Literal["on", "off"] = field(
+        Setting(
+            "--events",
+            texts.one_of("on", "off"),
+            "on",
+            "on|off",
+            "Whether what happens to jobs is told as Events, at their pods and at what made them.",
+        )
+    )
     log_format: Literal["json", "plain"] = field(
         Setting(
             "--log-format",
@@ -71,8 +100,9 @@ class ControllerConfig:
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
-        """Say what is wrong between settings: nothing can be."""
-        yield from ()
+        """Say what is wrong between settings; without jobs to follow, the store is nobody's."""
+        if values.get("follow_jobs") == "on":
+            yield from AccessConfig.faults(values)
 
 
 def defaults(given: Sequence[str]) -> dict[str, str]:

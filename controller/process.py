@@ -20,6 +20,7 @@ from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
+from controller.following import follow
 from controller.serving import application, serving
 
 log = logging.getLogger(__name__)
@@ -54,13 +55,19 @@ async def _serve(
         lambda: datetime.now(UTC),
     )
     metrics = AdmissionMetrics()
-    pages = application(Injector(api, environ, metrics), metrics, keeper.ready)
+    injector = Injector(api, environ, metrics)
+    pages = application(injector, metrics, keeper.ready)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
+        others = [tasks.create_task(injector.events.run())]
+        if config.follow_jobs == "on":
+            others.append(tasks.create_task(follow(config, api)))
         async with serving(pages, config.listen, config.port, keeper.context) as port:
             log.info("the webhook listens on port %d", port, extra={"event": "listening"})
             stopped = tasks.create_task(stop.wait())
             await asyncio.wait((stopped, keeping), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
+            for task in others:
+                task.cancel()
             await asyncio.wait((keeping,), timeout=LEAVE_S)
         keeping.cancel()

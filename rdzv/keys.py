@@ -104,6 +104,21 @@ class JobKeys:
         return GenerationKeys(self, generation)
 
 
+def job_of(key: str) -> tuple[JobKeys, str] | None:
+    """Give back the job that ``key`` is of, and what follows its prefix; None for any other key."""
+    namespace, _, rest = key.removeprefix(ROOT).partition("/")
+    name, _, below = rest.partition("/")
+    if not (namespace and name and below):
+        return None
+    keys = _job_named(namespace, name)
+    return (keys, below) if key.startswith(keys.prefix) else None
+
+
+@lru_cache(maxsize=4096)  # every event of the watch of all jobs is taken apart
+def _job_named(namespace: str, name: str) -> JobKeys:
+    return JobKeys(unquote(namespace), unquote(name))
+
+
 @dataclass(frozen=True, slots=True)
 class ShardKeys:
     """Keys of one data set that is handed out in shards."""
@@ -331,6 +346,12 @@ def _bytes_of(name: str) -> bytes:
 @lru_cache(maxsize=1024)  # each write comes back as an event
 def _cached_bytes_of(name: str) -> bytes:
     return unquote_to_bytes(name)
+
+
+def spelled_of_any_job(below_root: str) -> bool:
+    """Whether a key, given by what follows ``ROOT``, may be one of a job's at all."""
+    found = job_of(ROOT + below_root)
+    return found is not None and spelled(found[1])
 
 
 def last_name(key: str) -> str:

@@ -51,13 +51,19 @@ class Mirror:
     ``certain_revision``: the revision of the newest read or event. Compares of the kind "nothing
     has changed since" name this one: ``revision`` may come from a progress notification, which some
     versions of etcd send too early. A revision that is too low is safe: the compare just fails.
-    Keys that cannot be ours are left out (``rdzv.keys.spelled``). ``listener_errors`` counts
-    exceptions of listeners, ``relists`` full reads: after one, listeners get the differences, and
-    not every change in between.
+    Keys that cannot be ours are left out: ``may_be_ours`` judges by what follows the prefix.
+    ``listener_errors`` counts exceptions of listeners, ``relists`` full reads: after one, listeners
+    get the differences, and not every change in between.
     """
 
-    def __init__(self, prefix: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        clock: Callable[[], float],
+        may_be_ours: Callable[[str], bool] = spelled,
+    ) -> None:
         self.prefix = prefix
+        self._may_be_ours = may_be_ours
         self.revision = self.certain_revision = 0
         self.sequence = 0
         self.listener_errors = 0
@@ -193,7 +199,7 @@ class Mirror:
         )
 
     def _is_ours(self, key: str) -> bool:
-        if spelled(key[len(self.prefix) :]):
+        if self._may_be_ours(key[len(self.prefix) :]):
             return True
         if key not in self._foreign_keys and len(self._foreign_keys) < FOREIGN_KEYS_NAMED_MAX:
             self._foreign_keys.add(key)

@@ -26,12 +26,9 @@ def _own_address(environ: Mapping[str, str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreConfig:
-    """Which store, how it lets us in, and the namespace to look at."""
+class AccessConfig:
+    """Which store, and how it lets us in."""
 
-    namespace: str = field(
-        Setting("--namespace", texts.name, "default", "NAME", "Namespace of the job.")
-    )
     etcd_endpoints: tuple[str, ...] = field(
         Setting(
             "--etcd-endpoints",
@@ -110,6 +107,15 @@ class StoreConfig:
             yield from str(error).splitlines()
         else:
             yield from access.file_faults()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig(AccessConfig):
+    """Which store, how it lets us in, and the namespace to look at."""
+
+    namespace: str = field(
+        Setting("--namespace", texts.name, "default", "NAME", "Namespace of the job.")
+    )
 
 
 _ACCESS = {

@@ -15,7 +15,7 @@ from controller.admission.metrics import AdmissionMetrics
 from controller.admission.owner import Owner, owner_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
-from controller.cluster.events import Events
+from controller.cluster.events import Events, reference
 from rdzv.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class Injector:
         self._api = api
         self._environ = environ
         self._metrics = metrics
-        self._events = Events(api)
+        self.events = Events(api, time.monotonic)
+        """What is told of pods; whoever runs it writes what is owed once the API server is back."""
         self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
 
@@ -70,9 +71,8 @@ class Injector:
         if maker is None or not maker.get("name"):
             return
         text = f"a pod is {WITHOUT}{verdict.reason}"
-        telling = asyncio.create_task(
-            self._events.warn(asked.namespace, maker, "NotInjected", text)
-        )
+        self.events.say(reference(maker, asked.namespace), "NotInjected", text, warning=True)
+        telling = asyncio.create_task(self.events.write())
         self._telling.add(telling)
         telling.add_done_callback(self._telling.discard)
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from controller.cluster.in_cluster import ClusterAccess
-from rdzv.errors import ClusterRefused, ClusterUnavailable
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 
 Object = dict[str, Any]
 
@@ -21,6 +21,7 @@ CALL_TIMEOUT_S = 10.0
 WATCH_S = 300
 """After which the API server is asked to end a watch: a connection that died unseen is replaced."""
 
+BUSY = 429
 MERGE = "application/merge-patch+json"
 LINE_MAX = 4 * 2**20
 """Bytes of one event of a watch: etcd, which keeps the object, takes no larger one."""
@@ -138,9 +139,12 @@ class ClusterApi:
         )
 
 
-def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterRefused:
+def _refusal(method: str, path: str, status: int, content: bytes) -> ClusterError:
+    """What a status from 400 on means: a no, or that there is no answer now."""
     try:
         told = json.loads(content)["message"]
     except (ValueError, KeyError, TypeError):
         told = content[:200].decode("utf-8", "replace")
+    if status >= 500 or status == BUSY:
+        return ClusterUnavailable(f"the API server cannot do {method} {path} ({status}): {told}")
     return ClusterRefused(f"the API server refused {method} {path} with {status}: {told}", status)

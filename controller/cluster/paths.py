@@ -6,14 +6,25 @@ from __future__ import annotations
 import re
 
 SECRETS = "secrets"
+JOB_LABEL = "muster.dev/job"
 
 _PLURALS = {
+    ("apps", "Deployment"): "deployments",
+    ("apps", "StatefulSet"): "statefulsets",
+    ("jobset.x-k8s.io", "JobSet"): "jobsets",
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): "leaderworkersets",
     ("batch", "Job"): "jobs",
     ("kubeflow.org", "PyTorchJob"): "pytorchjobs",
     ("kubeflow.org", "MPIJob"): "mpijobs",
     ("kai.alibabacloud.com", "TrainingJob"): "trainingjobs",
 }
 """Owners that are read: those that say more of a job than their pods do."""
+
+PODS_OF_JOBS = f"/api/v1/pods?labelSelector={JOB_LABEL}"
+"""The pods that have a sidecar."""
+
+NODES = "/api/v1/nodes"
+
 
 _WORD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 
@@ -38,3 +49,8 @@ def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:
 def webhook_configuration(name: str) -> str:
     """What tells the API server of a webhook."""
     return f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{name}"
+
+
+def lease(namespace: str, name: str) -> str:
+    """A Lease, by which replicas choose who leads."""
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"

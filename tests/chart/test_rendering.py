@@ -29,6 +29,7 @@ MATRIX = {
     "three members": (*THREE, *BACKUP),
     "own certificates": (*THREE, "etcd.tls.existingSecret=from-cert-manager"),
     "external": EXTERNAL,
+    "external, followed": (*EXTERNAL, "jobs.etcdSecret=store"),
     "without a controller": ("controller.enabled=false",),
     "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
     "much of it": (
@@ -165,11 +166,21 @@ def test_its_rights_are_those_of_the_page() -> None:
             granted.add(", ".join(rule["verbs"]))
     assert granted == set(verbs) - {"verbs"}
     fewer = named(
-        rendered("rbac.owners=false", "rbac.events=false"),
+        rendered("rbac.owners=false", "rbac.events=false", "rbac.pods=false"),
         "ClusterRole",
         "muster-controller-muster-system",
     )
     assert [rule["resources"] for rule in fewer["rules"]] == [["mutatingwebhookconfigurations"]]
+
+
+def test_it_starts_where_it_could_not_trust_the_store_and_follows_no_job() -> None:
+    def flags(*values: str) -> set[str]:
+        ((_, spec),) = [pod for pod in pods(rendered(*values)) if pod[0].startswith("Deployment/")]
+        return {text.partition("=")[0] for text in spec["containers"][0]["command"]}
+
+    assert "--follow-jobs" not in flags(*EXTERNAL)
+    assert {"--follow-jobs", "--etcd-cacert"} <= flags(*EXTERNAL, "jobs.etcdSecret=store")
+    assert {"--follow-jobs", "--etcd-cacert"} <= flags(*THREE)
 
 
 def test_members_of_three_know_each_other_by_the_names_that_clients_use() -> None:

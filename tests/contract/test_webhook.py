@@ -9,6 +9,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent.config.table import load
 from controller import process
 from controller.admission import injector as admission
 from controller.admission.injector import Injector
@@ -248,15 +250,8 @@ async def test_pods_are_answered_for_until_the_api_server_knows_that_a_replica_g
             yield port
 
     monkeypatch.setattr(process, "serving", told)
-    config = ControllerConfig(
-        own_namespace="muster-system",
-        service="muster-controller",
-        certificate_secret="muster-controller",
-        webhook="muster",
-        listen="127.0.0.1",
-        port=0,
-        log_format="plain",
-    )
+    flags = {"own_namespace": "muster-system", "webhook": "muster", "listen": "127.0.0.1"}
+    config = replace(load(ControllerConfig, flags, {}), port=0)
     stop = asyncio.Event()
     async with ClusterApi(fake.access) as api:
         running = asyncio.create_task(process._serve(config, environ(FLAGS), api, stop))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server of Kubernetes in this process: objects with versions, and watches of one."""
+"""An API server of Kubernetes in this process: objects with versions, lists and watches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ CLOSED_S = 60.0
 
 
 class FakeApi:
-    """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights."""
+    """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights.
+
+    ``busy_once``: paths that answer 503 to the next call, and not to the one after.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
         self.calls: list[tuple[str, str]] = []
         self.away = False
         self.refused: set[str] = set()
+        self.busy_once: set[str] = set()
         self._folder = folder
         self._version = 1
+        self._removed: list[tuple[str, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
         self._runner: web.AppRunner | None = None
 
@@ -62,7 +67,17 @@ class FakeApi:
             self._version += 1
             metadata = {**body.get("metadata", {}), "resourceVersion": str(self._version)}
             metadata["name"] = path.rpartition("/")[2]
+            metadata.setdefault("uid", f"uid-of-{path}")
             self.objects[path] = {**body, "metadata": metadata}
+            self._changed.notify_all()
+
+    async def remove(self, path: str) -> None:
+        """Take an object away."""
+        async with self._changed:
+            self._version += 1
+            gone = self.objects.pop(path)
+            metadata = {**gone["metadata"], "resourceVersion": str(self._version)}
+            self._removed.append((path, {**gone, "metadata": metadata}))
             self._changed.notify_all()
 
     async def until(self, path: str, holds: Any) -> dict[str, Any]:
@@ -91,6 +106,9 @@ class FakeApi:
         self.calls.append((request.method, path))
         if self.away:
             return _status(503, "away")
+        if path in self.busy_once:
+            self.busy_once.remove(path)
+            return _status(503, "busy")
         if path in self.refused:
             return _status(403, "no rights")
         if "watch" in request.query:
@@ -98,6 +116,10 @@ class FakeApi:
         match request.method:
             case "GET" if "fieldSelector" in request.query:
                 return web.json_response({"metadata": {"resourceVersion": str(self._version)}})
+            case "GET" if "limit" in request.query:
+                items = [held for held in self.objects.values() if _listed(path, held, self)]
+                version = {"resourceVersion": str(self._version)}
+                return web.json_response({"metadata": version, "items": items})
             case "GET" if path in self.objects:
                 return web.json_response(self.objects[path])
             case "POST":
@@ -114,15 +136,17 @@ class FakeApi:
                     return _status(409, "another version is there")
                 await self.put(path, body)
                 return web.json_response(self.objects[path])
+            case "PATCH" if path in self.objects:
+                await self.put(path, _merged(self.objects[path], await request.json()))
+                return web.json_response(self.objects[path])
             case "DELETE" if path in self.objects:
-                async with self._changed:
-                    del self.objects[path]
-                    self._version += 1
-                    self._changed.notify_all()
+                await self.remove(path)
                 return web.json_response({})
         return _status(404, f"there is no {path}")
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
+        if "fieldSelector" not in request.query:
+            return await self._watch_all(request)
         name = request.query["fieldSelector"].removeprefix("metadata.name=")
         path, seen = f"{request.path}/{name}", int(request.query["resourceVersion"])
         response = web.StreamResponse()
@@ -138,6 +162,53 @@ class FakeApi:
                 held = self.objects[path]
             seen = int(held["metadata"]["resourceVersion"])
             await response.write(json.dumps({"type": "MODIFIED", "object": held}).encode() + b"\n")
+
+    async def _watch_all(self, request: web.Request) -> web.StreamResponse:
+        """Every change below a collection, of all namespaces where the path names none."""
+        seen = int(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+
+        def news() -> list[tuple[int, str, dict[str, Any]]]:
+            held = [("MODIFIED", one) for one in self.objects.values()]
+            gone = [("DELETED", one) for _, one in self._removed]
+            dated = (
+                (int(one["metadata"]["resourceVersion"]), kind, one) for kind, one in held + gone
+            )
+            return sorted(
+                (one for one in dated if one[0] > seen and _listed(request.path, one[2], self)),
+                key=lambda one: one[0],
+            )
+
+        while not self.away:
+            async with self._changed:
+                await self._changed.wait_for(lambda: news() or self.away)
+                found = news()
+            for at, kind, held in found:
+                seen = at
+                await response.write(json.dumps({"type": kind, "object": held}).encode() + b"\n")
+        return response
+
+
+def _listed(collection: str, held: dict[str, Any], api: FakeApi) -> bool:
+    """Whether an object is of a collection: by the path that it was put at."""
+    plural = collection.rpartition("/")[2]
+    paths = [path for path, one in api.objects.items() if one is held]
+    paths += [path for path, one in api._removed if one is held]
+    return any(path.split("/")[-2] == plural for path in paths)
+
+
+def _merged(held: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """As a merge patch does."""
+    both = dict(held)
+    for key, value in change.items():
+        if value is None:
+            both.pop(key, None)
+        elif isinstance(value, dict) and isinstance(both.get(key), dict):
+            both[key] = _merged(both[key], value)
+        else:
+            both[key] = value
+    return both
 
 
 def _status(code: int, message: str) -> web.Response:

@@ -90,3 +90,19 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* The Secret with the authority of the store that the controller follows jobs in; empty: there is none. */}}
+{{- define "muster.controllerCa" -}}
+{{- if and .Values.etcd.enabled .Values.etcd.tls.enabled -}}
+{{ include "muster.etcdSecret" . }}
+{{- else -}}
+{{ .Values.jobs.etcdSecret }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the controller follows jobs: not where it could not trust the store, for it would not start. */}}
+{{- define "muster.follows" -}}
+{{- if and .Values.jobs.follow (or (include "muster.controllerCa" .) (not (contains "https://" (include "muster.endpoints" .)))) -}}
+true
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of one kind, as the API server has them: listed once, then watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from controller.cluster.api import ClusterApi, Object
+from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
+from rdzv.diary import Diary
+from rdzv.errors import ClusterError, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAGE = 500
+"""Objects of one answer: some megabytes."""
+
+
+class Collection(Generic[T]):
+    """What ``reduced`` keeps of each object, by UID. It stays as it was while nobody answers.
+
+    ``path`` may select by label. ``sequence`` grows with each change.
+    """
+
+    def __init__(self, api: ClusterApi, path: str, reduced: Callable[[Object], T]) -> None:
+        self.sequence = 0
+        self._api = api
+        self._path = path
+        self._reduced = reduced
+        self._items: dict[str, T] = {}
+        self._changed = asyncio.Event()
+        self._diary = Diary(log)
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """All objects, by UID; read it before the next await, or copy."""
+        return self._items
+
+    async def changed_after(self, sequence: int) -> None:
+        """Wait until ``self.sequence`` has passed ``sequence``; 0: for the first list."""
+        while self.sequence <= sequence:
+            await self._changed.wait()
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[Collection[T]]:
+        """Follow within the context."""
+        following = asyncio.create_task(self._follow(), name=f"watch {self._path}")
+        try:
+            yield self
+        finally:
+            following.cancel()
+            await asyncio.wait((following,))
+
+    async def _follow(self) -> None:
+        again_s = AGAIN_FIRST_S
+        version = ""
+        while True:
+            try:
+                if not version:
+                    version = await self._list()
+                    again_s = AGAIN_FIRST_S
+                    self._diary.forget()
+                version = await self._watch(version)
+            except ClusterError as error:
+                if isinstance(error, ClusterRefused):
+                    version = ""
+                    if error.status == 410:
+                        continue  # the version is not known any more: list again
+                self._diary.say(
+                    f"nothing new is known of {self._path}: {error}",
+                    level=logging.WARNING,
+                    extra={"event": "cluster_unavailable"},
+                )
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, AGAIN_MOST_S)
+
+    async def _list(self) -> str:
+        found: dict[str, T] = {}
+        after = ""
+        while True:
+            page = await self._api.get(_with(self._path, f"limit={PAGE}{after}"))
+            for one in page.get("items") or []:
+                found[one["metadata"]["uid"]] = self._reduced(one)
+            metadata = page.get("metadata") or {}
+            if not (token := metadata.get("continue")):
+                break
+            after = f"&continue={token}"
+        self._items = found
+        self._note_change()
+        return str(metadata.get("resourceVersion", ""))
+
+    async def _watch(self, version: str) -> str:
+        path = _with(self._path, "allowWatchBookmarks=true")
+        async for event in self._api.watch(path, version):
+            told = event.get("object") or {}
+            metadata = told.get("metadata") or {}
+            version = str(metadata.get("resourceVersion", version))
+            match event.get("type"):
+                case "ADDED" | "MODIFIED":
+                    self._items[metadata["uid"]] = self._reduced(told)
+                    self._note_change()
+                case "DELETED":
+                    self._items.pop(metadata["uid"], None)
+                    self._note_change()
+        return version
+
+    def _note_change(self) -> None:
+        self.sequence += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _with(path: str, query: str) -> str:
+    return f"{path}{'&' if '?' in path else '?'}{query}"

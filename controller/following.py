@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller hears of the jobs in the store, and what it does about that."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import AsyncExitStack
+from random import Random
+
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
+from controller.cluster.events import Events
+from controller.config import ControllerConfig
+from controller.jobs.jobs import Jobs
+from controller.leader.leadership import Leadership
+from controller.owners.owners import Owners
+from controller.owners.pods import pod_seen
+from controller.telling.teller import Teller
+from rdzv.store.open import open_store
+
+
+async def follow(config: ControllerConfig, api: ClusterApi) -> None:
+    """Follow all jobs until cancelled; write while this replica leads."""
+    clock, random = time.monotonic, Random()
+    store = open_store(config.access, random=random)
+    try:
+        async with AsyncExitStack() as stack:
+            jobs = await stack.enter_async_context(Jobs(store, clock, random).following())
+            pods = await stack.enter_async_context(
+                Collection(api, paths.PODS_OF_JOBS, pod_seen).following()
+            )
+            owners = Owners(api, pods, clock)
+            lease = paths.lease(config.own_namespace, config.lease)
+            leadership = Leadership(api, lease, socket.gethostname(), clock)
+
+            async def lead() -> None:
+                await pods.changed_after(0)
+                async with asyncio.TaskGroup() as tasks:
+                    if config.events == "on":
+                        events = Events(api, clock)
+                        tasks.create_task(Teller(jobs, owners, events, leadership).run())
+
+            await leadership.run(lead)
+    finally:
+        await store.close()

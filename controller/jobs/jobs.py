@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All jobs of one store, followed by one watch; nothing here writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+
+from controller.jobs.state import JobState
+from rdzv.keys import ROOT, JobKeys, job_of, spelled_of_any_job
+from rdzv.membership import Membership
+from rdzv.mirror import Mirror, Watching
+from rdzv.store import Store, WatchEvent
+
+_LAUNCHERS = "/c10d/"
+"""What launchers store is most of a store, and says nothing that is told here."""
+_SHARDS = "shards/"
+
+
+class _Job:
+    """One job's part of what the watch shows."""
+
+    def __init__(self, keys: JobKeys, clock: Callable[[], float]) -> None:
+        self.mirror = Mirror(keys.prefix, clock)
+        self._membership = Membership(keys, self.mirror)
+        self._view: JobState | None = None
+
+    def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
+        self.mirror.apply(events, revision)
+        self._view = None
+
+    def view(self) -> JobState:
+        if self._view is None:
+            keys = self._membership.keys
+            self._view = JobState(
+                keys,
+                self.mirror.certain_revision,
+                self._membership.snapshot(),
+                self._membership.listing(),
+                tuple(self.mirror.under(keys.history)),
+            )
+        return self._view
+
+
+class Jobs:
+    """Every job below the root of a store, as far as the watch has come.
+
+    ``clock`` is monotonic, in seconds. A view is the same object until its job changes.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float], random: Random) -> None:
+        self.store = store
+        self.mirror = Mirror(ROOT, clock, spelled_of_any_job)
+        self.watching = Watching(store, self.mirror, random=random)
+        self._clock = clock
+        self._jobs: dict[JobKeys, _Job] = {}
+        self.mirror.subscribe(self._apply)
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[Jobs]:
+        """Follow the store within the context; the first read may still be under way."""
+        watching = asyncio.create_task(self.watching.run(), name="watch all jobs")
+        try:
+            yield self
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    @property
+    def revision(self) -> int:
+        """The store's, up to which everything is shown; 0 before the first read."""
+        return self.mirror.revision
+
+    @property
+    def sequence(self) -> int:
+        """Grows with each change."""
+        return self.mirror.sequence
+
+    async def changed_after(self, sequence: int) -> None:
+        """Wait until ``self.sequence`` has passed ``sequence``."""
+        await self.mirror.changed_after(sequence)
+
+    def views(self) -> Mapping[JobKeys, JobState]:
+        """Every job that has a record, or members."""
+        views = {keys: job.view() for keys, job in self._jobs.items()}
+        return {keys: view for keys, view in views.items() if view.snapshot.job is not None}
+
+    def view(self, keys: JobKeys) -> JobState | None:
+        """One job; None where the store has nothing of it."""
+        job = self._jobs.get(keys)
+        return None if job is None else job.view()
+
+    def _apply(self, events: Sequence[WatchEvent]) -> None:
+        of_jobs: dict[JobKeys, list[WatchEvent]] = {}
+        for event in events:
+            found = job_of(event.kv.key)
+            if found is None:
+                continue
+            keys, below = found
+            if _LAUNCHERS not in below and not below.startswith(_SHARDS):
+                of_jobs.setdefault(keys, []).append(event)
+        for keys, news in of_jobs.items():
+            job = self._jobs.get(keys) or self._jobs.setdefault(keys, _Job(keys, self._clock))
+            job.apply(news, news[-1].kv.mod_revision)
+            if not job.mirror.kvs:
+                del self._jobs[keys]

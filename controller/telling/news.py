@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has happened to a job between two looks at it: a pure function of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from controller.jobs.state import JobState
+from rdzv.records.drain import Drain
+from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Member
+
+Reason = Literal[
+    "Joined",
+    "Standby",
+    "Draining",
+    "Committed",
+    "Expired",
+    "Lost",
+    "Quarantined",
+    "Reformed",
+]
+"""Names of Events: an interface, as those of log events are."""
+
+WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Quarantined"})
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing to tell, of a pod by its UID, or of the job alone.
+
+    ``of_job``: whether it is told at the object that made the pods, too. ``revision`` is the
+    store's at which it happened.
+    """
+
+    reason: Reason
+    message: str
+    revision: int
+    pod_uid: str = ""
+    pod: str = ""
+    of_job: bool = True
+
+
+def news(before: JobState | None, now: JobState, told: int) -> tuple[News, ...]:
+    """Say what is new in ``now``, the oldest first.
+
+    ``before`` is the job as it was told of last. Without it, after a change of the leader, what the
+    store says of everything after the revision ``told`` has to do: nothing is told twice, and who
+    began to stand by, or was lost as the last of all, in between may be left out.
+    """
+    since = told if before is None else before.revision
+    found = [
+        *_joined(before, now, since),
+        *_standing_by(before, now, since),
+        *_draining(now, since),
+        *_committed(now, since),
+        *_lost(before, now, since),
+        *_written(now, since),
+    ]
+    return tuple(sorted(found, key=lambda one: (one.revision, one.reason, one.pod)))
+
+
+def _joined(before: JobState | None, now: JobState, since: int) -> list[News]:
+    here = set() if before is None else {m.pod_uid for m in before.snapshot.members.values()}
+    return [
+        _of(member, "Joined", f"it is a member of job {now.keys.job_name}", member.created_revision)
+        for member in now.snapshot.members.values()
+        if member.created_revision > since and member.pod_uid not in here
+    ]
+
+
+def _standing_by(before: JobState | None, now: JobState, since: int) -> list[News]:
+    if before is None:
+        new = [one for one in now.listing.standby if one.created_revision > since]
+    else:
+        waited = {one.pod_uid for one in before.listing.standby}
+        new = [one for one in now.listing.standby if one.pod_uid not in waited]
+    why = f"it waits for a place: {now.listing.reason}"
+    return [_of(member, "Standby", why, now.revision) for member in new]
+
+
+def _draining(now: JobState, since: int) -> list[News]:
+    found = []
+    for drain in now.snapshot.drains.values():
+        if drain.created_revision > since:
+            asked = drain.requested_by if drain.requested_by != drain.member else ""
+            by = f" (asked for by {asked})" if asked else ""
+            found.append(_drain("Draining", f"{drain.reason}{by}", drain.created_revision, drain))
+        if drain.outcome == "expired" and drain.mod_revision > since:
+            why = "its deadline came before all ranks had saved the same step"
+            found.append(_drain("Expired", why, drain.mod_revision, drain))
+        if drain.outcome == "committed" and drain.mod_revision > since:
+            why = f"all ranks have saved step {drain.step}: it may go"
+            one = _drain("Committed", why, drain.mod_revision, drain, of_job=False)
+            found.append(one)
+    return found
+
+
+def _committed(now: JobState, since: int) -> list[News]:
+    last = now.snapshot.last_commit
+    if last is None or last.forgotten or last.mod_revision <= since:
+        return []
+    return [News("Committed", f"all ranks have saved step {last.step}", last.mod_revision)]
+
+
+def _lost(before: JobState | None, now: JobState, since: int) -> list[News]:
+    if before is None:
+        return [
+            News(
+                "Lost",
+                f"{entry.member}: {entry.why}",
+                entry.revision,
+                str(entry.details.get("pod_uid") or ""),
+                entry.member,
+            )
+            for entry in now.entries_after(since)
+            if entry.what == "lost"
+        ]
+    was, job = before.snapshot, now.snapshot.job
+    if was.job is None or job is None or was.job.generation != job.generation:
+        return []
+    here = {member.pod_uid for member in now.snapshot.members.values()}
+    left = {entry.member for entry in now.entries_after(since) if entry.what == "leave"}
+    return [
+        _of(member, "Lost", f"{member.name}: its lease expired", now.revision)
+        for member in was.members.values()
+        if member.pod_uid not in here
+        and member.name not in left
+        and member.name not in now.snapshot.members
+    ]
+
+
+def _written(now: JobState, since: int) -> list[News]:
+    """What only the history says."""
+    found = []
+    for entry in now.entries_after(since):
+        match entry.what:
+            case "round":
+                found.append(News("Reformed", _world(entry), entry.revision))
+            case "quarantine":
+                uid = str(entry.details.get("pod_uid") or "")
+                why = f"{entry.member}: {entry.why}"
+                found.append(News("Quarantined", why, entry.revision, uid, entry.member))
+    return found
+
+
+def _world(entry: HistoryEntry) -> str:
+    nodes, number = entry.details.get("nodes"), entry.details.get("round")
+    return f"a world of {nodes} nodes trains (round {number})"
+
+
+def _of(member: Member, reason: Reason, message: str, revision: int) -> News:
+    of_job = reason not in ("Joined", "Standby")
+    return News(reason, message, revision, member.pod_uid, member.name, of_job)
+
+
+def _drain(reason: Reason, why: str, revision: int, drain: Drain, *, of_job: bool = True) -> News:
+    return News(reason, f"{drain.member}: {why}", revision, drain.pod_uid, drain.member, of_job)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells what happens to jobs: the leader's part, from the store's news to written Events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from controller.cluster.events import Events
+from controller.cluster.series import told_up_to
+from controller.jobs.jobs import Jobs
+from controller.jobs.state import JobState
+from controller.leader.leadership import Leadership
+from controller.owners.owners import Owners
+from controller.telling.news import WARNINGS, News, news
+from rdzv.keys import JobKeys
+
+GATHER_S = 0.2
+"""Changes that come together are told of together: a world that forms changes dozens of keys."""
+
+
+class Teller:
+    """Says the news of all jobs, and moves on what ``leadership`` keeps as told."""
+
+    def __init__(self, jobs: Jobs, owners: Owners, events: Events, leadership: Leadership) -> None:
+        self._jobs = jobs
+        self._owners = owners
+        self._events = events
+        self._leadership = leadership
+        self._before: dict[JobKeys, JobState] = {}
+
+    async def run(self) -> None:
+        """Tell until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._events.run())
+            tasks.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        await self._jobs.changed_after(0)
+        since = self._since()
+        while True:
+            sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
+            for keys, view in self._jobs.views().items():
+                if self._before.get(keys) is not view:
+                    await self._tell(view, since)
+            self._leadership.progress = partial(self._told, revision)
+            await self._jobs.changed_after(sequence)
+            await asyncio.sleep(GATHER_S)
+
+    def _since(self) -> int:
+        """From where on to tell: where the leader before stopped, else from now on."""
+        now, told = self._jobs.mirror.certain_revision, self._leadership.told
+        # A store that was restored from a copy may be behind what was told.
+        return now if told is None or told > now else told
+
+    async def _tell(self, view: JobState, since: int) -> None:
+        new = news(self._before.get(view.keys), view, since)
+        self._before[view.keys] = view
+        owner = await self._owners.of(view) if any(one.of_job for one in new) else None
+        for one in new:
+            pod = self._owners.pod(one.pod_uid) if one.pod_uid else None
+            if pod is not None:
+                self._say(pod.reference, one)
+            if owner is not None and one.of_job:
+                self._say(owner.reference, one)
+
+    def _told(self, revision: int) -> int:
+        return told_up_to(revision, self._events.series)
+
+    def _say(self, about: Mapping[str, Any], one: News) -> None:
+        warning = one.reason in WARNINGS
+        self._events.say(about, one.reason, one.message, revision=one.revision, warning=warning)

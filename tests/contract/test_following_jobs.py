@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to jobs in a store, told to an API server by whichever replica leads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from controller.cluster import events as cluster_events
+from controller.cluster import paths, series
+from controller.cluster.api import ClusterApi
+from controller.cluster.collection import Collection
+from controller.cluster.events import Events
+from controller.jobs.jobs import Jobs
+from controller.leader import decision, leadership
+from controller.leader.leadership import Leadership
+from controller.owners.owners import Owners
+from controller.owners.pods import pod_seen
+from controller.telling.teller import Teller
+from rdzv.keys import JobKeys
+from rdzv.records.commit import LastCommit
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job
+from rdzv.store import Delete, Put, Store
+from tests.support.cluster_api import FakeApi
+from tests.support.records import member
+
+KEYS = JobKeys("team", f"digits-{uuid4().hex}")
+LIVE = KEYS.in_generation(1)
+LEASE = paths.lease("muster-system", "muster-controller")
+EVENTS = "/api/v1/namespaces/team/events/"
+OWNER = "/apis/apps/v1/namespaces/team/deployments/trainer"
+
+
+def pod(name: str) -> dict[str, Any]:
+    maker = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "trainer-5d", "uid": "rs"}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "labels": {"muster.dev/job": "digits", "pod-template-hash": "5d"},
+            "ownerReferences": [{**maker, "controller": True}],
+        },
+        "spec": {"nodeName": "node-1", "containers": []},
+    }
+
+
+@pytest.fixture
+async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeApi]:
+    for of, name, value in (
+        (leadership, "RENEW_S", 0.05),
+        (decision, "LEASE_S", 1.0),
+        (series, "REPEAT_S", 0.1),
+        (cluster_events, "AGAIN_S", 0.05),
+    ):
+        monkeypatch.setattr(of, name, value)
+    async with FakeApi(tmp_path) as fake:
+        await fake.put(LEASE, {})
+        await fake.put(OWNER, {"spec": {"replicas": 2}, "metadata": {"uid": "uid-trainer"}})
+        for name in "abc":
+            await fake.put(f"/api/v1/namespaces/team/pods/{name}", pod(name))
+        yield fake
+
+
+@asynccontextmanager
+async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]:
+    async with (
+        ClusterApi(fake.access) as api,
+        Jobs(store, time.monotonic, Random(1)).following() as jobs,
+        Collection(api, paths.PODS_OF_JOBS, pod_seen).following() as pods,
+    ):
+        leading = Leadership(api, LEASE, name, time.monotonic)
+
+        async def lead() -> None:
+            await pods.changed_after(0)
+            owners = Owners(api, pods, time.monotonic)
+            await Teller(jobs, owners, Events(api, time.monotonic), leading).run()
+
+        running = asyncio.create_task(leading.run(lead))
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+
+def seen(fake: FakeApi) -> dict[tuple[str, str], tuple[int, str]]:
+    """Count and message of each Event, by its object and reason."""
+    found: dict[tuple[str, str], tuple[int, str]] = {}
+    for path, one in fake.objects.items():
+        if path.startswith(EVENTS):
+            about = one["involvedObject"]
+            key = (f"{about['kind']}/{about['name']}", one["reason"])
+            assert key not in found, "one Event for each object and reason"
+            found[key] = (one["count"], one["message"])
+    return found
+
+
+async def until(
+    fake: FakeApi, holds: Callable[[dict[tuple[str, str], tuple[int, str]]], bool]
+) -> None:
+    async with asyncio.timeout(20), fake._changed:
+        await fake._changed.wait_for(lambda: holds(seen(fake)))
+
+
+async def lease_says(fake: FakeApi, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    return await fake.until(LEASE, holds)
+
+
+def told(lease: dict[str, Any]) -> int:
+    return int(lease["metadata"].get("annotations", {}).get(leadership.TOLD, 0))
+
+
+async def begin(store: Store) -> None:
+    """A job of which the store has nothing else: tests share a real one."""
+    await store.txn([], [Delete(KEYS.prefix, prefix=True)])
+    await store.txn([], [Put(KEYS.job, Job(1, 4).to_json())])
+
+
+async def join(store: Store, *names: str) -> int:
+    puts = [Put(LIVE.member(n), replace(member(n), version="0.2.0").to_json()) for n in names]
+    return (await store.txn([], puts)).revision
+
+
+async def test_a_jobs_news_are_events_of_its_pods_and_of_what_made_them(
+    fake: FakeApi, store: Store
+) -> None:
+    await begin(store)
+    await join(store, "a")
+    async with replica("one", fake, store):
+        # What was before the controller came is no news.
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        assert seen(fake) == {}
+        await join(store, "b")
+        drain = Drain("uid-b", "b", "the node is cordoned", "controller", requested_by="c")
+        await store.txn([], [Put(LIVE.drain("uid-b"), drain.to_json())])
+        await store.txn(
+            [],
+            [
+                Put(LIVE.drain("uid-b"), replace(drain, outcome="committed", step=46).to_json()),
+                Put(KEYS.last_commit, LastCommit(46, 1, 1).to_json()),
+            ],
+        )
+        await until(
+            fake,
+            lambda told: {("Pod/b", "Committed"), ("Deployment/trainer", "Committed")} <= {*told},
+        )
+        drained = seen(fake)["Pod/b", "Draining"]
+        assert drained == (1, "b: the node is cordoned (asked for by c)")
+        assert "46" in seen(fake)["Pod/b", "Committed"][1]
+
+
+async def test_a_pod_that_flaps_is_one_event_that_counts(fake: FakeApi, store: Store) -> None:
+    await begin(store)
+    await join(store, "a")
+    async with replica("one", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        for times in range(1, 4):
+            await join(store, "b")
+            await until(fake, lambda told, n=times: told.get(("Pod/b", "Joined"), (0, ""))[0] >= n)  # type: ignore[misc]
+            await store.txn([], [Delete(LIVE.member("b"))])
+            await until(fake, lambda told, n=times: told.get(("Pod/b", "Lost"), (0, ""))[0] >= n)  # type: ignore[misc]
+    assert seen(fake)["Pod/b", "Lost"][0] == 3
+
+
+async def test_events_that_could_not_be_written_are_written_once_the_api_server_is_back(
+    fake: FakeApi, store: Store
+) -> None:
+    await begin(store)
+    async with replica("one", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        before = told(fake.objects[LEASE])
+        fake.busy_once = {EVENTS.rstrip("/")}
+        revision = await join(store, "a")
+        await until(fake, lambda told: ("Pod/a", "Joined") in told)
+        await lease_says(fake, lambda lease: told(lease) >= revision)
+    assert before < revision
+    assert seen(fake)["Pod/a", "Joined"][0] == 1
+
+
+async def test_what_happened_while_both_replicas_were_away_is_told_by_the_next_leader_and_once(
+    fake: FakeApi, store: Store
+) -> None:
+    await begin(store)
+    async with replica("one", fake, store), replica("two", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        revision = await join(store, "a")
+        await until(fake, lambda told: ("Pod/a", "Joined") in told)
+        await lease_says(fake, lambda lease: told(lease) >= revision)
+    assert fake.objects[LEASE]["spec"]["holderIdentity"] == ""
+    await join(store, "b")
+    await store.txn([], [Put(KEYS.last_commit, LastCommit(46, 1, 1).to_json())])
+    async with replica("three", fake, store):
+        await until(
+            fake, lambda told: {("Pod/b", "Joined"), ("Deployment/trainer", "Committed")} <= {*told}
+        )
+    assert {count for count, _ in seen(fake).values()} == {1}
+    written = [call for call in fake.calls if call == ("POST", EVENTS.rstrip("/"))]
+    assert len(written) == len(seen(fake))
+    assert json.loads(json.dumps(fake.objects[LEASE]))["spec"]["leaseTransitions"] >= 2

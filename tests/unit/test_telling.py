@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is told of jobs: what is new, each thing once, and a count where it is said again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controller.cluster.series import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
+from controller.jobs.state import JobState
+from controller.leader.decision import LEASE_S, Sighting, after, decide
+from controller.telling.news import News, news
+from rdzv.keys import JobKeys
+from rdzv.listing import decide as listing_of
+from rdzv.records.commit import LastCommit
+from rdzv.records.history import Happening, HistoryEntry
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
+from rdzv.store import KeyValue
+from tests.support.records import drain, member
+
+KEYS = JobKeys("team", "digits")
+
+
+def entry(what: Happening, name: str, revision: int, why: str = "why", **details: Any) -> KeyValue:
+    written = HistoryEntry(what, name, why, 0.0, details)
+    key = KEYS.history_entry(revision, name, what)
+    return KeyValue(key, written.to_json(), revision, revision, 1, 0)
+
+
+def view(
+    revision: int, members: dict[str, int], *history: KeyValue, most: int = 4, **more: Any
+) -> JobState:
+    """A job of ``members``, by the revision at which each came."""
+    job = Job(1, most, mod_revision=1)
+    records: dict[str, Member] = {
+        name: replace(member(name, at, most=most), created_revision=at, version="0.2.0")
+        for name, at in members.items()
+    }
+    snapshot = Snapshot(revision, job, records, **more)
+    return JobState(KEYS, revision, snapshot, listing_of(snapshot), history)
+
+
+def told(before: JobState | None, now: JobState, since: int = 0) -> list[tuple[str, str]]:
+    return [(one.reason, one.pod) for one in news(before, now, since)]
+
+
+FORMER = view(10, {"a": 2, "b": 3})
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (view(10, {"a": 2, "b": 3}), []),
+        (view(11, {"a": 2, "b": 3, "c": 11}), [("Joined", "c")]),
+        (view(11, {"a": 2, "b": 3, "c": 11}, most=2), [("Joined", "c"), ("Standby", "c")]),
+        (view(12, {"a": 2}), [("Lost", "b")]),
+        (view(12, {"a": 2}, entry("leave", "b", 12)), []),
+        (view(12, {"a": 2, "b": 12}), []),  # the same pod, registered again
+        (
+            view(12, {"a": 2, "b": 3}, drains={"uid-b": replace(drain("b"), created_revision=12)}),
+            [("Draining", "b")],
+        ),
+        (
+            view(
+                13,
+                {"a": 2, "b": 3},
+                drains={
+                    "uid-b": replace(drain("b", "expired"), created_revision=9, mod_revision=13)
+                },
+            ),
+            [("Expired", "b")],
+        ),
+        (
+            view(
+                13,
+                {"a": 2, "b": 3},
+                drains={
+                    "uid-b": replace(
+                        drain("b", "committed"), created_revision=9, mod_revision=13, step=46
+                    )
+                },
+                last_commit=LastCommit(46, 1, 1, mod_revision=13),
+            ),
+            [("Committed", ""), ("Committed", "b")],
+        ),
+        (
+            view(13, {"a": 2, "b": 3}, last_commit=LastCommit(46, 1, 1, mod_revision=9)),
+            [],
+        ),
+        (
+            view(
+                14,
+                {"a": 2, "b": 3},
+                entry("round", "a", 12, round=2, nodes=2),
+                entry("quarantine", "b", 14, pod_uid="uid-b"),
+                entry("round", "a", 9, round=1, nodes=2),
+            ),
+            [("Reformed", ""), ("Quarantined", "b")],
+        ),
+    ],
+)
+def test_what_is_new_is_told(now: JobState, expected: list[tuple[str, str]]) -> None:
+    assert told(FORMER, now) == expected
+    assert told(now, now) == []
+
+
+@given(st.data())
+def test_a_leader_that_comes_later_tells_what_was_not_told_and_nothing_twice(
+    data: st.DataObject,
+) -> None:
+    """Of everything that the store dates: by revisions alone, however often leaders change."""
+    dated = [
+        entry("round", "a", at, round=at, nodes=2)
+        if data.draw(st.booleans())
+        else entry("quarantine", "a", at, pod_uid="uid-a")
+        for at in range(5, 5 + data.draw(st.integers(0, 6)))
+    ]
+    joined = data.draw(st.dictionaries(st.sampled_from("abcdef"), st.integers(3, 20), max_size=6))
+    cuts = sorted(data.draw(st.sets(st.integers(2, 21), max_size=4)) | {2, 30})
+    pieces: list[News] = []
+    for since, upto in pairwise(cuts):
+        then = view(
+            upto,
+            {name: at for name, at in joined.items() if at <= upto},
+            *(one for one in dated if one.mod_revision <= upto),
+            most=9,
+        )
+        pieces += news(None, then, since)
+    at_once = news(None, view(30, joined, *dated, most=9), 2)
+    assert sorted(map(repr, pieces)) == sorted(map(repr, at_once))
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=40))
+def test_a_pod_that_flaps_costs_a_write_each_half_a_minute_and_every_time_is_counted(
+    steps: list[tuple[float, bool]],
+) -> None:
+    now, series = 0.0, None
+    writes: list[float] = []
+    counts: dict[str, int] = {}
+    for revision, (rest_s, available) in enumerate(steps, 1):
+        now += rest_s
+        series = said(now, series, f"e{revision}", f"lost {revision}", revision)
+        if available and series.due_s <= now:
+            writes.append(now)
+            counts[series.name] = series.count
+            series = after_write(now, series, series)
+        assert told_up_to(revision, [series]) == (
+            revision if not series.owes else series.owed_revision - 1
+        )
+    if series is not None and series.owes:
+        counts[series.name] = series.count
+    assert sum(counts.values()) == len(steps)
+    assert all(b - a >= REPEAT_S for a, b in pairwise(writes))
+
+
+def test_what_is_not_written_is_not_told() -> None:
+    series = said(0.0, None, "e", "lost", 7)
+    assert told_up_to(9, [series]) == 6
+    # Said again while that write was under way: it is owed from then on alone.
+    more = said(1.0, series, "f", "lost again", 9)
+    assert told_up_to(9, [after_write(2.0, more, series)]) == 7
+    assert told_up_to(9, [after_write(2.0, more, more)]) == 9
+    # After a silence it is a new Event; the same news is none.
+    assert said(3.0, series, "f", "lost", 7) is series
+    done = after_write(2.0, series, series)
+    assert said(2 + SILENCE_S + 1, done, "f", "lost", 30).name == "f"
+    assert math.isinf(Series("e", "m", 1, written=1).due_s)
+
+
+def test_a_lease_is_taken_once_its_holder_has_been_silent_by_our_own_clock() -> None:
+    seen = after(None, 100.0, "one", "7")
+    assert decide(100.0, "one", seen)[0] == "renew"
+    assert decide(100 + LEASE_S - 1, "two", seen)[0] == "wait"
+    assert decide(100 + LEASE_S, "two", seen)[0] == "take"
+    renewed = after(seen, 110.0, "one", "8")
+    assert decide(100 + LEASE_S, "two", renewed)[0] == "wait"
+    assert after(renewed, 120.0, "one", "8") is renewed
+    assert decide(0.0, "two", Sighting("", "1", 0.0))[0] == "take"
