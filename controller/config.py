@@ -10,8 +10,13 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.sidecar import AccessConfig
 from agent.config.table import Setting, field
+from controller.notices.policy import DEFAULT_TAINTS, NoticePolicy, TaintRule
 from injection.settings import TABLE, told
 from rdzv.errors import ConfigError
+
+
+def _taints(text: str) -> tuple[TaintRule, ...]:
+    return tuple(TaintRule.of(one.strip()) for one in text.split(",") if one.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,43 @@ class ControllerConfig(AccessConfig):
             "Whether what happens to jobs is told as Events, at their pods and at what made them.",
         )
     )
+    notices: Literal["on", "off"] = field(
+        Setting(
+            "--notices",
+            texts.one_of("on", "off"),
+            "on",
+            "on|off",
+            "Whether pods are asked to drain when their node, or they, show that they have to go.",
+        )
+    )
+    notice_taints: tuple[TaintRule, ...] = field(
+        Setting(
+            "--notice-taints",
+            _taints,
+            ",".join(DEFAULT_TAINTS),
+            "TAINT,…",
+            "Taints of a node that mean so, as KEY[=VALUE][:EFFECT].",
+            otherwise="those of docs/controller.md",
+        )
+    )
+    notice_cordon: Literal["on", "off"] = field(
+        Setting(
+            "--notice-cordon",
+            texts.one_of("on", "off"),
+            "on",
+            "on|off",
+            "Whether a cordoned node means so; never below min.",
+        )
+    )
+    notice_deadline_s: float = field(
+        Setting(
+            "--notice-deadline",
+            texts.duration_s(10, 86_400),
+            "10m",
+            "TIME",
+            "Time that such a drain has, unless the kubelet's own notice ends it sooner.",
+        )
+    )
     log_format: Literal["json", "plain"] = field(
         Setting(
             "--log-format",
@@ -97,6 +139,11 @@ class ControllerConfig(AccessConfig):
             "How log lines look.",
         )
     )
+
+    @property
+    def notice_policy(self) -> NoticePolicy:
+        """Which signs count as a notice."""
+        return NoticePolicy(self.notice_taints, self.notice_cordon == "on", self.notice_deadline_s)
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:

@@ -16,6 +16,8 @@ from controller.cluster.events import Events
 from controller.config import ControllerConfig
 from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
+from controller.notices.asking import Asking
+from controller.notices.node import node_seen
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.telling.teller import Teller
@@ -24,7 +26,7 @@ from rdzv.store.open import open_store
 
 async def follow(config: ControllerConfig, api: ClusterApi) -> None:
     """Follow all jobs until cancelled; write while this replica leads."""
-    clock, random = time.monotonic, Random()
+    clock, random, me = time.monotonic, Random(), socket.gethostname()
     store = open_store(config.access, random=random)
     try:
         async with AsyncExitStack() as stack:
@@ -32,9 +34,12 @@ async def follow(config: ControllerConfig, api: ClusterApi) -> None:
             pods = await stack.enter_async_context(
                 Collection(api, paths.PODS_OF_JOBS, pod_seen).following()
             )
+            nodes = Collection(api, paths.NODES, node_seen)
+            if config.notices == "on":
+                await stack.enter_async_context(nodes.following())
             owners = Owners(api, pods, clock)
             lease = paths.lease(config.own_namespace, config.lease)
-            leadership = Leadership(api, lease, socket.gethostname(), clock)
+            leadership = Leadership(api, lease, me, clock)
 
             async def lead() -> None:
                 await pods.changed_after(0)
@@ -42,6 +47,9 @@ async def follow(config: ControllerConfig, api: ClusterApi) -> None:
                     if config.events == "on":
                         events = Events(api, clock)
                         tasks.create_task(Teller(jobs, owners, events, leadership).run())
+                    if config.notices == "on":
+                        asking = Asking(jobs, nodes, pods, config.notice_policy, me, clock)
+                        tasks.create_task(asking.run())
 
             await leadership.run(lead)
     finally:

@@ -23,7 +23,7 @@ from rdzv.drain.transactions import first_write, outdate_first_write
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
-from rdzv.records.drain import Drain
+from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -228,6 +228,9 @@ class OwnDrain:
             holds, again = outdate_first_write(self._client.keys, snapshot, drain.member)
             return [*unchanged, *holds], [Delete(key), *again, *history]
         after = replace(drain, ending=drain.ending or (notes.ending and not drain.ends))
+        if drain.source == CONTROLLER and notes.other_source:
+            # What the controller saw may pass, and this notice stands.
+            after = replace(after, source=notes.other_source, requested_by=drain.member)
         if notes.deadline_boot_s is not None and (
             self._recorded[1] is None or self._recorded[1] > notes.deadline_boot_s + SAME_DEADLINE_S
         ):

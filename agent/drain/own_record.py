@@ -16,7 +16,7 @@ from launcher_shim.pod.grace import reserve_s
 from launcher_shim.rundir import layout
 from rdzv.errors import RecordError
 from rdzv.records.codec import dump_record, load_record, take, take_seconds
-from rdzv.records.drain import ENDING_SOURCES, Drain
+from rdzv.records.drain import CONTROLLER, ENDING_SOURCES, Drain
 
 SAME_DEADLINE_S = 1.0
 """A notice that is repeated names the same deadline, give or take its way here."""
@@ -75,6 +75,11 @@ class OwnDrainRecord:
     def ending(self) -> bool:
         """Whether a hook or signal of the pod itself gave notice."""
         return not ENDING_SOURCES.isdisjoint(self.sources)
+
+    @property
+    def other_source(self) -> str:
+        """Who gave notice besides the controller, which takes back what it alone has asked for."""
+        return next((source for source in self.sources if source != CONTROLLER), "")
 
     @property
     def outlived_boot_s(self) -> float | None:

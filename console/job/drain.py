@@ -23,7 +23,7 @@ from console.job.reading import connected
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
-from rdzv.drain.transactions import cancel, first_write
+from rdzv.drain.transactions import cancel, first_write, take_over
 from rdzv.errors import (
     ConfigError,
     MembershipError,
@@ -118,9 +118,10 @@ class _ByHand:
 
             def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
                 member = self._find(snapshot)
+                record = self._record(member, deadline_s)
                 if member.pod_uid in snapshot.drains:
-                    return None
-                return self._notice(snapshot, member, deadline_s)
+                    return take_over(self._keys, snapshot, record)
+                return self._notice(snapshot, member, record)
 
             pod_uid = self._find(client.membership.snapshot()).pod_uid
             await write(client, plan)
@@ -152,12 +153,8 @@ class _ByHand:
             )
         return member
 
-    def _notice(
-        self, snapshot: Snapshot, member: Member, deadline_s: float
-    ) -> tuple[list[Compare], list[Operation]]:
-        assert snapshot.job is not None
-        keys = self._keys.in_generation(snapshot.job.generation)
-        record = Drain(
+    def _record(self, member: Member, deadline_s: float) -> Drain:
+        return Drain(
             pod_uid=member.pod_uid,
             member=member.name,
             reason=self._reason,
@@ -166,6 +163,12 @@ class _ByHand:
             reserve_s=reserve_s(deadline_s),
             requested_by=requester(socket.gethostname()),
         )
+
+    def _notice(
+        self, snapshot: Snapshot, member: Member, record: Drain
+    ) -> tuple[list[Compare], list[Operation]]:
+        assert snapshot.job is not None
+        keys = self._keys.in_generation(snapshot.job.generation)
         compares, operations = first_write(self._keys, snapshot, record)
         there = Compare(keys.member(member.name), "mod", "=", member.mod_revision)
         return [*compares, there], operations

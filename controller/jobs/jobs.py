@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
@@ -14,9 +15,12 @@ from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store, WatchEvent
 
-_LAUNCHERS = "/c10d/"
-"""What launchers store is most of a store, and says nothing that is told here."""
-_SHARDS = "shards/"
+_LOOKED_AT = re.compile(
+    r"(?:job|last_commit|g/[0-9]+/commit)$"
+    r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/"
+)
+"""What a job's state is made of, by what follows its prefix. Most of a store is what launchers
+store, and what pods report every few seconds."""
 
 
 class _Job:
@@ -25,29 +29,29 @@ class _Job:
     def __init__(self, keys: JobKeys, clock: Callable[[], float]) -> None:
         self.mirror = Mirror(keys.prefix, clock)
         self._membership = Membership(keys, self.mirror)
-        self._view: JobState | None = None
+        self._state: JobState | None = None
 
     def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
         self.mirror.apply(events, revision)
-        self._view = None
+        self._state = None
 
-    def view(self) -> JobState:
-        if self._view is None:
+    def state(self) -> JobState:
+        if self._state is None:
             keys = self._membership.keys
-            self._view = JobState(
+            self._state = JobState(
                 keys,
                 self.mirror.certain_revision,
                 self._membership.snapshot(),
                 self._membership.listing(),
                 tuple(self.mirror.under(keys.history)),
             )
-        return self._view
+        return self._state
 
 
 class Jobs:
     """Every job below the root of a store, as far as the watch has come.
 
-    ``clock`` is monotonic, in seconds. A view is the same object until its job changes.
+    ``clock`` is monotonic, in seconds. A state is the same object until its job changes.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], random: Random) -> None:
@@ -82,15 +86,15 @@ class Jobs:
         """Wait until ``self.sequence`` has passed ``sequence``."""
         await self.mirror.changed_after(sequence)
 
-    def views(self) -> Mapping[JobKeys, JobState]:
+    def states(self) -> Mapping[JobKeys, JobState]:
         """Every job that has a record, or members."""
-        views = {keys: job.view() for keys, job in self._jobs.items()}
-        return {keys: view for keys, view in views.items() if view.snapshot.job is not None}
+        states = {keys: job.state() for keys, job in self._jobs.items()}
+        return {keys: one for keys, one in states.items() if one.snapshot.job is not None}
 
-    def view(self, keys: JobKeys) -> JobState | None:
+    def state(self, keys: JobKeys) -> JobState | None:
         """One job; None where the store has nothing of it."""
         job = self._jobs.get(keys)
-        return None if job is None else job.view()
+        return None if job is None else job.state()
 
     def _apply(self, events: Sequence[WatchEvent]) -> None:
         of_jobs: dict[JobKeys, list[WatchEvent]] = {}
@@ -99,7 +103,7 @@ class Jobs:
             if found is None:
                 continue
             keys, below = found
-            if _LAUNCHERS not in below and not below.startswith(_SHARDS):
+            if _LOOKED_AT.match(below):
                 of_jobs.setdefault(keys, []).append(event)
         for keys, news in of_jobs.items():
             job = self._jobs.get(keys) or self._jobs.setdefault(keys, _Job(keys, self._clock))

@@ -59,10 +59,10 @@ class Owners:
             self._gone.popitem(last=False)
         return found
 
-    async def of(self, view: JobState) -> OwnerSeen | None:
+    async def of(self, state: JobState) -> OwnerSeen | None:
         """What made the job's pods; None where nothing did, or nobody knows any more."""
-        keys = view.keys
-        uids = [one.pod_uid for one in view.snapshot.members.values()]
+        keys = state.keys
+        uids = [one.pod_uid for one in state.snapshot.members.values()]
         seen = next((pod for uid in uids if (pod := self.pod(uid)) is not None), None)
         known = self._of_jobs.get(keys)
         if seen is None or seen.maker is None:

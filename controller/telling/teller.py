@@ -42,9 +42,9 @@ class Teller:
         since = self._since()
         while True:
             sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
-            for keys, view in self._jobs.views().items():
-                if self._before.get(keys) is not view:
-                    await self._tell(view, since)
+            for keys, state in self._jobs.states().items():
+                if self._before.get(keys) is not state:
+                    await self._tell(state, since)
             self._leadership.progress = partial(self._told, revision)
             await self._jobs.changed_after(sequence)
             await asyncio.sleep(GATHER_S)
@@ -55,10 +55,10 @@ class Teller:
         # A store that was restored from a copy may be behind what was told.
         return now if told is None or told > now else told
 
-    async def _tell(self, view: JobState, since: int) -> None:
-        new = news(self._before.get(view.keys), view, since)
-        self._before[view.keys] = view
-        owner = await self._owners.of(view) if any(one.of_job for one in new) else None
+    async def _tell(self, state: JobState, since: int) -> None:
+        new = news(self._before.get(state.keys), state, since)
+        self._before[state.keys] = state
+        owner = await self._owners.of(state) if any(one.of_job for one in new) else None
         for one in new:
             pod = self._owners.pod(one.pod_uid) if one.pod_uid else None
             if pod is not None:

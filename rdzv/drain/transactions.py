@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from rdzv.drain.decision import DrainDecision, granted
 from rdzv.drain.inputs import DrainingSnapshot
 from rdzv.keys import JobKeys
-from rdzv.records.drain import Drain
+from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Operation, Put
 
@@ -80,6 +81,28 @@ def first_write(
         Compare(keys.incarnation(drain.member), "mod", "=", known),
     ]
     return compares, [Put(key, drain.to_json())]
+
+
+def take_over(
+    keys: JobKeys, snapshot: Snapshot, drain: Drain
+) -> tuple[list[Compare], list[Operation]] | None:
+    """Make the transaction by which a drain is somebody's own that the controller asked for.
+
+    ``drain`` is what that one would have put on record. The controller takes it back no more, and
+    the earlier deadline counts. None where nothing is to be taken over.
+    """
+    held = snapshot.drains.get(drain.pod_uid)
+    if snapshot.job is None or held is None or held.outcome or held.source != CONTROLLER:
+        return None
+    after = replace(held, source=drain.source, reason=drain.reason, requested_by=drain.requested_by)
+    if _left_s(drain) < _left_s(held):
+        after = replace(after, seconds_left=drain.seconds_left, reserve_s=drain.reserve_s)
+    key = keys.in_generation(snapshot.job.generation).drain(drain.pod_uid)
+    return [Compare(key, "mod", "=", held.mod_revision)], [Put(key, after.to_json())]
+
+
+def _left_s(drain: Drain) -> float:
+    return math.inf if drain.seconds_left is None else drain.seconds_left
 
 
 def cancel(

@@ -17,6 +17,9 @@ Outcome = Literal["", "committed", "uncommitted", "expired"]
 ENDING_SOURCES = frozenset({"prestop", "sigterm", "hold"})
 """Sources of notices that come from the end of a pod itself."""
 
+CONTROLLER = "controller"
+"""Source of notices that the controller gives, and takes back once what it saw is over."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drain:

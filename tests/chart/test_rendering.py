@@ -34,6 +34,7 @@ MATRIX = {
     "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
     "much of it": (
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
+        *("notices.taints={maintenance=soon:NoSchedule,spot}", "notices.cordon=false"),
         *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
         "controller.apiServer.host=10.0.0.1",
         *("etcd.nodeSelector.disk=ssd", "controller.tolerations[0].operator=Exists"),

@@ -106,3 +106,10 @@ imagePullSecrets:
 true
 {{- end -}}
 {{- end -}}
+
+{{/* Whether the controller passes on what nodes and pods show of an end to come. */}}
+{{- define "muster.notices" -}}
+{{- if and (include "muster.follows" .) .Values.notices.enabled .Values.rbac.pods .Values.rbac.nodes -}}
+true
+{{- end -}}
+{{- end -}}

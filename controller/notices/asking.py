@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out what is decided of notices: the leader's part, each by a write that compares."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from time import time
+
+from controller.cluster.collection import Collection
+from controller.jobs.jobs import Jobs
+from controller.notices.decision import (
+    Asked,
+    NoticeGiven,
+    NoticeLifted,
+    after_ask,
+    after_lift,
+    decide,
+)
+from controller.notices.node import NodeSeen
+from controller.notices.policy import NoticePolicy
+from controller.owners.pods import PodSeen
+from rdzv.drain.transactions import cancel, first_write
+from rdzv.errors import StoreAmbiguous, StoreError
+from rdzv.keys import JobKeys
+from rdzv.records.drain import CONTROLLER, Drain
+from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.store import Compare, Operation
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 1.0
+"""After a write that failed."""
+SEE_S = 10.0
+"""For the watch to show a write."""
+
+GATHER_S = 0.1
+"""Changes that come together are looked at together: each look is at every member there is."""
+RESERVE_MOST_S, RESERVE_PART = 5.0, 3
+"""Of the time that a drain has, what is left to the launcher: as the sidecar reckons it."""
+
+
+class Asking:
+    """Asks pods to drain before the kubelet does. ``me``: this replica, for the record."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        nodes: Collection[NodeSeen],
+        pods: Collection[PodSeen],
+        policy: NoticePolicy,
+        me: str,
+        clock: Callable[[], float],
+    ) -> None:
+        self._jobs = jobs
+        self._nodes = nodes
+        self._pods = pods
+        self._policy = policy
+        self._me = me
+        self._clock = clock
+        self._asked: Mapping[str, Asked] = {}
+
+    async def run(self) -> None:
+        """Ask and lift until cancelled."""
+        for part in (self._nodes, self._pods, self._jobs):
+            await part.changed_after(0)
+        while True:
+            before = (self._jobs.sequence, self._nodes.sequence, self._pods.sequence)
+            nodes = {node.name: node for node in self._nodes.items.values()}
+            decision = decide(
+                self._clock(),
+                nodes,
+                self._pods.items,
+                self._jobs.states(),
+                self._asked,
+                self._policy,
+            )
+            self._asked = decision.asked
+            asked = [await self._ask(one) for one in decision.asks]
+            lifted = [await self._lift(one) for one in decision.lifts]
+            left_s = decision.wake_at_s - self._clock()
+            if not all([*asked, *lifted]):
+                left_s = AGAIN_S
+            await self._change(before, left_s)
+            await asyncio.sleep(GATHER_S)
+
+    async def _ask(self, ask: NoticeGiven) -> bool:
+        job = self._jobs.state(ask.keys)
+        if job is None or job.snapshot.job is None:
+            return False
+        record = Drain(
+            pod_uid=ask.member.pod_uid,
+            member=ask.member.name,
+            reason=ask.reason,
+            source=CONTROLLER,
+            seconds_left=self._policy.deadline_s,
+            reserve_s=min(RESERVE_MOST_S, self._policy.deadline_s / RESERVE_PART),
+            requested_by=self._me,
+        )
+        compares, operations = first_write(ask.keys, job.snapshot, record)
+        key = ask.keys.in_generation(job.snapshot.job.generation).member(ask.member.name)
+        compares.append(Compare(key, "mod", "=", ask.member.mod_revision))
+        if not await self._write(ask.keys, compares, operations):
+            return False
+        self._asked = after_ask(self._asked, ask)
+        log.info(
+            "%s of job %s is asked to drain: %s",
+            ask.member.name,
+            ask.keys.job_name,
+            ask.reason,
+            extra={"event": "notice_given", "member": ask.member.name, "reason": ask.reason},
+        )
+        return True
+
+    async def _lift(self, lift: NoticeLifted) -> bool:
+        job = self._jobs.state(lift.keys)
+        planned = (
+            "it is gone" if job is None else cancel(lift.keys, job.snapshot, lift.drain.pod_uid)
+        )
+        if job is None or isinstance(planned, str):
+            return True
+        drain = lift.drain
+        entry = HistoryEntry("drain", drain.member, lift.reason, time(), {"outcome": "cancelled"})
+        present = [kv.key for kv in job.history]
+        compares, operations = planned
+        noted = entry_operations(lift.keys, entry, job.revision, present)
+        if not await self._write(lift.keys, compares, [*operations, *noted]):
+            return False
+        self._asked = after_lift(self._asked, lift, self._clock())
+        log.info(
+            "the drain of %s of job %s is taken back: %s",
+            drain.member,
+            lift.keys.job_name,
+            lift.reason,
+            extra={"event": "notice_lifted", "member": drain.member},
+        )
+        return True
+
+    async def _write(
+        self, keys: JobKeys, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> bool:
+        """Write once; return whether it was certainly written. It is seen before this returns."""
+        mirror = self._jobs.mirror
+        sequence = mirror.sequence
+        try:
+            result = await self._jobs.store.txn(compares, operations)
+        except StoreAmbiguous:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEE_S):
+                    await mirror.changed_after(sequence)
+            return False
+        except StoreError as error:
+            log.warning(
+                "a drain of job %s is not written: %s",
+                keys.job_name,
+                error,
+                extra={"event": "notice_not_written"},
+            )
+            return False
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SEE_S):
+                await mirror.reached(result.revision)
+        return result.succeeded
+
+    async def _change(self, before: tuple[int, int, int], left_s: float) -> None:
+        """Wait for a change of anything that is looked at, or until time changes something."""
+        jobs, nodes, pods = before
+        waits = [
+            asyncio.create_task(self._jobs.changed_after(jobs)),
+            asyncio.create_task(self._nodes.changed_after(nodes)),
+            asyncio.create_task(self._pods.changed_after(pods)),
+        ]
+        try:
+            await asyncio.wait(
+                waits,
+                timeout=max(0.0, left_s) if math.isfinite(left_s) else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.wait(waits)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices that nodes and pods give before the kubelet: who is asked, and what is taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.notices import decision as notices
+from controller.notices.decision import Asked, decide, signs_of
+from controller.notices.node import NodeSeen, Taint, node_seen
+from controller.notices.policy import DEFAULT_TAINTS, NoticePolicy, TaintRule
+from controller.owners.pods import PodSeen, pod_seen
+from rdzv.drain.transactions import take_over
+from rdzv.records.drain import CONTROLLER, Drain
+from rdzv.store import KeyValue
+from tests.support.models.notices import KEYS, LEAST, SPOT, Broken, Cluster, explore
+from tests.support.records import drain
+
+SEEDS = range(200)
+
+
+def explore_all() -> None:
+    for seed in SEEDS:
+        explore(seed)
+
+
+POD = PodSeen("uid-a", "team", "a", "north", None, None)
+
+
+def test_whatever_happens_nobody_elses_drain_is_lifted_and_every_sign_is_passed_on() -> None:
+    explore_all()
+
+
+MUTATIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a drain of somebody else is taken back": ("_is_ours", lambda drain: True),
+    "who took a drain back by hand is overruled": ("_is_news", lambda signs, asked: bool(signs)),
+    "a cordon alone leaves fewer than min": ("_leaves_enough", lambda job, member, going: True),
+    "a pod whose node is taken away is not asked": (
+        "_may_ask",
+        lambda signs, job, member, going: notices._leaves_enough(job, member, going),
+    ),
+    "a drain stays although its sign is gone": ("_may_be_lifted", lambda job, drain: False),
+    "a granted drain is taken back": (
+        "_may_be_lifted",
+        lambda job, drain: notices._is_ours(drain) and not drain.ends,
+    ),
+    "the drain of a pod that is being ended is taken back": (
+        "_may_be_lifted",
+        lambda job, drain: notices._is_ours(drain) and not drain.outcome,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", MUTATIONS)
+def test_a_rule_that_is_taken_away_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, without = MUTATIONS[rule]
+    monkeypatch.setattr(notices, name, without)
+    with pytest.raises(Broken, match=rule):
+        explore_all()
+
+
+@pytest.mark.parametrize(
+    ("node", "pod", "signs"),
+    [
+        (NodeSeen("north"), POD, []),
+        (NodeSeen("north", cordoned=True), POD, ["cordon"]),
+        (NodeSeen("north", taints=(SPOT,)), POD, [f"taint {SPOT.key}"]),
+        # For as long as the node lives: it says nothing of an end.
+        (
+            NodeSeen(
+                "north",
+                taints=(Taint("kubernetes.azure.com/scalesetpriority", "spot", "NoSchedule"),),
+            ),
+            POD,
+            [],
+        ),
+        (NodeSeen("north", taints=(replace(SPOT, effect="PreferNoSchedule"),)), POD, []),
+        (NodeSeen("north", taints=(SPOT,)), replace(POD, tolerates=frozenset({SPOT.key})), []),
+        (NodeSeen("north", shutting_down=True), POD, ["shutdown"]),
+        (
+            NodeSeen("north", cordoned=True),
+            replace(POD, disruption="EvictionByEvictionAPI: evicted"),
+            ["disruption", "cordon"],
+        ),
+    ],
+)
+def test_signs(node: NodeSeen, pod: PodSeen, signs: list[str]) -> None:
+    assert [sign.key for sign in signs_of(pod, node, NoticePolicy())] == signs
+
+
+def test_a_sign_that_flaps_costs_one_save_in_half_a_minute() -> None:
+    cluster = Cluster()
+    asks = 0
+    for _ in range(20):
+        for taints in ((SPOT,), ()):
+            cluster.nodes["north"] = replace(cluster.nodes["north"], taints=taints)
+            asks += len(cluster.step().asks)
+            cluster.now += 1.0
+    assert asks == 2 * 2  # two pods, and forty seconds
+
+
+def test_a_cordon_asks_no_more_than_can_be_spared_and_the_others_once_they_can() -> None:
+    cluster = Cluster()
+    for name in cluster.nodes:
+        cluster.nodes[name] = replace(cluster.nodes[name], cordoned=True)
+    assert len(cluster.step().asks) == 4 - LEAST
+    assert cluster.step().asks == ()
+    # A node that is taken away is another matter.
+    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=(SPOT,))
+    cluster.nodes["south"] = replace(cluster.nodes["south"], taints=(SPOT,))
+    assert len(cluster.step().asks) == LEAST
+
+
+def test_a_node_that_is_gone_lifts_nothing() -> None:
+    cluster = Cluster()
+    held = drain("a", source=CONTROLLER)
+    cluster.drains["uid-a"] = held
+    states = {KEYS: cluster.state()}
+    made = decide(
+        0.0, {}, cluster.pods, states, {"uid-a": Asked(frozenset({"cordon"}))}, NoticePolicy()
+    )
+    assert made.lifts == ()
+    assert made.asked["uid-a"].signs == {"cordon"}
+
+
+def test_what_the_api_shows_is_taken_in() -> None:
+    message = "container runtime is up; node is shutting down"
+    shown = node_seen(
+        {
+            "metadata": {"name": "north"},
+            "spec": {"unschedulable": True, "taints": [{"key": "k", "effect": "NoExecute"}]},
+            "status": {"conditions": [{"type": "Ready", "status": "False", "message": message}]},
+        }
+    )
+    assert shown == NodeSeen("north", True, (Taint("k", "", "NoExecute"),), True)
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    pod = {
+        "metadata": {"name": "a", "namespace": "team", "uid": "uid-a"},
+        "spec": {"nodeName": "north", "tolerations": [{"operator": "Exists"}, {"key": "k"}]},
+        "status": {"conditions": [condition]},
+    }
+    seen = pod_seen(pod)
+    assert seen.disruption == "PreemptionByScheduler"
+    assert seen.tolerates == {"k"}
+    condition["status"] = "False"
+    assert pod_seen(pod).disruption == ""
+
+
+def test_taints_are_named_as_kubectl_spells_them() -> None:
+    rule = TaintRule.of("maintenance=soon:NoSchedule")
+    assert rule.fits(Taint("maintenance", "soon", "NoSchedule"))
+    assert not rule.fits(Taint("maintenance", "later", "NoSchedule"))
+    assert TaintRule.of("m:PreferNoSchedule").fits(Taint("m", "", "PreferNoSchedule"))
+    with pytest.raises(ValueError, match="KEY"):
+        TaintRule.of("=x")
+    assert len({*DEFAULT_TAINTS}) == len(DEFAULT_TAINTS)
+
+
+def test_a_drain_that_a_person_asks_for_as_well_is_that_persons() -> None:
+    cluster = Cluster()
+    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=(SPOT,))
+    cluster.step()
+    asked = replace(drain("a", source="operator"), requested_by="me@desk", seconds_left=60.0)
+    planned = take_over(KEYS, cluster.state().snapshot, asked)
+    assert planned is not None
+    (compare,), (put,) = planned
+    assert compare.operand == cluster.drains["uid-a"].mod_revision
+    after = Drain.from_kv(KeyValue(compare.key, put.value, 1, 9, 1, 0))  # type: ignore[union-attr]
+    assert (after.source, after.requested_by, after.seconds_left) == ("operator", "me@desk", 60.0)
+    cluster.drains["uid-a"] = after
+    assert take_over(KEYS, cluster.state().snapshot, asked) is None
+    cluster.nodes["north"] = replace(cluster.nodes["north"], taints=())
+    assert [lift.drain.member for lift in cluster.step().lifts] == ["c"]
