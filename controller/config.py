@@ -93,6 +93,24 @@ class ControllerConfig(AccessConfig):
             "Whether what happens to jobs is told as Events, at their pods and at what made them.",
         )
     )
+    desired: Literal["on", "off"] = field(
+        Setting(
+            "--desired",
+            texts.one_of("on", "off"),
+            "on",
+            "on|off",
+            "Whether the replicas of a job's owner are the nodes that a new world waits for.",
+        )
+    )
+    annotations: Literal["on", "off"] = field(
+        Setting(
+            "--annotations",
+            texts.one_of("on", "off"),
+            "off",
+            "on|off",
+            "Whether the owner of a job's pods is annotated with its last commit and its members.",
+        )
+    )
     notices: Literal["on", "off"] = field(
         Setting(
             "--notices",

@@ -18,6 +18,7 @@ from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
 from controller.notices.asking import Asking
 from controller.notices.node import node_seen
+from controller.owners.keeping import Keeping
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.telling.teller import Teller
@@ -47,6 +48,16 @@ async def follow(config: ControllerConfig, api: ClusterApi) -> None:
                     if config.events == "on":
                         events = Events(api, clock)
                         tasks.create_task(Teller(jobs, owners, events, leadership).run())
+                    if "on" in (config.desired, config.annotations):
+                        keeping = Keeping(
+                            api,
+                            jobs,
+                            owners,
+                            clock,
+                            scales=config.desired == "on",
+                            notes=config.annotations == "on",
+                        )
+                        tasks.create_task(keeping.run())
                     if config.notices == "on":
                         asking = Asking(jobs, nodes, pods, config.notice_policy, me, clock)
                         tasks.create_task(asking.run())

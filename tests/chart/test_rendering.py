@@ -34,6 +34,7 @@ MATRIX = {
     "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
     "much of it": (
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
+        *("rbac.annotations=true", "jobs.desired=false"),
         *("notices.taints={maintenance=soon:NoSchedule,spot}", "notices.cordon=false"),
         *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
         "controller.apiServer.host=10.0.0.1",
@@ -162,7 +163,7 @@ def test_its_rights_are_those_of_the_page() -> None:
         ("Role", "muster-controller"),
         ("ClusterRole", "muster-controller-muster-system"),
     ):
-        for rule in named(rendered(), kind, name)["rules"]:
+        for rule in named(rendered("rbac.annotations=true"), kind, name)["rules"]:
             assert "*" not in [*rule["verbs"], *rule["resources"], *rule["apiGroups"]]
             granted.add(", ".join(rule["verbs"]))
     assert granted == set(verbs) - {"verbs"}

@@ -24,6 +24,9 @@ from controller.cluster.events import Events
 from controller.jobs.jobs import Jobs
 from controller.leader import decision, leadership
 from controller.leader.leadership import Leadership
+from controller.owners import keeping as owners_keeping
+from controller.owners import owners as owners_read
+from controller.owners.keeping import Keeping
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.telling.teller import Teller
@@ -63,6 +66,8 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (decision, "LEASE_S", 1.0),
         (series, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
+        (owners_read, "FRESH_S", 0.0),
+        (owners_keeping, "GATHER_S", 0.05),
     ):
         monkeypatch.setattr(of, name, value)
     async with FakeApi(tmp_path) as fake:
@@ -85,7 +90,11 @@ async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]
         async def lead() -> None:
             await pods.changed_after(0)
             owners = Owners(api, pods, time.monotonic)
-            await Teller(jobs, owners, Events(api, time.monotonic), leading).run()
+            async with asyncio.TaskGroup() as tasks:
+                events = Events(api, time.monotonic)
+                tasks.create_task(Teller(jobs, owners, events, leading).run())
+                keeping = Keeping(api, jobs, owners, time.monotonic, scales=True, notes=True)
+                tasks.create_task(keeping.run())
 
         running = asyncio.create_task(leading.run(lead))
         try:
@@ -209,3 +218,24 @@ async def test_what_happened_while_both_replicas_were_away_is_told_by_the_next_l
     written = [call for call in fake.calls if call == ("POST", EVENTS.rstrip("/"))]
     assert len(written) == len(seen(fake))
     assert json.loads(json.dumps(fake.objects[LEASE]))["spec"]["leaseTransitions"] >= 2
+
+
+async def test_replicas_become_desired_and_the_owner_is_annotated(
+    fake: FakeApi, store: Store
+) -> None:
+    await begin(store)
+    async with replica("one", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        await join(store, "a")
+        notes = await fake.until(OWNER, lambda owner: "annotations" in owner["metadata"])
+        assert notes["metadata"]["annotations"] == {
+            "muster.dev/members-wanted": "4",
+            "muster.dev/members-there": "1",
+        }
+        watch = store.watch(KEYS.job, (await store.range(KEYS.job)).kvs[0].mod_revision)
+        async with asyncio.timeout(60):
+            async for batch in watch:
+                wanted = [Job.from_kv(event.kv).desired for event in batch.events]
+                if wanted and wanted[-1] == 2:
+                    break
+        await watch.aclose()

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps jobs and their owners in line: replicas become ``desired``, and owners are annotated."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from time import time
+
+from controller.cluster.api import ClusterApi
+from controller.jobs.jobs import Jobs
+from controller.jobs.state import JobState
+from controller.owners.notes import due_s, notes_of
+from controller.owners.owners import FRESH_S, Owners, OwnerSeen
+from controller.owners.scale import REPLICAS, decide, replicas_of
+from rdzv.errors import ClusterError, StoreError
+from rdzv.keys import JobKeys
+from rdzv.records.history import HistoryEntry, entry_operations
+from rdzv.store import Compare, Put
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT_S = FRESH_S + 5.0
+"""An owner is looked at again so long after its job has changed: by then it is read anew."""
+GATHER_S = 1.0
+
+
+class Keeping:
+    """The leader's part. ``scales``: replicas become ``desired``; ``notes``: owners get notes."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        jobs: Jobs,
+        owners: Owners,
+        clock: Callable[[], float],
+        *,
+        scales: bool,
+        notes: bool,
+    ) -> None:
+        self._api = api
+        self._jobs = jobs
+        self._owners = owners
+        self._clock = clock
+        self._scales = scales
+        self._notes = notes
+        self._before: dict[JobKeys, JobState] = {}
+        self._due_s: dict[JobKeys, float] = {}
+        self._replicas: dict[JobKeys, int] = {}
+        self._written: dict[JobKeys, tuple[dict[str, str], float]] = {}
+
+    async def run(self) -> None:
+        """Keep until cancelled."""
+        await self._jobs.changed_after(0)
+        while True:
+            sequence, now = self._jobs.sequence, self._clock()
+            for keys, job in self._jobs.states().items():
+                changed = self._before.get(keys) is not job
+                if not job.snapshot.members:
+                    self._due_s.pop(keys, None)
+                elif changed or self._due_s.get(keys, math.inf) <= now:
+                    self._before[keys] = job
+                    self._due_s[keys] = now + LOOKED_AT_S if changed else math.inf
+                    await self._keep(keys, job)
+            left_s = min(self._due_s.values(), default=math.inf) - self._clock()
+            try:
+                async with asyncio.timeout(max(0.0, left_s) if left_s < math.inf else None):
+                    await self._jobs.changed_after(sequence)
+            except TimeoutError:
+                continue  # an owner is due
+            await asyncio.sleep(GATHER_S)
+
+    async def _keep(self, keys: JobKeys, job: JobState) -> None:
+        owner = await self._owners.of(job)
+        if owner is None or owner.found is None:
+            return
+        if self._scales:
+            await self._scale(keys, job, owner)
+        if self._notes:
+            await self._note(keys, job, owner)
+
+    async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
+        found = {"kind": owner.reference["kind"], **(owner.found or {})}
+        replicas, record = replicas_of(found), job.snapshot.job
+        # A sidecar of 0.1.0 would not know what was meant by what it rewrites.
+        if record is None or any(not one.version for one in job.snapshot.members.values()):
+            return
+        scale, why = decide(replicas, self._replicas.get(keys), record, job.entries_after(0))
+        if replicas:
+            self._replicas[keys] = replicas
+        if scale is None:
+            return
+        change = f"desired is {scale.desired} (before: {record.desired or 'none'})"
+        details: dict[str, object] = {REPLICAS: scale.replicas}
+        entry = HistoryEntry("set", "controller", f"{why}: {change}", time(), details)
+        present = [kv.key for kv in job.history]
+        try:
+            await self._jobs.store.txn(
+                [Compare(keys.job, "mod", "=", record.mod_revision)],
+                [
+                    Put(keys.job, replace(record, desired=scale.desired).to_json()),
+                    *entry_operations(keys, entry, job.revision, present),
+                ],
+            )
+        except StoreError as error:
+            log.warning(
+                "the replicas of job %s are not written: %s",
+                keys.job_name,
+                error,
+                extra={"event": "desired_not_written"},
+            )
+            self._due_s[keys] = self._clock() + GATHER_S
+
+    async def _note(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
+        wanted = notes_of(job)
+        held, written_s = self._written.get(keys, (_held(owner, wanted), -math.inf))
+        now = self._clock()
+        wait_s = due_s(now, wanted, held, written_s)
+        if wait_s > 0:
+            self._due_s[keys] = min(self._due_s.get(keys, math.inf), now + wait_s)
+            return
+        assert owner.path is not None
+        try:
+            await self._api.merge(owner.path, {"metadata": {"annotations": wanted}})
+        except ClusterError as error:
+            log.warning(
+                "job %s is not annotated: %s",
+                keys.job_name,
+                error,
+                extra={"event": "owner_not_annotated"},
+            )
+            self._due_s[keys] = now + LOOKED_AT_S
+            return
+        self._written[keys] = (wanted, now)
+
+
+def _held(owner: OwnerSeen, wanted: dict[str, str]) -> dict[str, str]:
+    metadata = (owner.found or {}).get("metadata") or {}
+    notes = metadata.get("annotations") or {}
+    return {key: str(notes[key]) for key in wanted if key in notes}

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signs of an end to come, in a real cluster: saved before the eviction, or taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster.chart_release import ChartRelease, LabelledJob
+from tests.support.cluster.drills import STEPS_BETWEEN, befall
+from tests.support.cluster.job import KubeJob
+from tests.support.cluster.lab import NODES, Kubelab
+from tests.support.cluster.workload import LABEL, Workload
+from tests.support.training.step_log import World
+
+pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
+
+DEPLOYMENT = Workload(kind="Deployment")
+TOLD_S = 120.0
+SPOT = "aws-node-termination-handler/spot-itn"
+
+
+@pytest.fixture(scope="module")
+def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
+    with ChartRelease(kubelab) as chart:
+        yield chart
+
+
+def told(job: KubeJob, reason: str) -> dict[str, str]:
+    """Events of this reason, as kubectl shows them: the newest sentence, by object."""
+    said = job.kubectl("get", "events", "--field-selector", f"reason={reason}", "-o", "json")
+    return {
+        one["involvedObject"]["kind"] + "/" + one["involvedObject"]["name"]: one["message"]
+        for one in json.loads(said)["items"]
+    }
+
+
+def cordon_and_drain(job: KubeJob, world: World) -> World:
+    """A node is cordoned, and its pods are evicted once the save is over."""
+    placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
+    node = placed[world.workers[-1].node]
+    leaving = {f"Pod/{name}" for name, where in placed.items() if where == node}
+    job.tell(f"{node} is cordoned: {sorted(leaving)}")
+    job.lab.kubectl("cordon", node)
+    try:
+        job.until(
+            lambda: leaving & {*told(job, "Committed")}, TOLD_S, "one of its pods is saved for"
+        )
+        saved = leaving & {*told(job, "Committed")}
+        gone = [
+            pod["metadata"]["name"] for pod in job.pods() if "deletionTimestamp" in pod["metadata"]
+        ]
+        assert gone == [], "the save is over before the eviction comes"
+        assert all(f"{node} is cordoned" in told(job, "Draining")[pod] for pod in saved)
+        job.tell(f"kubectl drain {node}; saved for: {sorted(saved)}")
+        job.lab.kubectl(
+            *("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force"),
+            f"--pod-selector={LABEL}",
+            timeout_s=120,
+        )
+        return job.world_of(len(world.nodes), job.patience_s, not_=world)
+    finally:
+        job.lab.kubectl("uncordon", node)
+
+
+def taint_and_take_back(job: KubeJob, world: World) -> World:
+    """All nodes are to be taken back, and then are not: the pods, held below min, train on."""
+    for node in NODES:
+        job.lab.kubectl("taint", "node", node, f"{SPOT}=:NoSchedule")
+    try:
+        pods = {f"Pod/{pod['metadata']['name']}" for pod in job.pods()}
+        job.until(
+            lambda: pods <= {pod for pod, why in told(job, "Draining").items() if SPOT in why},
+            TOLD_S,
+            "all of them drain, with the taint as the reason",
+        )
+    finally:
+        for node in NODES:
+            job.lab.kubectl("taint", "node", node, f"{SPOT}-")
+    job.tell("the taints are taken back")
+    job.goes_on(job.steps.worlds()[-1], STEPS_BETWEEN)
+    assert {f"Pod/{pod['metadata']['name']}" for pod in job.pods()} == pods
+    return job.world_of(len(world.nodes))
+
+
+def test_a_node_that_is_drained_is_saved_for_first_and_a_taint_that_goes_takes_nobody(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
+        job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
+        spared = befall(job, job.steps.worlds()[-1], taint_and_take_back)
+        assert (spared.lost, spared.twice, spared.went_on) == (0, 0, True)
+        drained = befall(job, job.steps.worlds()[-1], cordon_and_drain)
+        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
+
+        # What happens while no replica of the controller is there is told of afterwards.
+        chart.scale_controller(0)
+        (pod, *_) = (pod["metadata"]["name"] for pod in job.pods())
+        world = job.steps.worlds()[-1]
+        job.kubectl("delete", "pod", pod, "--wait=false")
+        job.world_of(DEPLOYMENT.replicas, job.patience_s, not_=world)
+        assert f"Pod/{pod}" not in {
+            name for name, why in told(job, "Draining").items() if "cordoned" not in why
+        }
+        chart.scale_controller(2)
+        job.until(lambda: f"Pod/{pod}" in told(job, "Committed"), TOLD_S, "it is told of")
+        assert any(name.startswith("Deployment/") for name in told(job, "Reformed"))

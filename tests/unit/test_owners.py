@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What owners say of their jobs, and what is written at them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from controller.owners.notes import EVERY_S, due_s
+from controller.owners.scale import decide, replicas_of
+from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job
+
+OURS = HistoryEntry("set", "controller", "desired is 3 (before: none)", 1.0, {"replicas": 3})
+THEIRS = HistoryEntry("set", "me@desk", "desired is 2 (before: 3)", 2.0)
+MAX = HistoryEntry("set", "me@desk", "max is 8 (before: 4)", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "replicas"),
+    [
+        ({"kind": "Deployment", "spec": {"replicas": 3}}, 3),
+        ({"kind": "Job", "spec": {"parallelism": 4, "completions": 9}}, 4),
+        (
+            {
+                "kind": "PyTorchJob",
+                "spec": {
+                    "pytorchReplicaSpecs": {"Master": {"replicas": 1}, "Worker": {"replicas": 2}}
+                },
+            },
+            3,
+        ),
+        ({"kind": "JobSet", "spec": {"replicas": 3}}, None),
+        ({"kind": "Deployment", "spec": None}, None),
+        ({}, None),
+    ],
+)
+def test_replicas_are_read_where_the_kind_has_them(owner: Any, replicas: int | None) -> None:
+    assert replicas_of(owner) == replicas
+
+
+@pytest.mark.parametrize(
+    ("replicas", "seen", "desired", "history", "written"),
+    [
+        (3, None, None, [], 3),
+        (3, None, 3, [OURS], None),
+        (5, None, 3, [OURS], 4),  # no more than max
+        (1, None, None, [], 2),  # no fewer than min
+        (0, None, 3, [OURS], None),  # a night without pods
+        (None, None, None, [], None),
+        (3, None, 2, [OURS, THEIRS], None),  # by hand, and nothing was scaled since
+        (4, None, 2, [OURS, THEIRS], 4),  # scaled since, also where nobody saw it
+        (3, 3, 2, [THEIRS], None),
+        (3, None, 2, [THEIRS], None),
+        (4, 3, 2, [THEIRS], 4),
+        (4, 3, 3, [OURS, MAX], 4),
+        (3, None, None, [OURS, THEIRS], None),  # by hand to none
+    ],
+)
+def test_replicas_become_desired_unless_a_person_has_said_otherwise_since(
+    replicas: int | None,
+    seen: int | None,
+    desired: int | None,
+    history: list[HistoryEntry],
+    written: int | None,
+) -> None:
+    scale, why = decide(replicas, seen, Job(2, 4, desired=desired), history)
+    assert (scale and scale.desired) == written
+    assert why
+
+
+def test_an_owner_is_written_at_only_now_and_then() -> None:
+    assert due_s(100.0, {"a": "1"}, {"a": "1"}, 0.0) == math.inf
+    assert due_s(100.0, {"a": "2"}, {"a": "1"}, -math.inf) == 0.0
+    assert due_s(100.0, {"a": "2"}, {"a": "1"}, 90.0) == EVERY_S - 10.0
