@@ -148,6 +148,62 @@ class ControllerConfig(AccessConfig):
             "Time that such a drain has, unless the kubelet's own notice ends it sooner.",
         )
     )
+    store_access: str = field(
+        Setting(
+            "--store-access",
+            texts.free_text,
+            "",
+            "NAME",
+            "Secret of its namespace that lets it into the store of --default etcd-endpoints;"
+            " without it, jobs get no access of their own.",
+        )
+    )
+    store_members: str = field(
+        Setting(
+            "--store-members",
+            texts.free_text,
+            "",
+            "NAME",
+            "Secret with the certificate of the store's members: the chart's own store, whose"
+            " authentication it switches on.",
+        )
+    )
+    store_hosts: str = field(
+        Setting(
+            "--store-hosts",
+            texts.free_text,
+            "",
+            "HOST,…",
+            "Names for which it makes that certificate; without them somebody else does.",
+        )
+    )
+    give_access: Literal["on", "off"] = field(
+        Setting(
+            "--give-access",
+            texts.one_of("on", "off"),
+            "on",
+            "on|off",
+            "Whether each job gets a Secret with a user of its own, where there is --store-access.",
+        )
+    )
+    access_keep_s: float = field(
+        Setting(
+            "--access-keep",
+            texts.duration_s(60, 366 * 86_400),
+            "24h",
+            "TIME",
+            "For how long a job's access is kept after its last pod.",
+        )
+    )
+    access_rotate_s: float = field(
+        Setting(
+            "--access-rotate",
+            texts.duration_s(3600, 366 * 86_400),
+            "720h",
+            "TIME",
+            "Age at which a job's certificate is replaced.",
+        )
+    )
     log_format: Literal["json", "plain"] = field(
         Setting(
             "--log-format",
@@ -166,7 +222,8 @@ class ControllerConfig(AccessConfig):
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:
         """Say what is wrong between settings; without jobs to follow, the store is nobody's."""
-        if values.get("follow_jobs") == "on":
+        kept = values.get("store_access") or values.get("store_members")
+        if values.get("follow_jobs") == "on" and not kept:
             yield from AccessConfig.faults(values)
 
 

@@ -22,13 +22,14 @@ from controller.owners.keeping import Keeping
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.telling.teller import Teller
+from rdzv.store.access import Access
 from rdzv.store.open import open_store
 
 
-async def follow(config: ControllerConfig, api: ClusterApi) -> None:
-    """Follow all jobs until cancelled; write while this replica leads."""
+async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
+    """Follow all jobs of a store until cancelled; write while this replica leads."""
     clock, random, me = time.monotonic, Random(), socket.gethostname()
-    store = open_store(config.access, random=random)
+    store = open_store(access, random=random)
     try:
         async with AsyncExitStack() as stack:
             jobs = await stack.enter_async_context(Jobs(store, clock, random).following())

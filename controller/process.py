@@ -14,6 +14,7 @@ import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from controller.access.process import StoreAccess, store_access
 from controller.admission.injector import Injector
 from controller.admission.metrics import AdmissionMetrics
 from controller.certificates.keeper import CertificateKeeper
@@ -55,13 +56,17 @@ async def _serve(
         lambda: datetime.now(UTC),
     )
     metrics = AdmissionMetrics()
-    injector = Injector(api, environ, metrics)
+    store = store_access(config, environ, api)
+    gives = bool(config.store_access) and config.give_access == "on"
+    injector = Injector(api, environ, metrics, access=gives)
     pages = application(injector, metrics, keeper.ready)
     async with asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(keeper.run())
         others = [tasks.create_task(injector.events.run())]
+        if store is not None:
+            others.append(tasks.create_task(store.run(give=gives)))
         if config.follow_jobs == "on":
-            others.append(tasks.create_task(follow(config, api)))
+            others.append(tasks.create_task(_follow(config, api, store)))
         async with serving(pages, config.listen, config.port, keeper.context) as port:
             log.info("the webhook listens on port %d", port, extra={"event": "listening"})
             stopped = tasks.create_task(stop.wait())
@@ -71,3 +76,8 @@ async def _serve(
                 task.cancel()
             await asyncio.wait((keeping,), timeout=LEAVE_S)
         keeping.cancel()
+
+
+async def _follow(config: ControllerConfig, api: ClusterApi, store: StoreAccess | None) -> None:
+    """Follow all jobs, once the store lets the controller in."""
+    await follow(config, api, config.access if store is None else await store.keeper.entered())

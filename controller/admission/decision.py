@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from controller.access.reference import with_secret
 from controller.admission.json_patch import Operation, difference
 from controller.admission.manifest import manifest_of
 from controller.admission.owner import Owner
@@ -43,16 +44,21 @@ def decide(
     owner: Owner | None,
     read: Mapping[str, Any] | None,
     environ: Mapping[str, str],
+    *,
+    access: bool = False,
 ) -> Verdict:
     """Plan the sidecar of a pod that is about to be made in ``namespace``.
 
     ``read``: the object that ``owner.read`` names, or None where it could not be read. ``environ``:
     what counts where neither pod nor owner say otherwise, by the variables of ``muster inject``.
+    ``access``: whether each job has a Secret of its own.
     """
     if has_sidecar(pod):
         return Verdict((), (), "it has its sidecar already")
     manifest, path, role = manifest_of(pod, namespace, owner, read)
     try:
+        if access:
+            environ = with_secret(manifest, pod, namespace, environ)
         made = inject_pod(manifest, path, role, environ)
     except ConfigError as error:
         faults = in_words_of_a_pod(str(error)).splitlines()

@@ -31,12 +31,21 @@ DEFECT = Verdict((), (f"{WITHOUT}a defect of muster, which its log has",), "a de
 
 
 class Injector:
-    """The webhook's answers; ``environ`` is what counts where pods and owners do not say."""
+    """The webhook's answers; ``environ`` is what counts where pods and owners do not say.
+
+    ``access``: whether each job has a Secret of its own.
+    """
 
     def __init__(
-        self, api: ClusterApi, environ: Mapping[str, str], metrics: AdmissionMetrics
+        self,
+        api: ClusterApi,
+        environ: Mapping[str, str],
+        metrics: AdmissionMetrics,
+        *,
+        access: bool = False,
     ) -> None:
         self._api = api
+        self._access = access
         self._environ = environ
         self._metrics = metrics
         self.events = Events(api, time.monotonic)
@@ -53,7 +62,9 @@ class Injector:
         try:
             owner = owner_of(asked.pod)
             read = await self._read(asked.namespace, owner)
-            verdict = decide(asked.pod, asked.namespace, owner, read, self._environ)
+            verdict = decide(
+                asked.pod, asked.namespace, owner, read, self._environ, access=self._access
+            )
         except Exception as error:  # a pod must start, whatever is wrong here
             told = {"event": "defect", "pod": name}
             log.critical("a defect of muster: %s", error, exc_info=error, extra=told)

@@ -76,11 +76,11 @@ def renewal(held: Pair) -> datetime:
 
 def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
     """Make a certificate; the authority is the held one while it outlives what it signs."""
-    authority, authority_key = _authority(held, now)
+    authority, authority_key = authority_of(held, now)
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = (
-        _builder(now, LEAF_DAYS, key.public_key())
-        .subject_name(_name(names[0][:64]))
+        builder(now, timedelta(days=LEAF_DAYS), key.public_key())
+        .subject_name(named(names[0][:64]))
         .issuer_name(authority.subject)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
@@ -89,15 +89,16 @@ def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
     )
     return Pair(
         authority.public_bytes(Encoding.PEM),
-        _pem(authority_key),
+        pem(authority_key),
         leaf.public_bytes(Encoding.PEM),
-        _pem(key),
+        pem(key),
     )
 
 
-def _authority(
+def authority_of(
     held: Pair | None, now: datetime
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The held authority with its key while it is of use, else a new one."""
     if held is not None:
         try:
             certificate = x509.load_pem_x509_certificate(held.authority)
@@ -110,9 +111,9 @@ def _authority(
         except _UNREADABLE:
             pass  # what cannot be read signs nothing: another takes its place
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name(f"muster controller {now:%Y-%m-%d}")
+    name = named(f"muster controller {now:%Y-%m-%d}")
     certificate = (
-        _builder(now, AUTHORITY_DAYS, key.public_key())
+        builder(now, timedelta(days=AUTHORITY_DAYS), key.public_key())
         .subject_name(name)
         .issuer_name(name)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
@@ -121,19 +122,24 @@ def _authority(
     return certificate, key
 
 
-def _builder(now: datetime, days: int, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def builder(
+    now: datetime, life: timedelta, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    """What all certificates have in common."""
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(now + life)
         .public_key(key)
     )
 
 
-def _name(text: str) -> x509.Name:
+def named(text: str) -> x509.Name:
+    """A name of one part, 64 characters at most."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A key as PEM."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -22,6 +22,7 @@ WATCH_S = 300
 """After which the API server is asked to end a watch: a connection that died unseen is replaced."""
 
 BUSY = 429
+JSON = "application/json"
 MERGE = "application/merge-patch+json"
 LINE_MAX = 4 * 2**20
 """Bytes of one event of a watch: etcd, which keeps the object, takes no larger one."""
@@ -49,9 +50,11 @@ class ClusterApi:
         assert self._session is not None
         await self._session.close()
 
-    async def get(self, path: str, timeout_s: float = CALL_TIMEOUT_S) -> Object:
+    async def get(
+        self, path: str, timeout_s: float = CALL_TIMEOUT_S, *, accept: str = JSON
+    ) -> Object:
         """Read an object, or a list; raises ``ClusterRefused``, ``ClusterUnavailable``."""
-        return await self._call("GET", path, timeout_s=timeout_s)
+        return await self._call("GET", path, timeout_s=timeout_s, accept=accept)
 
     async def create(self, path: str, body: Mapping[str, Any]) -> Object:
         """Make an object; one of its name that is there is refused with 409."""
@@ -65,11 +68,12 @@ class ClusterApi:
         """Change what ``body`` names, and nothing else."""
         return await self._call("PATCH", path, body, MERGE)
 
-    async def delete(self, path: str) -> None:
-        """Remove an object; one that is gone is refused with 404."""
-        await self._call("DELETE", path)
+    async def delete(self, path: str, version: str = "") -> None:
+        """Remove an object; one that is gone is refused with 404, one of another version 409."""
+        body = {"preconditions": {"resourceVersion": version}} if version else None
+        await self._call("DELETE", path, body)
 
-    async def watch(self, path: str, version: str) -> AsyncIterator[Object]:
+    async def watch(self, path: str, version: str, *, accept: str = JSON) -> AsyncIterator[Object]:
         """Yield every event after ``version``, until the API server ends the watch.
 
         Raises ``ClusterRefused`` with 410 where that version is no longer known: list again.
@@ -78,7 +82,7 @@ class ClusterApi:
         asked = f"{path}{joined}watch=1&resourceVersion={version}&timeoutSeconds={WATCH_S}"
         limits = aiohttp.ClientTimeout(total=WATCH_S + CALL_TIMEOUT_S, sock_connect=CALL_TIMEOUT_S)
         try:
-            async with await self._request("GET", asked, limits) as answer:
+            async with await self._request("GET", asked, limits, accept=accept) as answer:
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, await answer.read())
                 async for line in answer.content:
@@ -98,12 +102,14 @@ class ClusterApi:
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
         timeout_s: float = CALL_TIMEOUT_S,
+        accept: str = JSON,
     ) -> Object:
         limits = aiohttp.ClientTimeout(total=timeout_s)
         try:
-            async with await self._request(method, path, limits, body, content_type) as answer:
+            request = self._request(method, path, limits, body, content_type, accept)
+            async with await request as answer:
                 content = await answer.read()
                 if answer.status >= 400:
                     raise _refusal(method, path, answer.status, content)
@@ -121,7 +127,8 @@ class ClusterApi:
         path: str,
         limits: aiohttp.ClientTimeout,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> Any:
         assert self._session is not None
         token = await asyncio.to_thread(self._access.token)
@@ -132,7 +139,7 @@ class ClusterApi:
             headers={
                 "Authorization": f"Bearer {token}",
                 "Content-Type": content_type,
-                "Accept": "application/json",
+                "Accept": accept,
             },
             timeout=limits,
             allow_redirects=False,

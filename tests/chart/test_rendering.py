@@ -30,6 +30,10 @@ MATRIX = {
     "own certificates": (*THREE, "etcd.tls.existingSecret=from-cert-manager"),
     "external": EXTERNAL,
     "external, followed": (*EXTERNAL, "jobs.etcdSecret=store"),
+    "external, with access": (*EXTERNAL, "externalEtcd.accessSecret=etcd-admin"),
+    "no authentication": ("etcd.auth.enabled=false",),
+    "no TLS": ("etcd.auth.enabled=false", "etcd.tls.enabled=false"),
+    "access by hand": ("rbac.access=false",),
     "without a controller": ("controller.enabled=false",),
     "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
     "much of it": (
@@ -102,6 +106,8 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
         ("etcd.image.digest=latest", "/etcd/image/digest"),
         ("etcd.enabled=false", "externalEtcd.endpoints is empty"),
         ("etcd.backup.enabled=true", "etcd.backup.claim is empty"),
+        ("etcd.tls.enabled=false", "etcd.auth.enabled needs etcd.tls.enabled"),
+        ("access.keepAfter=a day", "/access/keepAfter"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_name(value: str, said: str) -> None:
@@ -168,7 +174,7 @@ def test_its_rights_are_those_of_the_page() -> None:
             granted.add(", ".join(rule["verbs"]))
     assert granted == set(verbs) - {"verbs"}
     fewer = named(
-        rendered("rbac.owners=false", "rbac.events=false", "rbac.pods=false"),
+        rendered("rbac.owners=false", "rbac.events=false", "rbac.pods=false", "rbac.access=false"),
         "ClusterRole",
         "muster-controller-muster-system",
     )
@@ -197,3 +203,34 @@ def test_members_of_three_know_each_other_by_the_names_that_clients_use() -> Non
     ((_, spec),) = [pod for pod in pods(objects) if pod[0].startswith("Deployment/")]
     clients = ",".join(f"https://{host}:2379" for host in hosts)
     assert f"--default=etcd-endpoints={clients}" in spec["containers"][0]["command"]
+
+
+def test_no_key_is_made_where_the_controller_makes_it() -> None:
+    """A tool that renders the chart without a cluster would make another one each time."""
+    for one in rendered():
+        if one["kind"] == "Secret":
+            assert not one.get("data"), one["metadata"]["name"]
+
+
+def test_members_take_no_client_for_a_peer() -> None:
+    """Clients have an authority of their own, whose key no pod but the controller is given."""
+    objects = rendered(*THREE)
+    members = named(objects, "StatefulSet", "muster-etcd")["spec"]["template"]["spec"]
+    command = members["containers"][0]["command"]
+    assert "--client-cert-auth" in command
+    assert "--trusted-ca-file=/etc/etcd/clients/client-ca.crt" in command
+    assert "--peer-trusted-ca-file=/etc/etcd/tls/ca.crt" in command
+    for name, spec in pods(objects):
+        for volume in spec.get("volumes", []):
+            keys = [item["key"] for item in volume.get("secret", {}).get("items", [])]
+            assert bool(keys) is ("secret" in volume), name
+            assert not {"ca.key", "client-ca.key"} & {*keys}, name
+
+
+def test_every_right_to_secrets_but_those_of_jobs_is_by_name() -> None:
+    for values in MATRIX.values():
+        if "controller.enabled=false" in values:
+            continue
+        for one in rendered(*values):
+            for rule in one.get("rules", []) if one["kind"] == "Role" else []:
+                assert rule["resourceNames"], one["metadata"]["name"]

@@ -74,12 +74,72 @@ capabilities: {drop: [ALL]}
 {{- end -}}
 {{- end -}}
 
-{{/* How etcdctl reaches the members: the flags of a container without a shell. */}}
-{{- define "muster.etcdctl" -}}
-- --endpoints={{ include "muster.endpoints" . }}
+{{/* What lets the controller into etcd, and upkeep into the chart's: the name of a Secret; empty where etcd asks nobody. */}}
+{{- define "muster.accessSecret" -}}
+{{- if .Values.etcd.enabled -}}
+{{- if and .Values.controller.enabled .Values.etcd.auth.enabled -}}
+{{- if not .Values.etcd.tls.enabled -}}
+{{- fail "etcd.auth.enabled needs etcd.tls.enabled: clients are known by their certificates" -}}
+{{- end -}}
+{{ include "muster.etcd" . }}-access
+{{- end -}}
+{{- else if .Values.controller.enabled -}}
+{{ .Values.externalEtcd.accessSecret }}
+{{- end -}}
+{{- end -}}
+
+{{/* Whether the chart's etcd asks who its clients are. */}}
+{{- define "muster.asks" -}}
+{{- if and .Values.etcd.enabled (include "muster.accessSecret" .) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether the controller gets into the store by itself. */}}
+{{- define "muster.keepsStore" -}}
+{{- if or (include "muster.accessSecret" .) (and .Values.controller.enabled .Values.etcd.enabled .Values.etcd.tls.enabled) -}}true{{- end -}}
+{{- end -}}
+
+{{/* Whether each job gets a Secret of its own. */}}
+{{- define "muster.givesAccess" -}}
+{{- if and (include "muster.accessSecret" .) .Values.rbac.access -}}true{{- end -}}
+{{- end -}}
+
+{{/* The names of the chart's members, as their certificate has them. */}}
+{{- define "muster.memberHosts" -}}
+{{- $name := include "muster.etcd" . -}}
+{{- $all := list "localhost" (printf "%s.%s.svc" $name .Release.Namespace) (printf "*.%s.%s.svc" $name .Release.Namespace) -}}
+{{- range $number := until (int .Values.etcd.replicas) -}}
+{{- $all = append $all (include "muster.etcdHost" (dict "root" $ "number" $number)) -}}
+{{- end -}}
+{{ join "," $all }}
+{{- end -}}
+
+{{/* How etcdctl gets in: the flags of a container without a shell. */}}
+{{- define "muster.etcdctlFiles" -}}
 {{- if .Values.etcd.tls.enabled }}
 - --cacert=/etc/etcd/tls/ca.crt
 {{- end }}
+{{- if include "muster.asks" . }}
+- --cert=/etc/etcd/tls/tls.crt
+- --key=/etc/etcd/tls/tls.key
+{{- end }}
+{{- end -}}
+
+{{/* The volume with these files: root's certificate where etcd asks, else the authority alone. */}}
+{{- define "muster.clientVolume" -}}
+- name: tls
+  {{- if include "muster.asks" . }}
+  secret:
+    secretName: {{ include "muster.accessSecret" . }}
+    items: [{key: ca.crt, path: ca.crt}, {key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}]
+  {{- else }}
+  secret: {secretName: {{ include "muster.etcdSecret" . }}, items: [{key: ca.crt, path: ca.crt}]}
+  {{- end }}
+{{- end -}}
+
+{{/* How etcdctl reaches the members. */}}
+{{- define "muster.etcdctl" -}}
+- --endpoints={{ include "muster.endpoints" . }}
+{{- include "muster.etcdctlFiles" . }}
 {{- end -}}
 
 {{- define "muster.pullSecrets" -}}
@@ -93,16 +153,14 @@ imagePullSecrets:
 
 {{/* The Secret with the authority of the store that the controller follows jobs in; empty: there is none. */}}
 {{- define "muster.controllerCa" -}}
-{{- if and .Values.etcd.enabled .Values.etcd.tls.enabled -}}
-{{ include "muster.etcdSecret" . }}
-{{- else -}}
+{{- if not (include "muster.keepsStore" .) -}}
 {{ .Values.jobs.etcdSecret }}
 {{- end -}}
 {{- end -}}
 
 {{/* Whether the controller follows jobs: not where it could not trust the store, for it would not start. */}}
 {{- define "muster.follows" -}}
-{{- if and .Values.jobs.follow (or (include "muster.controllerCa" .) (not (contains "https://" (include "muster.endpoints" .)))) -}}
+{{- if and .Values.jobs.follow (or (include "muster.keepsStore" .) (include "muster.controllerCa" .) (not (contains "https://" (include "muster.endpoints" .)))) -}}
 true
 {{- end -}}
 {{- end -}}

@@ -28,6 +28,8 @@ class Outcome(Enum):
     """The store asks nobody for a password."""
     EXISTS = auto()
     """A user or role of that name."""
+    MISSING = auto()
+    """No user or role of that name."""
     LEASE_LOST = auto()
     LEASE_EXISTS = auto()
     COMPACTED = auto()
@@ -51,6 +53,8 @@ _BY_MESSAGE = (
     ("etcdserver: user name is empty", Outcome.LOGIN_NEEDED),
     ("etcdserver: user name already exists", Outcome.EXISTS),
     ("etcdserver: role name already exists", Outcome.EXISTS),
+    ("etcdserver: user name not found", Outcome.MISSING),
+    ("etcdserver: role name not found", Outcome.MISSING),
     ("etcdserver: requested lease not found", Outcome.LEASE_LOST),
     ("etcdserver: lease already exists", Outcome.LEASE_EXISTS),
     ("required revision has been compacted", Outcome.COMPACTED),

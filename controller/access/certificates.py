@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates of the store: its members', and its clients', whose name is that of a user.
+
+Two authorities: a client's certificate must not be one by which a member takes another for its
+peer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from controller.certificates.pair import Pair, authority_of, builder, named, pem
+from rdzv.errors import ConfigError
+
+MEMBER_DAYS = 730
+"""Replaced at two thirds: members read it anew for each connection."""
+SPARE = timedelta(days=60)
+"""A client's certificate outlives its rotation so far: the controller may be away."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPair:
+    """A client's certificate and key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair:
+    """Make the certificate of all members; the authority stays while it is of use."""
+    authority, authority_key = authority_of(held, now)
+    key = ec.generate_private_key(ec.SECP256R1())
+    alternatives: list[x509.GeneralName] = [x509.DNSName(host) for host in hosts]
+    alternatives.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    leaf = (
+        builder(now, timedelta(days=MEMBER_DAYS), key.public_key())
+        .subject_name(named("etcd"))
+        .issuer_name(authority.subject)
+        .add_extension(x509.SubjectAlternativeName(alternatives), False)
+        .add_extension(x509.ExtendedKeyUsage(usages), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    encoded = Encoding.PEM
+    return Pair(
+        authority.public_bytes(encoded), pem(authority_key), leaf.public_bytes(encoded), pem(key)
+    )
+
+
+def make_clients_authority(now: datetime) -> tuple[bytes, bytes]:
+    """Make an authority for clients: its certificate and its key."""
+    certificate, key = authority_of(None, now)
+    return certificate.public_bytes(Encoding.PEM), pem(key)
+
+
+class ClientAuthority:
+    """Signs for clients; raises ``ConfigError`` where certificate and key will not do."""
+
+    def __init__(self, certificate: bytes, key: bytes) -> None:
+        try:
+            self._certificate = x509.load_pem_x509_certificate(certificate)
+            loaded = load_pem_private_key(key, None)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"the authority of the store's clients is of no use: {error}"
+            ) from None
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+            raise ConfigError("the key of the store's clients' authority is neither EC nor RSA")
+        if loaded.public_key() != self._certificate.public_key():
+            raise ConfigError("the authority of the store's clients and its key are no pair")
+        self._key = loaded
+
+    def sign(self, user: str, life: timedelta, now: datetime) -> ClientPair:
+        """Make a certificate by which a client is ``user``."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        life = min(life, self._certificate.not_valid_after_utc - now)
+        certificate = (
+            builder(now, life, key.public_key())
+            .subject_name(named(user))
+            .issuer_name(self._certificate.subject)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
+            .sign(self._key, hashes.SHA256())
+        )
+        return ClientPair(certificate.public_bytes(Encoding.PEM), pem(key))
+
+    def fault(self, held: ClientPair, user: str, now: datetime) -> str:
+        """Why a certificate is of no use to ``user``, as a sentence; nothing where it is."""
+        try:
+            leaf = x509.load_pem_x509_certificate(held.certificate)
+            key = load_pem_private_key(held.key, None)
+            leaf.verify_directly_issued_by(self._certificate)
+        except (InvalidSignature, ValueError, TypeError) as error:
+            return f"its certificate is of no use: {str(error) or type(error).__name__}"
+        (name,) = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME) or (None,)
+        if name is None or name.value != user:
+            return "its certificate is another user's"
+        if leaf.public_key() != key.public_key():
+            return "its certificate and its key are no pair"
+        if now >= leaf.not_valid_after_utc - timedelta(days=1):
+            return "its certificate ends"
+        return ""

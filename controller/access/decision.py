@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a job's access to the store needs next: a pure function of time, snapshot and policy.
+
+The Secret is the one truth, and each write of it compares its version. What the store has follows
+from it, and has nothing of its own that could differ: a user has no password. So whoever finds a
+difference mends it, whatever was cut off in between, and two replicas can do no harm.
+
+The order is role, Secret, user; and back: Secret, users, role. So where there is a Secret or a user
+there is a role, by which it is found, and where there is a user there is, or was, a Secret.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+Kind = Literal[
+    "rest",
+    "make_role",
+    "make_user",
+    "delete_user",
+    "delete_role",
+    "create_secret",
+    "write_secret",
+    "delete_secret",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AccessPolicy:
+    """How long certificates and what is left of jobs are kept.
+
+    ``keep``: after the last pod of a job; too short, and each new start needs a new Secret.
+    ``rotate``: the age at which a certificate is replaced; each costs every sidecar a connection.
+    ``overlap``: for how long a replaced one is still good: kubelets bring a changed Secret to its
+    pods within about two minutes.
+    """
+
+    keep: timedelta
+    rotate: timedelta
+    overlap: timedelta = timedelta(minutes=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a job's Secret says.
+
+    ``user``: of its certificate. ``next``: of the one to come. ``former``: of the one before, while
+    pods may still have it. ``fault``: why its certificate is of no use, or nothing.
+    """
+
+    version: str
+    user: str
+    issued: datetime
+    next: str = ""
+    former: str = ""
+    unused_since: datetime | None = None
+    rotate_asked: bool = False
+    fault: str = ""
+
+    @property
+    def users(self) -> frozenset[str]:
+        """Every user that it needs."""
+        return frozenset(filter(None, (self.user, self.next, self.former)))
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSnapshot:
+    """One job: users first, then the role, then the Secret, each read after the one before.
+
+    ``granted`` are those of ``users`` that have the role. ``foreign``: a Secret of that name is
+    there, and is not the controller's.
+    """
+
+    in_use: bool
+    users: frozenset[str]
+    granted: frozenset[str]
+    role: bool
+    secret: Grant | None
+    foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step, with one sentence of reason; ``until`` is when to look again, unasked.
+
+    ``secret`` is what the Secret is to say, and ``sign`` whether it gets a new certificate.
+    """
+
+    kind: Kind
+    reason: str
+    user: str = ""
+    secret: Grant | None = None
+    sign: bool = False
+    until: datetime | None = None
+
+
+def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:
+    """The next step for one job; ``fresh`` is a user name that nobody has had."""
+    if seen.foreign:
+        return Action("rest", "a Secret of that name is somebody else's")
+    if seen.secret is None:
+        return _without_secret(now, seen, fresh)
+    return (
+        _presence(now, seen.in_use, seen.secret, policy)
+        or _soundness(now, seen.secret, fresh)
+        or _store(seen, seen.secret)
+        or _rotation(now, seen.secret, policy, fresh)
+    )
+
+
+def _without_secret(now: datetime, seen: AccessSnapshot, fresh: str) -> Action:
+    if seen.users:
+        # Its Secret was there before it: it is gone, and with it whatever would need this user.
+        return Action("delete_user", "no Secret has a certificate of this user", min(seen.users))
+    if seen.in_use:
+        if not seen.role:
+            return Action("make_role", "the job has a pod")
+        made = Grant("", fresh, now)
+        return Action("create_secret", "the job has a pod", secret=made, sign=True)
+    if seen.role:
+        return Action("delete_role", "the job is gone")
+    return Action("rest", "the job is gone, and so is all that it had")
+
+
+def _presence(now: datetime, in_use: bool, secret: Grant, policy: AccessPolicy) -> Action | None:
+    if in_use and secret.unused_since is not None:
+        return _written("the job has pods again", replace(secret, unused_since=None))
+    if not in_use and secret.unused_since is None:
+        return _written("the job has no pod any more", replace(secret, unused_since=now))
+    if secret.unused_since is not None and now >= secret.unused_since + policy.keep:
+        return Action("delete_secret", "the job has been gone for a time", secret=secret)
+    return None
+
+
+def _soundness(now: datetime, secret: Grant, fresh: str) -> Action | None:
+    if not secret.fault:
+        return None
+    mended = replace(secret, user=secret.user or fresh, issued=now, fault="")
+    return _written(secret.fault, mended, sign=True)
+
+
+def _store(seen: AccessSnapshot, secret: Grant) -> Action | None:
+    if not seen.role:
+        return Action("make_role", "the store has no role for the job's Secret")
+    for user in sorted(secret.users - seen.granted):
+        return Action("make_user", "the store does not know the user of the Secret", user)
+    for user in sorted(seen.users - secret.users):
+        return Action("delete_user", "no certificate of this user is in use", user)
+    return None
+
+
+def _rotation(now: datetime, secret: Grant, policy: AccessPolicy, fresh: str) -> Action:
+    if secret.next:
+        turned = replace(
+            secret, user=secret.next, former=secret.user, next="", issued=now, fault=""
+        )
+        return _written("the store knows the next certificate's user", turned, sign=True)
+    asked = secret.rotate_asked
+    overlap_ends, ends = secret.issued + policy.overlap, secret.issued + policy.rotate
+    if secret.former:
+        if now < overlap_ends:
+            return Action("rest", "pods may still have the former certificate", until=overlap_ends)
+        return _written("no pod has the former certificate any more", replace(secret, former=""))
+    if asked or now >= ends:
+        reason = "a new certificate was asked for" if asked else "the certificate is old"
+        return _written(reason, replace(secret, next=fresh, rotate_asked=False))
+    if secret.unused_since is not None:
+        return Action(
+            "rest", "the job may come back", until=min(ends, secret.unused_since + policy.keep)
+        )
+    return Action("rest", "user, role and Secret agree", until=ends)
+
+
+def _written(reason: str, secret: Grant, *, sign: bool = False) -> Action:
+    return Action("write_secret", reason, secret=secret, sign=sign)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out what a job's access needs: reads in the order that the decision rests on, and acts.
+
+Every write of the Secret compares its version, and what is refused is read again. In the store
+nothing has to be compared: users and roles are there or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from datetime import datetime
+
+from controller.access.certificates import SPARE, ClientPair
+from controller.access.decision import AccessPolicy, AccessSnapshot, Action, decide
+from controller.access.names import JobName, digest_of, job_of
+from controller.access.secret import grant_of, is_ours, object_of
+from controller.access.store_keeper import StoreEntry, StoreKeeper
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from rdzv.errors import ClusterRefused
+from rdzv.store.etcd.accounts import Accounts
+
+log = logging.getLogger(__name__)
+
+GONE, CONFLICT = 404, 409
+STEPS_MOST = 60
+"""For one job at a time: a pair of replicas that undo each other's work would be a defect."""
+
+
+class AccessExecutor:
+    """Users, roles and Secrets of jobs; ``in_use`` tells whether a job has a pod now."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        accounts: Accounts,
+        keeper: StoreKeeper,
+        policy: AccessPolicy,
+        in_use: Callable[[JobName], bool],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._api = api
+        self._accounts = accounts
+        self._keeper = keeper
+        self._policy = policy
+        self._in_use = in_use
+        self._now = now
+
+    async def bring_in_line(self, job: JobName) -> datetime | None:
+        """Do all that a job needs; return when to look again, unasked."""
+        for _ in range(STEPS_MOST):
+            seen, held = await self._read(job)
+            fresh = job.user(secrets.token_hex(6))
+            action = decide(self._now(), seen, self._policy, fresh)
+            if action.kind == "rest":
+                return action.until
+            try:
+                await self._apply(job, action, held)
+            except ClusterRefused as error:
+                if error.status not in (GONE, CONFLICT):
+                    raise
+                continue  # another replica has written: what it wrote is as good
+            log.info(
+                "access of %s: %s, as %s",
+                job,
+                action.kind.replace("_", " "),
+                action.reason,
+                extra={"event": "access_changed"},
+            )
+        log.critical("access of %s: it never comes to rest", job, extra={"event": "defect"})
+        return None
+
+    async def jobs(self) -> frozenset[JobName]:
+        """Every job that has something in the store; users of none of them are removed."""
+        users = await self._accounts.users()
+        roles = await self._accounts.roles()
+        jobs = frozenset(filter(None, map(job_of, roles)))
+        digests = {job.digest for job in jobs}
+        for user in sorted(users):
+            digest = digest_of(user)
+            if digest is not None and digest not in digests:
+                await self._accounts.delete_user(user)
+        return jobs
+
+    async def _read(self, job: JobName) -> tuple[AccessSnapshot, Object | None]:
+        # In this order: of a user who is there, the Secret was there before.
+        users = frozenset(filter(job.owns, await self._accounts.users()))
+        role = await self._accounts.may_use(job.role, job.keys.prefix)
+        granted = {user for user in users if job.role in await self._accounts.roles_of(user)}
+        try:
+            held = await self._api.get(paths.core(job.namespace, paths.SECRETS, job.secret))
+        except ClusterRefused as error:
+            if error.status != GONE:
+                raise
+            held = None
+        grant = None
+        if held is not None and is_ours(held):
+            now, entry = self._now(), self._entry
+            grant = grant_of(
+                held,
+                job,
+                entry.members_authority,
+                lambda pair, user: entry.clients.fault(pair, user, now),
+            )
+        seen = AccessSnapshot(
+            self._in_use(job),
+            users,
+            frozenset(granted),
+            role,
+            grant,
+            held is not None and grant is None,
+        )
+        return seen, held
+
+    async def _apply(self, job: JobName, action: Action, held: Object | None) -> None:
+        here = paths.core(job.namespace, paths.SECRETS)
+        match action.kind:
+            case "make_role":
+                await self._accounts.make_role(job.role, job.keys.prefix)
+            case "make_user":
+                await self._accounts.make_user(action.user, job.role)
+            case "delete_user":
+                await self._accounts.delete_user(action.user)
+            case "delete_role":
+                await self._accounts.delete_role(job.role)
+            case "create_secret":
+                await self._api.create(here, self._written(job, action, None))
+            case "write_secret":
+                await self._api.replace(f"{here}/{job.secret}", self._written(job, action, held))
+            case "delete_secret":
+                assert action.secret is not None
+                await self._api.delete(f"{here}/{job.secret}", action.secret.version)
+
+    def _written(self, job: JobName, action: Action, held: Object | None) -> Object:
+        assert action.secret is not None
+        pair: ClientPair | None = None
+        if action.sign:
+            life = self._policy.rotate + SPARE
+            pair = self._entry.clients.sign(action.secret.user, life, self._now())
+        return object_of(held, job, action.secret, pair, self._entry.members_authority)
+
+    @property
+    def _entry(self) -> StoreEntry:
+        """As the store is entered now: an authority may be replaced while the controller runs."""
+        assert self._keeper.entry is not None
+        return self._keeper.entry

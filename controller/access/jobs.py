@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which jobs have pods that use the controller's Secrets, as the API server tells it.
+
+It is the API server that is believed here, and not who asks the webhook: anybody in the cluster may
+do that, and would have Secrets made where he likes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from controller.access.names import JobName, secret_name
+from controller.cluster.api import ClusterApi, Object
+from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
+from injection.settings import LABEL, annotation
+from rdzv.errors import ClusterError, ClusterRefused
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+"""Pods of one answer."""
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+"""Nothing but the metadata of pods is read."""
+
+
+def job_of_pod(pod: Object) -> JobName | None:
+    """Whose Secret of ours a pod has; None for one that has another, or none."""
+    metadata = pod.get("metadata") or {}
+    notes: dict[str, Any] = metadata.get("annotations") or {}
+    job = notes.get(annotation("job")) or (metadata.get("labels") or {}).get(LABEL)
+    if not job or notes.get(annotation("etcd_secret")) != secret_name(str(job)):
+        return None
+    return JobName(str(metadata.get("namespace")), str(job))
+
+
+class JobsWithPods:
+    """The jobs, by one list and one watch; ``changed`` is called with each that comes or goes."""
+
+    def __init__(self, api: ClusterApi) -> None:
+        self.changed: Callable[[JobName], None] = lambda job: None
+        self.known = asyncio.Event()
+        """Set once all pods have been listed: before that a job without pods may have some."""
+        self._api = api
+        self._pods: dict[str, JobName] = {}
+        self._counts: dict[JobName, int] = {}
+
+    def __contains__(self, job: JobName) -> bool:
+        return job in self._counts
+
+    def all(self) -> frozenset[JobName]:
+        """Every job that has a pod."""
+        return frozenset(self._counts)
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled."""
+        again_s = AGAIN_FIRST_S
+        while True:
+            try:
+                version = await self._list()
+                again_s = AGAIN_FIRST_S
+                await self._follow(version)
+            except ClusterError as error:
+                if isinstance(error, ClusterRefused) and error.status == 410:
+                    continue
+                log.warning("pods: %s", error, extra={"event": "cluster_unavailable"})
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, AGAIN_MOST_S)
+
+    async def _list(self) -> str:
+        found: dict[str, JobName] = {}
+        token = ""
+        while True:
+            path = f"{_PODS}&limit={PAGE}" + (f"&continue={quote(token)}" if token else "")
+            page = await self._api.get(path, accept=METADATA.format("List"))
+            for pod in page.get("items") or []:
+                if (job := job_of_pod(pod)) is not None:
+                    found[pod["metadata"]["uid"]] = job
+            token = (page.get("metadata") or {}).get("continue") or ""
+            if not token:
+                break
+        for uid in self._pods.keys() - found.keys():
+            self._gone(uid)
+        for uid, job in found.items():
+            self._there(uid, job)
+        self.known.set()
+        return str((page.get("metadata") or {}).get("resourceVersion", ""))
+
+    async def _follow(self, version: str) -> None:
+        while True:
+            async for event in self._api.watch(_PODS, version, accept=METADATA.format("")):
+                pod = event.get("object") or {}
+                metadata = pod.get("metadata") or {}
+                version = str(metadata.get("resourceVersion", version))
+                uid = str(metadata.get("uid", ""))
+                if event.get("type") == "DELETED":
+                    self._gone(uid)
+                elif (job := job_of_pod(pod)) is not None:
+                    self._there(uid, job)
+
+    def _there(self, uid: str, job: JobName) -> None:
+        if uid in self._pods:
+            return
+        self._pods[uid] = job
+        self._counts[job] = self._counts.get(job, 0) + 1
+        if self._counts[job] == 1:
+            self.changed(job)
+
+    def _gone(self, uid: str) -> None:
+        job = self._pods.pop(uid, None)
+        if job is None:
+            return
+        self._counts[job] -= 1
+        if not self._counts[job]:
+            del self._counts[job]
+            self.changed(job)
+
+
+_PODS = f"/api/v1/pods?labelSelector={quote(LABEL)}"

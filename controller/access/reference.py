@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Secret a pod is to have: named as it is admitted, made once the pod is there.
+
+The name follows from the job's. A kubelet waits for a Secret that a pod needs, so the webhook does
+not: it answers without asking anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from controller.access.names import fits_a_label, secret_name
+from controller.access.secret import KEYS
+from injection.settings import TABLE, annotation
+from rdzv.errors import ConfigError
+
+_JOB, _SECRET = TABLE["job"].variable, TABLE["etcd_secret"].variable
+_KEYS = TABLE["etcd_secret_keys"].variable
+_OWN = ("etcd_secret", "etcd_endpoints")
+
+
+def with_secret(
+    manifest: Mapping[str, Any],
+    pod: Mapping[str, Any],
+    namespace: str,
+    environ: Mapping[str, str],
+) -> Mapping[str, str]:
+    """The settings with the job's own Secret, unless the pod or the chart names another, or etcd.
+
+    Raises ``ConfigError`` for a job that can have none: another namespace's, or one whose name is
+    longer than a label.
+    """
+    notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
+    if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
+        return environ
+    told = manifest["metadata"].get("name") if manifest.get("kind") != "Pod" else None
+    job = notes.get(annotation("job")) or environ.get(_JOB) or told
+    if not job:
+        return environ  # the plan says what is missing
+    if notes.get(annotation("namespace"), namespace) != namespace:
+        raise ConfigError(
+            f"the annotation {annotation('namespace')} names another namespace than the pod's: its"
+            " records are for its own pods alone; leave it out, or name a Secret by the annotation"
+            f" {annotation('etcd_secret')}"
+        )
+    if not fits_a_label(str(job)):
+        raise ConfigError(
+            f"the job's name {job} is longer than a label may be: give it a shorter one by the"
+            f" annotation {annotation('job')}"
+        )
+    return {**environ, _JOB: str(job), _SECRET: secret_name(str(job)), _KEYS: ",".join(KEYS)}

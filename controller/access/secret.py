@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job's Secret, as the API has it: between the object and what the decision needs of it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.access.certificates import ClientPair
+from controller.access.decision import Grant
+from controller.access.names import JobName
+from controller.cluster.api import Object
+from injection.settings import DOMAIN, LABEL
+
+MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "muster-controller"
+KEYS = ("ca.crt", "tls.crt", "tls.key")
+ROTATE = DOMAIN + "rotate"
+"""The annotation that asks for a new certificate, whatever it says; it is taken away for it."""
+
+_JOB = DOMAIN + "job"
+_USER, _NEXT, _FORMER = (DOMAIN + f"store-user{word}" for word in ("", "-next", "-former"))
+_ISSUED, _UNUSED = DOMAIN + "store-issued", DOMAIN + "unused-since"
+
+Fault = Callable[[ClientPair, str], str]
+"""Why a certificate is of no use to a user, or nothing."""
+
+
+def is_ours(secret: Object) -> bool:
+    """Whether the controller made it."""
+    labels = (secret.get("metadata") or {}).get("labels") or {}
+    return bool(labels.get(MANAGED_BY) == MANAGER)
+
+
+def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Grant:
+    """Read it; ``authority`` is that of the store's members as PEM.
+
+    Who may write Secrets of the namespace may have written anything: a user that is not the job's
+    own is none, so nobody gets a certificate for another's.
+    """
+    metadata = secret.get("metadata") or {}
+    notes: Mapping[str, Any] = metadata.get("annotations") or {}
+    users = {
+        key: str(notes.get(key) or "") if job.owns(str(notes.get(key))) else ""
+        for key in (_USER, _NEXT, _FORMER)
+    }
+    issued, unused = _time(notes.get(_ISSUED)), _time(notes.get(_UNUSED))
+    found = _data(secret)
+    why = ""
+    if not users[_USER] or issued is None:
+        why = "its annotations were changed"
+    elif found is None or found[0] != authority:
+        why = "the authority of the store is another one"
+    else:
+        why = fault(ClientPair(found[1], found[2]), users[_USER])
+    return Grant(
+        str(metadata.get("resourceVersion", "")),
+        users[_USER],
+        issued or datetime.min.replace(tzinfo=UTC),
+        users[_NEXT],
+        users[_FORMER],
+        unused,
+        ROTATE in notes,
+        why,
+    )
+
+
+def object_of(
+    held: Object | None, job: JobName, grant: Grant, pair: ClientPair | None, authority: bytes
+) -> Object:
+    """The object that says ``grant``; without a new ``pair`` it keeps the one that it has."""
+    before = held or {}
+    metadata = dict(before.get("metadata") or {})
+    notes = {k: v for k, v in (metadata.get("annotations") or {}).items() if k not in _OURS}
+    said = {
+        _JOB: job.job,
+        _USER: grant.user,
+        _NEXT: grant.next,
+        _FORMER: grant.former,
+        _ISSUED: grant.issued.isoformat(timespec="seconds"),
+        _UNUSED: grant.unused_since and grant.unused_since.isoformat(timespec="seconds"),
+        ROTATE: "asked" if grant.rotate_asked else "",
+    }
+    labels = {**(metadata.get("labels") or {}), MANAGED_BY: MANAGER, LABEL: job.job}
+    metadata |= {
+        "name": job.secret,
+        "namespace": job.namespace,
+        "labels": labels,
+        "annotations": {**notes, **{key: value for key, value in said.items() if value}},
+    }
+    data = dict(before.get("data") or {})
+    if pair is not None:
+        values = zip(KEYS, (authority, pair.certificate, pair.key), strict=True)
+        data = {key: base64.b64encode(value).decode() for key, value in values}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "Opaque",
+        "metadata": metadata,
+        "data": data,
+    }
+
+
+_OURS = frozenset({_JOB, _USER, _NEXT, _FORMER, _ISSUED, _UNUSED, ROTATE})
+
+
+def _data(secret: Object) -> tuple[bytes, bytes, bytes] | None:
+    data = secret.get("data") or {}
+    try:
+        ca, certificate, key = (base64.b64decode(data[name], validate=True) for name in KEYS)
+    except (KeyError, TypeError, binascii.Error):
+        return None
+    return ca, certificate, key
+
+
+def _time(text: Any) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps what the store itself needs: its members' certificate, its clients' authority, and root's.
+
+They are in Secrets that the chart makes empty: so neither an upgrade nor a tool that renders the
+chart without a cluster makes others. As with the webhook's, every replica looks after them, and the
+first write wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from controller.access.certificates import (
+    ClientAuthority,
+    ClientPair,
+    make_clients_authority,
+    make_members,
+)
+from controller.certificates.keeper import pair_in, with_pair
+from controller.certificates.pair import due
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from rdzv.errors import ClusterError, ClusterRefused, ConfigError, StoreError
+from rdzv.store.access import Access
+from rdzv.store.etcd.accounts import ROOT, Accounts
+
+log = logging.getLogger(__name__)
+
+CONFLICT = 409
+AGAIN_S = 2.0
+"""After the API server or the store refused, or was away: with a new installation they come up."""
+LOOK_S = 300.0
+"""Between two looks: a store that was restored from before its authentication is noticed then."""
+ROOT_LIFE = timedelta(days=365)
+ROOT_SPARE = timedelta(days=120)
+
+AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
+CLIENTS, CLIENTS_KEY = "client-ca.crt", "client-ca.key"
+USER, PASSWORD = "username", "password"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSecrets:
+    """Which Secrets of the controller's namespace it keeps, or reads.
+
+    ``access`` has the authority of the members, that of the clients with its key, and what lets
+    the controller in. ``members`` is the Secret of the members' certificate, and ``hosts`` are the
+    names that it is for; without hosts somebody else keeps it. ``own``: the store is the
+    chart's, so the controller keeps ``access``, too, and switches authentication on. Without
+    ``access`` the store asks nobody who he is.
+    """
+
+    namespace: str
+    access: str
+    members: str = ""
+    hosts: tuple[str, ...] = ()
+    own: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEntry:
+    """How the controller gets into the store, and what it signs by."""
+
+    access: Access
+    clients: ClientAuthority
+    members_authority: bytes
+
+
+class StoreKeeper:
+    """The store's certificates; ``entry`` is there once the store lets the controller in."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        names: StoreSecrets,
+        endpoints: tuple[str, ...],
+        folder: Path,
+        now: Callable[[], datetime],
+    ) -> None:
+        self.ready = asyncio.Event()
+        self.entry: StoreEntry | None = None
+        self._api = api
+        self._names = names
+        self._endpoints = endpoints
+        self._folder = folder
+        self._now = now
+        self._access: Access | None = None
+
+    async def entered(self) -> Access:
+        """Wait until the store lets the controller in, and return how."""
+        await self.ready.wait()
+        assert self._access is not None
+        return self._access
+
+    async def run(self) -> None:
+        """Keep them until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except (ClusterError, StoreError, ConfigError) as error:
+                log.warning("the store's access: %s", error, extra={"event": "store_not_kept"})
+                await asyncio.sleep(AGAIN_S)
+                continue
+            self.ready.set()
+            await asyncio.sleep(LOOK_S)
+
+    async def step(self) -> None:
+        """Bring all of it in line once."""
+        names = self._names
+        if names.members and names.hosts:
+            await self._keep_members()
+        if not names.access:
+            # A store with TLS that asks nobody.
+            members = await self._read(names.members)
+            self._access = await asyncio.to_thread(
+                self._written, {AUTHORITY: members[AUTHORITY]} if AUTHORITY in members else {}
+            )
+            return
+        data = await (self._keep_access() if names.own else self._read(names.access))
+        missing = [key for key in (AUTHORITY, CLIENTS, CLIENTS_KEY) if key not in data]
+        if missing:
+            raise ConfigError(
+                f"the Secret {names.access} has no {', '.join(missing)}: docs/controller.md says"
+                " what it needs"
+            )
+        access = await asyncio.to_thread(self._written, data)
+        entry = StoreEntry(
+            access, ClientAuthority(data[CLIENTS], data[CLIENTS_KEY]), data[AUTHORITY]
+        )
+        if names.own:
+            await _enabled(access)
+        self.entry, self._access = entry, access
+
+    async def _keep_members(self) -> None:
+        path = paths.core(self._names.namespace, paths.SECRETS, self._names.members)
+        while True:
+            secret = await self._api.get(path)
+            held = pair_in(secret)
+            why = due(held, self._names.hosts, self._now())
+            if why is None:
+                return
+            made = await asyncio.to_thread(make_members, held, self._names.hosts, self._now())
+            if await self._replaced(path, with_pair(secret, made)):
+                log.info("the store's members: a new certificate: %s", why, extra=_MADE)
+                return
+
+    async def _keep_access(self) -> Mapping[str, bytes]:
+        """The Secret by which the controller, upkeep and members know each other."""
+        path = paths.core(self._names.namespace, paths.SECRETS, self._names.access)
+        while True:
+            members = await self._read(self._names.members)
+            if AUTHORITY not in members:
+                raise ConfigError(f"the Secret {self._names.members} has no {AUTHORITY} yet")
+            secret = await self._api.get(path)
+            data = _decoded(secret)
+            wanted = await asyncio.to_thread(complete, data, members[AUTHORITY], self._now())
+            if wanted == data:
+                return data
+            if await self._replaced(path, {**secret, "data": _encoded(wanted)}):
+                log.info("the store's root: a new certificate", extra=_MADE)
+                return wanted
+
+    async def _replaced(self, path: str, secret: Object) -> bool:
+        try:
+            await self._api.replace(path, secret)
+        except ClusterRefused as error:
+            if error.status == CONFLICT:
+                return False  # another replica has written: its own are as good
+            raise
+        return True
+
+    async def _read(self, name: str) -> Mapping[str, bytes]:
+        return _decoded(await self._api.get(paths.core(self._names.namespace, paths.SECRETS, name)))
+
+    def _written(self, data: Mapping[str, bytes]) -> Access:
+        """Files of ours alone, from which the store's client reads them again when they change."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        given: dict[str, str] = {}
+        fields = {AUTHORITY: "cacert", CERTIFICATE: "cert", KEY: "key", PASSWORD: "password_file"}
+        for name, field in fields.items():
+            if name not in data:
+                continue
+            path = self._folder / name
+            given[field] = str(path)
+            if path.exists() and path.read_bytes() == data[name]:
+                continue
+            fresh = path.with_suffix(".new")
+            with os.fdopen(os.open(fresh, _WRITE, 0o600), "wb") as file:
+                file.write(data[name])
+            fresh.replace(path)
+        if USER in data:
+            given["user"] = data[USER].decode().strip()
+        return Access(self._endpoints, **given)  # type: ignore[arg-type]
+
+
+_MADE = {"event": "store_certificate_made"}
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+def complete(
+    held: Mapping[str, bytes], members_authority: bytes, now: datetime
+) -> dict[str, bytes]:
+    """What the access Secret should have: what it has, as far as that is of use."""
+    wanted = {**held, AUTHORITY: members_authority}
+    try:
+        clients = ClientAuthority(wanted.get(CLIENTS, b""), wanted.get(CLIENTS_KEY, b""))
+    except ConfigError:
+        wanted[CLIENTS], wanted[CLIENTS_KEY] = make_clients_authority(now)
+        clients = ClientAuthority(wanted[CLIENTS], wanted[CLIENTS_KEY])
+    root = ClientPair(wanted.get(CERTIFICATE, b""), wanted.get(KEY, b""))
+    if not clients.fault(root, ROOT, now + ROOT_SPARE):
+        return wanted
+    root = clients.sign(ROOT, ROOT_LIFE, now)
+    return {**wanted, CERTIFICATE: root.certificate, KEY: root.key}
+
+
+async def _enabled(access: Access) -> None:
+    accounts = Accounts(access)
+    try:
+        if await accounts.enable():
+            log.info("the store asks who its clients are", extra={"event": "store_auth_enabled"})
+    finally:
+        await accounts.close()
+
+
+def _decoded(secret: Object) -> dict[str, bytes]:
+    try:
+        return {
+            key: base64.b64decode(value, validate=True)
+            for key, value in (secret.get("data") or {}).items()
+        }
+    except (binascii.Error, TypeError) as error:
+        raise ConfigError(f"a Secret of the store cannot be read: {error}") from None
+
+
+def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Access that the controller gives, with a real etcd that goes by certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.access.certificates import make_clients_authority
+from controller.access.decision import AccessPolicy
+from controller.access.executor import AccessExecutor
+from controller.access.granting import Granting
+from controller.access.jobs import JobsWithPods
+from controller.access.names import JobName
+from controller.access.secret import KEYS, ROTATE
+from controller.access.store_keeper import StoreKeeper, StoreSecrets
+from controller.cluster.api import ClusterApi
+from rdzv.errors import ClusterError, StoreError, StoreRefused
+from rdzv.store import Compare, Delete, Put, Range, Store
+from rdzv.store.access import Access
+from rdzv.store.etcd.accounts import Accounts
+from tests.support.pods_api import PodsApi
+from tests.support.store.certificates import write
+from tests.support.store.etcd_cluster import EtcdCluster
+from tests.support.store.secure import opened
+
+pytestmark = pytest.mark.etcd
+
+OWN = "/api/v1/namespaces/muster-system/secrets"
+A, B = JobName("team-a", "train"), JobName("team-b", "train")
+POLICY = AccessPolicy(keep=timedelta(hours=24), rotate=timedelta(days=30))
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Cluster:
+    """An etcd that takes clients of this authority, and nobody else."""
+
+    etcd: EtcdCluster
+    clients: tuple[bytes, bytes]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("clients")
+    clients = make_clients_authority(datetime.now(UTC))
+    write(folder / "client-ca.crt", clients[0])
+    arguments = ("--client-cert-auth", f"--trusted-ca-file={folder / 'client-ca.crt'}")
+    with EtcdCluster(1, tls=True, arguments=arguments) as etcd:
+        yield Cluster(etcd, clients)
+
+
+class Time:
+    """The hour, which a test sets."""
+
+    def __init__(self) -> None:
+        self.now = datetime.now(UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+class Replica:
+    """The controller's part that gives access."""
+
+    def __init__(self, executor: AccessExecutor, accounts: Accounts, jobs: JobsWithPods) -> None:
+        self.executor = executor
+        self.accounts = accounts
+        self.jobs = jobs
+
+
+@asynccontextmanager
+async def replica(
+    fake: PodsApi, cluster: Cluster, folder: Path, time: Time, *, at_work: bool = True
+) -> AsyncIterator[Replica]:
+    names = StoreSecrets("muster-system", "muster-etcd-access", "muster-etcd")
+    async with ClusterApi(fake.access) as api, asyncio.TaskGroup() as tasks:
+        keeper = StoreKeeper(api, names, tuple(cluster.etcd.endpoints), folder, time)
+        await keeper.step()
+        assert keeper.entry is not None
+        accounts = Accounts(keeper.entry.access)
+        jobs = JobsWithPods(api)
+        executor = AccessExecutor(api, accounts, keeper, POLICY, jobs.__contains__, time)
+        granting = Granting(executor, jobs, time)
+        running = [tasks.create_task(jobs.run())]
+        if at_work:
+            running.append(tasks.create_task(granting.run()))
+        await jobs.known.wait()
+        yield Replica(executor, accounts, jobs)
+        for task in running:
+            task.cancel()
+        await accounts.close()
+
+
+@pytest.fixture
+async def fake(tmp_path: Path, cluster: Cluster) -> AsyncIterator[PodsApi]:
+    """The Secrets of the chart as somebody else has filled them, as far as they are."""
+    async with PodsApi(tmp_path) as fake:
+        authority, key = cluster.clients
+        data = {"client-ca.crt": authority, "client-ca.key": key}
+        await fake.put(
+            f"{OWN}/muster-etcd", {"data": encoded({"ca.crt": cluster.etcd.authority.pem})}
+        )
+        await fake.put(f"{OWN}/muster-etcd-access", {"data": encoded(data)})
+        yield fake
+
+
+def encoded(data: dict[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}
+
+
+def path_of(job: JobName) -> str:
+    return f"/api/v1/namespaces/{job.namespace}/secrets/{job.secret}"
+
+
+def pod_of(job: JobName) -> dict[str, Any]:
+    notes = {"muster.dev/etcd-secret": job.secret, "muster.dev/job": job.job}
+    return {"labels": {"muster.dev/job": job.job}, "annotations": notes}
+
+
+async def mounted(secret: dict[str, Any], cluster: Cluster, folder: Path) -> Access:
+    """As a kubelet lays it before the sidecar."""
+    return await asyncio.to_thread(_mounted, secret, cluster, folder)
+
+
+def _mounted(secret: dict[str, Any], cluster: Cluster, folder: Path) -> Access:
+    folder.mkdir(exist_ok=True)
+    for key in KEYS:
+        write(folder / key, base64.b64decode(secret["data"][key]))
+    ca, certificate, key = (str(folder / name) for name in KEYS)
+    return cluster.etcd.access(cacert=ca, cert=certificate, key=key)
+
+
+async def usable(store: Store, job: JobName) -> None:
+    """Wait until the store knows the user of a Secret."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await store.txn([], [Put(job.keys.job, b"ours")])
+                return
+            except StoreError:
+                await asyncio.sleep(0.05)
+
+
+async def test_each_job_reads_and_writes_its_own_records_and_no_others(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    time = Time()
+    async with replica(fake, cluster, tmp_path / "one", time):
+        for job in (A, B):
+            await fake.start(job.namespace, f"pod-{job.namespace}", pod_of(job))
+        secrets = {job: await fake.until(path_of(job), lambda s: s.get("data")) for job in (A, B)}
+        assert secrets[B]["type"] == "Opaque"
+        access = {j: await mounted(s, cluster, tmp_path / j.namespace) for j, s in secrets.items()}
+        async with opened(access[A]) as of_a, opened(access[B]) as of_b:
+            await usable(of_a, A)
+            await usable(of_b, B)
+            theirs = A.keys
+            for touch in (
+                of_b.range(theirs.job),
+                of_b.range(theirs.prefix, prefix=True),
+                of_b.range("/muster/v1/", prefix=True),
+                of_b.txn([], [Put(theirs.job, b"theirs")]),
+                of_b.txn([], [Delete(theirs.prefix, prefix=True)]),
+                of_b.txn([Compare(theirs.job, "version", ">", 0)], [Range(B.keys.job)]),
+                anext(of_b.watch(theirs.prefix, 1)),
+            ):
+                with pytest.raises(StoreRefused, match="permission denied"):
+                    await asyncio.wait_for(touch, PATIENCE_S)
+            (held,) = (await of_a.range(theirs.job)).kvs
+            assert held.value == b"ours"
+        # Nor does a user of the store manage users.
+        accounts = Accounts(access[B])
+        with pytest.raises(StoreRefused, match="permission denied"):
+            await accounts.make_user(B.user("abc"), A.role)
+        await accounts.close()
+        # Without a certificate nobody gets in at all.
+        async with opened(cluster.etcd.access(cacert=access[A].cacert)) as nobody:
+            with pytest.raises(StoreError):
+                await nobody.range(theirs.job)
+
+
+async def test_a_certificate_is_replaced_and_nobody_is_refused_meanwhile(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    time = Time()
+    job = JobName("team-c", "train")
+    async with replica(fake, cluster, tmp_path / "one", time) as one:
+        await fake.start(job.namespace, "pod-c", pod_of(job))
+        first = await fake.until(path_of(job), lambda s: s.get("data"))
+        async with opened(await mounted(first, cluster, tmp_path / "first")) as former:
+            await usable(former, job)
+            notes = first["metadata"]["annotations"]
+            asked = {**first["metadata"], "annotations": {**notes, ROTATE: "now"}}
+            await fake.put(path_of(job), {**first, "metadata": asked})
+            await one.executor.bring_in_line(job)
+            second = await fake.until(path_of(job), lambda s: s["data"] != first["data"])
+            assert ROTATE not in second["metadata"]["annotations"]
+            async with opened(await mounted(second, cluster, tmp_path / "second")) as new:
+                await new.range(job.keys.job)
+                await former.range(job.keys.job)
+                time.now += POLICY.overlap
+                await one.executor.bring_in_line(job)
+                await new.range(job.keys.job)
+                with pytest.raises(StoreRefused):
+                    await former.range(job.keys.job)
+        assert len([u for u in await one.accounts.users() if job.owns(u)]) == 1
+
+
+async def test_two_replicas_make_one_access_whatever_is_cut_off(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is cut off after each call that it makes, in turn; the other goes on."""
+    time = Time()
+    calls = ("make_role", "make_user", "delete_user", "delete_role", "create", "replace", "delete")
+    async with (
+        replica(fake, cluster, tmp_path / "one", time, at_work=False) as one,
+        replica(fake, cluster, tmp_path / "other", time, at_work=False) as other,
+    ):
+        for number, name in enumerate(calls):
+            for after in (False, True):
+                job = JobName("team-d", f"train-{number}-{after}".lower())
+                await fake.start(job.namespace, job.job, pod_of(job))
+                await until(lambda job=job: job in one.jobs and job in other.jobs)
+                with monkeypatch.context() as patched:
+                    cut_off(patched, name, after=after)
+                    await attempted(one, job)
+                await asyncio.gather(
+                    one.executor.bring_in_line(job), other.executor.bring_in_line(job)
+                )
+                await agree(one, fake, job)
+                await fake.end(job.job)
+                await until(lambda job=job: job not in one.jobs and job not in other.jobs)
+                await one.executor.bring_in_line(job)
+                time.now += POLICY.keep
+                with monkeypatch.context() as patched:
+                    cut_off(patched, name, after=after)
+                    await attempted(one, job)
+                await asyncio.gather(
+                    one.executor.bring_in_line(job), other.executor.bring_in_line(job)
+                )
+                assert path_of(job) not in fake.objects
+                assert not [u for u in await one.accounts.users() if job.owns(u)]
+                assert job not in await other.executor.jobs()
+
+
+class CutOffError(ClusterError):
+    """Here the process ends."""
+
+
+def cut_off(patched: pytest.MonkeyPatch, name: str, *, after: bool) -> None:
+    holder: Any = Accounts if hasattr(Accounts, name) else ClusterApi
+    real = getattr(holder, name)
+
+    async def call(self: Any, *arguments: Any) -> None:
+        if after:
+            await real(self, *arguments)
+        raise CutOffError(name)
+
+    patched.setattr(holder, name, call)
+
+
+async def attempted(one: Replica, job: JobName) -> None:
+    try:
+        await one.executor.bring_in_line(job)
+    except CutOffError:
+        return
+
+
+async def until(holds: Any) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 (the API server's watch is what is waited for)
+            await asyncio.sleep(0.01)
+
+
+async def agree(one: Replica, fake: PodsApi, job: JobName) -> None:
+    user = fake.objects[path_of(job)]["metadata"]["annotations"]["muster.dev/store-user"]
+    assert [u for u in await one.accounts.users() if job.owns(u)] == [user]
+    assert await one.accounts.roles_of(user) == {job.role}
+    assert await one.accounts.may_use(job.role, job.keys.prefix)
+
+
+async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nobodys_certificate(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    time = Time()
+    async with replica(fake, cluster, tmp_path / "one", time, at_work=False) as one:
+        victim, other = JobName("team-e", "train"), JobName("team-f", "train")
+        for job in (victim, other):
+            await fake.start(job.namespace, f"pod-{job.namespace}", pod_of(job))
+        await until(lambda: victim in one.jobs and other in one.jobs)
+        await fake.put(path_of(other), {"data": {"mine": ""}})
+        await one.executor.bring_in_line(other)
+        assert fake.objects[path_of(other)]["data"] == {"mine": ""}
+        await one.executor.bring_in_line(victim)
+        held = fake.objects[path_of(victim)]["metadata"]
+        # Who writes Secrets of the other namespace has the victim's user in each place.
+        notes = dict.fromkeys(
+            (f"muster.dev/store-user{word}" for word in ("", "-next", "-former")),
+            held["annotations"]["muster.dev/store-user"],
+        )
+        forged = {"labels": held["labels"], "annotations": {**held["annotations"], **notes}}
+        await fake.put(path_of(other), {"metadata": forged, "data": {}})
+        await one.executor.bring_in_line(other)
+        made = fake.objects[path_of(other)]
+        assert other.owns(made["metadata"]["annotations"]["muster.dev/store-user"])
+        async with opened(await mounted(made, cluster, tmp_path / "forged")) as store:
+            await usable(store, other)
+            with pytest.raises(StoreRefused, match="permission denied"):
+                await store.range(victim.keys.job)
