@@ -55,6 +55,14 @@ class AccessExecutor:
             fresh = job.user(secrets.token_hex(6))
             action = decide(self._now(), seen, self._policy, fresh)
             if action.kind == "rest":
+                if seen.foreign and seen.in_use:
+                    log.warning(
+                        "access of %s: the Secret %s is there and is not the controller's: rename"
+                        " it, or name it by the annotation muster.dev/etcd-secret",
+                        job,
+                        job.secret,
+                        extra={"event": "access_not_given"},
+                    )
                 return action.until
             try:
                 await self._apply(job, action, held)

@@ -18,9 +18,10 @@ from rdzv.errors import ClusterError, StoreError
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 300.0
-"""Between two looks at every job: a Secret that somebody has changed, or a store that was restored,
-is noticed by then; each costs four calls of the store and one of the API server."""
+LOOK_S = 60.0
+"""Between two looks at every job: a Secret that somebody has changed or deleted, or a store that
+was restored, is noticed by then; each job costs four calls of the store and one of the API
+server."""
 AGAIN_S = 5.0
 """After the store or the API server refused, or was away."""
 AT_ONCE = 8

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 CONFLICT = 409
 AGAIN_S = 2.0
 """After the API server or the store refused, or was away: with a new installation they come up."""
-LOOK_S = 300.0
+LOOK_S = 60.0
 """Between two looks: a store that was restored from before its authentication is noticed then."""
 ROOT_LIFE = timedelta(days=365)
 ROOT_SPARE = timedelta(days=120)
