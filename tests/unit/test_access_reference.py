@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Secret a pod gets as it is admitted: its own job's, unless it brings another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.access.jobs import job_of_pod
+from controller.access.names import JobName
+from controller.admission.decision import Verdict, decide
+from controller.admission.owner import owner_of
+from injection.workloads import workloads
+from injection.yaml_tree import documents, value_of
+from tests.support.injection.corpus import CORPUS
+from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
+from tests.support.injection.owners import pods_of
+from tests.unit.test_admission import patched
+
+UNSAID = {"etcd_secret", "etcd_secret_keys", "job"}
+STORE = {"etcd_endpoints": "https://etcd:2379"}
+SAID = environ({k: v for k, v in (FLAGS | STORE).items() if k not in UNSAID})
+
+
+def admitted(pod: dict[str, Any], read: Any = None) -> tuple[Verdict, Any]:
+    verdict = decide(pod, "team", owner_of(pod), read, SAID, access=True)
+    made = patched(pod, verdict.patch)
+    made["metadata"]["namespace"] = "team"
+    return verdict, made
+
+
+@pytest.mark.parametrize("name", sorted(CORPUS))
+def test_every_pod_is_found_as_one_of_its_job_and_names_that_jobs_secret(name: str) -> None:
+    """By its label, which the chart's NetworkPolicy goes by, too."""
+    for one in workloads(documents(CORPUS[name])):
+        document = value_of(one.node)
+        if document.get("kind") == "Pod":
+            document["metadata"].setdefault("annotations", {})["muster.dev/job"] = "digits"
+        for _, pod, read in pods_of(document):
+            verdict, made = admitted(pod, read)
+            assert verdict.injected, verdict.reason
+            assert made["metadata"]["labels"]["muster.dev/job"]
+            if "muster.dev/etcd-secret" in (pod["metadata"].get("annotations") or {}):
+                continue
+            job = job_of_pod(made)
+            assert job is not None
+            assert job.namespace == "team"
+            (volume,) = [v for v in made["spec"]["volumes"] if v["name"] == "muster-etcd"]
+            assert volume["secret"]["secretName"] == job.secret
+
+
+def one_pod(**annotations: str) -> dict[str, Any]:
+    ((_, pod, _),) = pods_of(loaded(manifest(command=["torchrun", "train.py"]))[0])
+    notes = {f"muster.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    pod["metadata"]["annotations"] = notes
+    return pod
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {"etcd_secret": "mine", "etcd_secret_keys": "ca.crt,username,password"},
+        {"etcd_endpoints": "mine:2379"},
+    ],
+)
+def test_a_pod_that_brings_its_own_store_or_secret_is_given_none(
+    annotations: dict[str, str],
+) -> None:
+    _, made = admitted(one_pod(**annotations))
+    assert "muster-store" not in str(made)
+    assert job_of_pod(made) is None
+
+
+def test_no_pod_gets_access_to_another_namespaces_job() -> None:
+    verdict, made = admitted(one_pod(namespace="other-team", job="train"))
+    assert not verdict.injected
+    assert "muster.dev/namespace" in verdict.reason
+    assert job_of_pod(made) is None
+    # Said by hand, it leads to the Secret of its own namespace, and to nothing else.
+    forged = {"metadata": {"namespace": "team", "annotations": {}, "labels": {}}}
+    notes = forged["metadata"]["annotations"]
+    notes |= {"muster.dev/job": "train", "muster.dev/namespace": "other-team"}
+    notes["muster.dev/etcd-secret"] = JobName("other-team", "train").secret
+    assert job_of_pod(forged) == JobName("team", "train")
+
+
+def test_a_name_that_is_longer_than_a_label_is_refused_with_what_to_do() -> None:
+    verdict, _ = admitted(one_pod(job="j" * 64))
+    assert not verdict.injected
+    assert "shorter one by the annotation muster.dev/job" in verdict.reason
