@@ -3,16 +3,26 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.chart_release import ChartRelease, LabelledJob, command
+from tests.support.cluster.chart_release import (
+    NAMESPACE,
+    RELEASE,
+    ChartRelease,
+    LabelledJob,
+    command,
+)
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod, delete_rank_0
+from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob
-from tests.support.cluster.workload import Workload
+from tests.support.cluster.other_namespace import attempts
+from tests.support.cluster.workload import NAME, Workload
+from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
@@ -37,6 +47,8 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         assert set(job.sidecars().values()) == {True}
         drained = befall(job, job.steps.worlds()[-1], delete_pod)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
+        assert chart.lab.get(job.namespace, "secret", f"{NAME}-muster-store")["type"] == "Opaque"
+        _nobody_else_gets_in(chart.lab, job.namespace)
 
         # While no controller is there, pods start, without Muster, and the job trains on.
         chart.scale_controller(0)
@@ -57,6 +69,33 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         job.world_of(DEPLOYMENT.replicas + 1)
 
 
+def _nobody_else_gets_in(lab: Kubelab, trains_in: str) -> None:
+    """A pod of another namespace, with the Secret that it can see, reads and writes nothing."""
+    other = f"other-{secrets.token_hex(4)}"
+    lab.make_namespace(other)
+    try:
+        tried = attempts(lab, other, f"/muster/v1/{trains_in}/{NAME}/")
+    finally:
+        lab.remove_namespace(other)
+    status, said = tried.pop("own")
+    assert status == 0, said
+    for name, (status, said) in tried.items():
+        assert status != 0, name
+        assert "permission denied" in said, f"{name}: {said}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Job", "StatefulSet"])
+def test_a_labelled_job_of_each_kind_loses_no_step(
+    chart: ChartRelease, tmp_path: Path, kind: str
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, Workload(kind=kind)) as job:
+        job.goes_on(job.world_of(job.workload.replicas), STEPS_BETWEEN)
+        assert set(job.sidecars().values()) == {True}
+        drained = befall(job, job.steps.worlds()[-1], delete_pod)
+        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
+
+
 @pytest.mark.long
 def test_a_labelled_pytorch_job_says_min_and_max_by_its_elastic_policy(
     chart: ChartRelease, operator: Kubelab, tmp_path: Path
@@ -69,3 +108,32 @@ def test_a_labelled_pytorch_job_says_min_and_max_by_its_elastic_policy(
         drained = befall(job, job.steps.worlds()[-1], delete_rank_0)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
         job.kubectl("delete", "pytorchjob", "--all", "--wait=false")
+
+
+@pytest.mark.long
+def test_a_job_trains_on_while_the_chart_is_upgraded_and_when_it_is_gone(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    def upgrade(job: KubeJob, world: World) -> World:
+        words = ["helm", "upgrade", RELEASE, "charts/muster", "--namespace", NAMESPACE, "--wait"]
+        before = _authorities(chart.lab)
+        chart.helm([*words, "--reuse-values"], "controller.resources.limits.memory=300Mi")
+        assert _authorities(chart.lab) == before
+        job.goes_on(world, STEPS_BETWEEN)
+        return delete_pod(job, world)
+
+    def uninstall(job: KubeJob, world: World) -> World:
+        chart.helm(["helm", "uninstall", RELEASE, "--namespace", NAMESPACE])
+        job.goes_on(world, 2 * STEPS_BETWEEN)
+        return world
+
+    with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
+        job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
+        for act in (upgrade, uninstall):
+            done = befall(job, job.steps.worlds()[-1], act)
+            assert (done.lost, done.twice, done.went_on) == (0, 0, True)
+
+
+def _authorities(lab: Kubelab) -> tuple[str, str]:
+    held = lab.get(NAMESPACE, "secret", f"{RELEASE}-etcd-access")["data"]
+    return held["ca.crt"], held["client-ca.crt"]

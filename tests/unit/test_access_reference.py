@@ -83,6 +83,8 @@ def test_no_pod_gets_access_to_another_namespaces_job() -> None:
     notes |= {"muster.dev/job": "train", "muster.dev/namespace": "other-team"}
     notes["muster.dev/etcd-secret"] = JobName("other-team", "train").secret
     assert job_of_pod(forged) == JobName("team", "train")
+    notes |= {"muster.dev/job": "a/b", "muster.dev/etcd-secret": JobName("team", "a/b").secret}
+    assert job_of_pod(forged) is None
 
 
 def test_a_name_that_is_longer_than_a_label_is_refused_with_what_to_do() -> None:
