@@ -103,7 +103,8 @@ async def replica(
 @pytest.fixture
 async def fake(tmp_path: Path, cluster: Cluster) -> AsyncIterator[PodsApi]:
     """The Secrets of the chart as somebody else has filled them, as far as they are."""
-    async with PodsApi(tmp_path) as fake:
+    fake = PodsApi(tmp_path)
+    async with fake:
         authority, key = cluster.clients
         data = {"client-ca.crt": authority, "client-ca.key": key}
         await fake.put(

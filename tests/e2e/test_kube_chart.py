@@ -85,12 +85,14 @@ def _nobody_else_gets_in(lab: Kubelab, trains_in: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["Job", "StatefulSet"])
+@pytest.mark.parametrize(
+    "workload", [Workload(kind="Job"), Workload(kind="StatefulSet")], ids=lambda one: one.kind
+)
 def test_a_labelled_job_of_each_kind_loses_no_step(
-    chart: ChartRelease, tmp_path: Path, kind: str
+    chart: ChartRelease, tmp_path: Path, workload: Workload
 ) -> None:
-    with LabelledJob(chart.lab, tmp_path, Workload(kind=kind)) as job:
-        job.goes_on(job.world_of(job.workload.replicas), STEPS_BETWEEN)
+    with LabelledJob(chart.lab, tmp_path, workload) as job:
+        job.goes_on(job.world_of(workload.replicas), STEPS_BETWEEN)
         assert set(job.sidecars().values()) == {True}
         drained = befall(job, job.steps.worlds()[-1], delete_pod)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)

@@ -78,7 +78,7 @@ def test_no_pod_gets_access_to_another_namespaces_job() -> None:
     assert "muster.dev/namespace" in verdict.reason
     assert job_of_pod(made) is None
     # Said by hand, it leads to the Secret of its own namespace, and to nothing else.
-    forged = {"metadata": {"namespace": "team", "annotations": {}, "labels": {}}}
+    forged: dict[str, Any] = {"metadata": {"namespace": "team", "annotations": {}, "labels": {}}}
     notes = forged["metadata"]["annotations"]
     notes |= {"muster.dev/job": "train", "muster.dev/namespace": "other-team"}
     notes["muster.dev/etcd-secret"] = JobName("other-team", "train").secret

@@ -49,15 +49,16 @@ def label() -> Object:
 
 
 class ChartRelease:
-    """The chart, from its installation to its removal."""
+    """The chart, from its installation to its removal; ``values`` are more of its values."""
 
-    def __init__(self, lab: Kubelab) -> None:
+    def __init__(self, lab: Kubelab, *values: str) -> None:
         self.lab = lab
+        self._values = values
 
     def __enter__(self) -> ChartRelease:
         self.lab.command("load", str(controller_archive()), timeout_s=300)
         try:
-            self.helm(command("helm install"), *IN_THE_LAB)
+            self.helm(command("helm install"), *IN_THE_LAB, *self._values)
         except BaseException as error:
             error.add_note(self.story())
             self.__exit__()
