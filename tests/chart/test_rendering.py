@@ -188,7 +188,7 @@ def test_it_starts_where_it_could_not_trust_the_store_and_follows_no_job() -> No
 
     assert "--follow-jobs" not in flags(*EXTERNAL)
     assert {"--follow-jobs", "--etcd-cacert"} <= flags(*EXTERNAL, "jobs.etcdSecret=store")
-    assert {"--follow-jobs", "--etcd-cacert"} <= flags(*THREE)
+    assert {"--follow-jobs", "--store-access"} <= flags(*THREE)
 
 
 def test_members_of_three_know_each_other_by_the_names_that_clients_use() -> None:
