@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from controller.certificates.pair import Pair, authority_of, builder, named, pem
+from controller.certificates.pair import Pair, authority_of, builder, pem, subject
 from rdzv.errors import ConfigError
 
 MEMBER_DAYS = 730
@@ -45,7 +45,7 @@ def make_members(held: Pair | None, hosts: Sequence[str], now: datetime) -> Pair
     usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     leaf = (
         builder(now, timedelta(days=MEMBER_DAYS), key.public_key())
-        .subject_name(named("etcd"))
+        .subject_name(subject("etcd"))
         .issuer_name(authority.subject)
         .add_extension(x509.SubjectAlternativeName(alternatives), False)
         .add_extension(x509.ExtendedKeyUsage(usages), False)
@@ -87,7 +87,7 @@ class ClientAuthority:
         life = min(life, self._certificate.not_valid_after_utc - now)
         certificate = (
             builder(now, life, key.public_key())
-            .subject_name(named(user))
+            .subject_name(subject(user))
             .issuer_name(self._certificate.subject)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)

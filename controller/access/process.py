@@ -18,6 +18,7 @@ from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
+from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
 
@@ -67,8 +68,8 @@ def store_access(
     endpoints = TABLE["etcd_endpoints"].parse(environ.get(TABLE["etcd_endpoints"].variable, ""))
     if not endpoints or not endpoints[0].startswith("https://"):
         raise ConfigError(
-            "--store-access and --store-members are for a store with TLS: give --default"
-            " etcd-endpoints=https://…"
+            f"{named('--store-access')} and {named('--store-members')} are for a store with TLS: give"
+            " --default etcd-endpoints=https://…"
         )
     names = StoreSecrets(
         config.own_namespace,

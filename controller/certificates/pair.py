@@ -80,7 +80,7 @@ def make(held: Pair | None, names: Sequence[str], now: datetime) -> Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     leaf = (
         builder(now, timedelta(days=LEAF_DAYS), key.public_key())
-        .subject_name(named(names[0][:64]))
+        .subject_name(subject(names[0][:64]))
         .issuer_name(authority.subject)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False)
@@ -111,7 +111,7 @@ def authority_of(
         except _UNREADABLE:
             pass  # what cannot be read signs nothing: another takes its place
     key = ec.generate_private_key(ec.SECP256R1())
-    name = named(f"muster controller {now:%Y-%m-%d}")
+    name = subject(f"muster controller {now:%Y-%m-%d}")
     certificate = (
         builder(now, timedelta(days=AUTHORITY_DAYS), key.public_key())
         .subject_name(name)
@@ -135,7 +135,7 @@ def builder(
     )
 
 
-def named(text: str) -> x509.Name:
+def subject(text: str) -> x509.Name:
     """A name of one part, 64 characters at most."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 

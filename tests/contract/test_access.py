@@ -71,7 +71,14 @@ class Time:
 class Replica:
     """The controller's part that gives access."""
 
-    def __init__(self, executor: AccessExecutor, accounts: Accounts, jobs: JobsWithPods) -> None:
+    def __init__(
+        self,
+        keeper: StoreKeeper,
+        executor: AccessExecutor,
+        accounts: Accounts,
+        jobs: JobsWithPods,
+    ) -> None:
+        self.keeper = keeper
         self.executor = executor
         self.accounts = accounts
         self.jobs = jobs
@@ -94,7 +101,7 @@ async def replica(
         if at_work:
             running.append(tasks.create_task(granting.run()))
         await jobs.known.wait()
-        yield Replica(executor, accounts, jobs)
+        yield Replica(keeper, executor, accounts, jobs)
         for task in running:
             task.cancel()
         await accounts.close()
@@ -251,6 +258,34 @@ async def test_two_replicas_make_one_access_whatever_is_cut_off(
                 assert path_of(job) not in fake.objects
                 assert not [u for u in await one.accounts.users() if job.owns(u)]
                 assert job not in await other.executor.jobs()
+
+
+async def test_a_store_restored_from_before_a_job_knows_it_again_and_asks_who_is_there(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = JobName("team-g", "train")
+    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
+        await fake.start(job.namespace, "pod-g", pod_of(job))
+        await until(lambda: job in one.jobs)
+        await one.executor.bring_in_line(job)
+        before = fake.objects[path_of(job)]
+        (user,) = [u for u in await one.accounts.users() if job.owns(u)]
+        await one.accounts.delete_user(user)
+        await one.accounts.delete_role(job.role)
+        root = [f"--{flag}={tmp_path / 'one' / f'tls.{end}'}" for flag, end in _ROOTS]
+        await asyncio.to_thread(cluster.etcd.etcdctl, *root, "auth", "disable")
+        await one.keeper.step()
+        await one.executor.bring_in_line(job)
+        # The Secret is as it was, and so are its rights: no sidecar has to be told.
+        assert fake.objects[path_of(job)] == before
+        await agree(one, fake, job)
+        async with opened(await mounted(before, cluster, tmp_path / "mounted")) as store:
+            await usable(store, job)
+            with pytest.raises(StoreRefused, match="permission denied"):
+                await store.range(A.keys.job)
+
+
+_ROOTS = (("cert", "crt"), ("key", "key"))
 
 
 class CutOffError(ClusterError):
