@@ -68,8 +68,8 @@ def store_access(
     endpoints = TABLE["etcd_endpoints"].parse(environ.get(TABLE["etcd_endpoints"].variable, ""))
     if not endpoints or not endpoints[0].startswith("https://"):
         raise ConfigError(
-            f"{named('--store-access')} and {named('--store-members')} are for a store with TLS: give"
-            " --default etcd-endpoints=https://…"
+            f"{named('--store-access')} and {named('--store-members')} are for a store with TLS:"
+            " give --default etcd-endpoints=https://…"
         )
     names = StoreSecrets(
         config.own_namespace,
