@@ -204,6 +204,15 @@ class ControllerConfig(AccessConfig):
             "Age at which a job's certificate is replaced.",
         )
     )
+    page_port: int = field(
+        Setting(
+            "--page-port",
+            texts.port,
+            "9444",
+            "PORT",
+            "Port of the page of all jobs, on the loopback address alone; 0: none.",
+        )
+    )
     log_format: Literal["json", "plain"] = field(
         Setting(
             "--log-format",

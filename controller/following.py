@@ -21,6 +21,7 @@ from controller.notices.node import node_seen
 from controller.owners.keeping import Keeping
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
+from controller.page.serving import serving_page
 from controller.telling.teller import Teller
 from rdzv.store.access import Access
 from rdzv.store.open import open_store
@@ -33,6 +34,8 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
     try:
         async with AsyncExitStack() as stack:
             jobs = await stack.enter_async_context(Jobs(store, clock, random).following())
+            if config.page_port:
+                await stack.enter_async_context(serving_page(jobs, config.page_port))
             pods = await stack.enter_async_context(
                 Collection(api, paths.PODS_OF_JOBS, pod_seen).following()
             )

@@ -16,7 +16,7 @@ from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store, WatchEvent
 
 _LOOKED_AT = re.compile(
-    r"(?:job|last_commit|g/[0-9]+/commit)$"
+    r"(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
     r"|(?:incarnations|history|g/[0-9]+/(?:members|drains|quarantines))/"
 )
 """What a job's state is made of, by what follows its prefix. Most of a store is what launchers
@@ -44,6 +44,7 @@ class _Job:
                 self._membership.snapshot(),
                 self._membership.listing(),
                 tuple(self.mirror.under(keys.history)),
+                tuple(kv for key, kv in self.mirror.kvs.items() if key.endswith("/round")),
             )
         return self._state
 

@@ -15,13 +15,17 @@ from rdzv.store import KeyValue
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job as the store showed it; immutable. ``revision`` is the store's."""
+    """A job as the store showed it; immutable.
+
+    ``revision`` is the store's; ``history`` and ``rounds`` are as they are stored.
+    """
 
     keys: JobKeys
     revision: int
     snapshot: Snapshot
     listing: Listing
     history: tuple[KeyValue, ...] = field(default=(), repr=False)
+    rounds: tuple[KeyValue, ...] = field(default=(), repr=False)
 
     def entries_after(self, revision: int) -> list[HistoryEntry]:
         """What was written into the history after ``revision``, the oldest first.

@@ -38,7 +38,7 @@ MATRIX = {
     "to try": ("etcd.persistence.enabled=false", "networkPolicies.enabled=false"),
     "much of it": (
         *("priorityClasses.enabled=true", "rbac.owners=false", "nameOverride=elastic"),
-        *("rbac.annotations=true", "jobs.desired=false"),
+        *("rbac.annotations=true", "jobs.desired=false", "jobs.page=false"),
         *("notices.taints={maintenance=soon:NoSchedule,spot}", "notices.cordon=false"),
         *("imagePullSecrets={registry}", "injection.defaults.min=1", "controller.replicas=1"),
         "controller.apiServer.host=10.0.0.1",

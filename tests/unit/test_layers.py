@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "launcher_shim": {"launcher_shim", "rdzv"},
     "agent": {"agent", "launcher_shim", "rdzv"},
     "injection": {"injection", "agent", "launcher_shim", "rdzv"},
-    "controller": {"controller", "injection", "agent", "rdzv"},
+    "controller": {"controller", "injection", "agent", "launcher_shim", "rdzv"},
     "console": {"console", "controller", "injection", "agent", "launcher_shim", "muster", "rdzv"},
 }
 """For each part, the longest match of a file's path: the packages of ours that it may import."""
