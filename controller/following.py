@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
 from contextlib import AsyncExitStack
@@ -23,8 +24,26 @@ from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
 from controller.page.serving import serving_page
 from controller.telling.teller import Teller
+from rdzv.errors import MusterError
 from rdzv.store.access import Access
 from rdzv.store.open import open_store
+
+log = logging.getLogger(__name__)
+
+AGAIN_S = 30.0
+"""After a defect: pods go on being answered for meanwhile."""
+
+
+async def keep_following(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
+    """Follow all jobs until cancelled. What is wrong here must not take the webhook along."""
+    while True:
+        try:
+            await follow(config, api, access)
+        except MusterError as error:
+            log.error("no job is followed: %s", error, extra={"event": "not_following"})
+        except Exception as error:
+            log.critical("a defect of muster: %s", error, exc_info=error, extra={"event": "defect"})
+        await asyncio.sleep(AGAIN_S)
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:

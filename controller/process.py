@@ -21,7 +21,7 @@ from controller.certificates.keeper import CertificateKeeper
 from controller.cluster.api import ClusterApi
 from controller.cluster.in_cluster import ClusterAccess
 from controller.config import ControllerConfig
-from controller.following import follow
+from controller.following import keep_following
 from controller.serving import application, serving
 
 log = logging.getLogger(__name__)
@@ -80,4 +80,5 @@ async def _serve(
 
 async def _follow(config: ControllerConfig, api: ClusterApi, store: StoreAccess | None) -> None:
     """Follow all jobs, once the store lets the controller in."""
-    await follow(config, api, config.access if store is None else await store.keeper.entered())
+    access = config.access if store is None else await store.keeper.entered()
+    await keep_following(config, api, access)
