@@ -19,6 +19,8 @@ from tests.support.training.step_log import World
 pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 
 DEPLOYMENT = Workload(kind="Deployment")
+AT_MIN = Workload(kind="Deployment", replicas=2)
+"""Who drains is held until another comes: there is time to take a sign back."""
 TOLD_S = 120.0
 SPOT = "aws-node-termination-handler/spot-itn"
 
@@ -41,7 +43,7 @@ def told(job: KubeJob, reason: str) -> dict[str, str]:
 def cordon_and_drain(job: KubeJob, world: World) -> World:
     """A node is cordoned, and its pods are evicted once the save is over."""
     placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
-    node = placed[world.workers[-1].node]
+    node = placed[world.workers[max(world.workers)].node]
     leaving = {f"Pod/{name}" for name, where in placed.items() if where == node}
     job.tell(f"{node} is cordoned: {sorted(leaving)}")
     job.lab.kubectl("cordon", node)
@@ -86,13 +88,21 @@ def taint_and_take_back(job: KubeJob, world: World) -> World:
     return job.world_of(len(world.nodes))
 
 
-def test_a_node_that_is_drained_is_saved_for_first_and_a_taint_that_goes_takes_nobody(
+def test_a_taint_that_goes_before_the_pods_have_gone_takes_nobody(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, AT_MIN) as job:
+        job.goes_on(job.world_of(AT_MIN.replicas), STEPS_BETWEEN)
+        spared = befall(job, job.steps.worlds()[-1], taint_and_take_back)
+        assert (spared.lost, spared.twice, spared.went_on) == (0, 0, True)
+        assert len(job.steps.worlds()[-1].nodes) == AT_MIN.replicas
+
+
+def test_a_node_that_is_drained_is_saved_for_before_the_evictions(
     chart: ChartRelease, tmp_path: Path
 ) -> None:
     with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
         job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
-        spared = befall(job, job.steps.worlds()[-1], taint_and_take_back)
-        assert (spared.lost, spared.twice, spared.went_on) == (0, 0, True)
         drained = befall(job, job.steps.worlds()[-1], cordon_and_drain)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
 
