@@ -7,6 +7,7 @@ The others are run by ``test_local_job.py`` (``torch_steps.py``), ``test_horovod
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.horovod.cluster import horovod_folder
 from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
 
@@ -35,6 +37,7 @@ def starts(job: LocalJob) -> list[str]:
         ("lightning_sine.py", f"after {STEPS} steps"),
         ("transformers_gpt2.py", f"after {STEPS} steps"),
         pytest.param("torch_dcp.py", "rank 0 of 1 done at step 1000", marks=pytest.mark.long),
+        pytest.param("torch_shards.py", "records since step", marks=pytest.mark.long),
     ],
 )
 def test_two_nodes_save_the_same_step_and_the_next_world_starts_from_it(
@@ -61,6 +64,27 @@ def test_two_nodes_save_the_same_step_and_the_next_world_starts_from_it(
         "rank 1 of 2 starts at step 0",
     ]
     assert ends in job.said
+
+
+@pytest.mark.long
+def test_horovods_cursor_goes_on_where_the_committed_state_was(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EPOCHS", "2")
+    folder = horovod_folder()
+    job = start(
+        *("--nodes", "2", "--event", "drain:rank0@world2+2s"),
+        *("--", f"{folder}/horovodrun", "--gloo-timeout-seconds", "120"),
+        *(f"{folder}/python", PACED, str(ROOT / "examples" / "horovod_data.py")),
+    )
+    job.hurry_after([2, 1])
+    assert job.status() == 0, job.said
+    logs = "".join(path.read_text() for path in job.logs.rglob("*.log"))
+    begins = re.findall(r"rank (\d) of (\d) goes on at (\{.*?\})", logs)
+    (later,) = [ast.literal_eval(cursor) for _, size, cursor in begins if size == "1"]
+    assert all(ast.literal_eval(c)["samples"] == 0 for _, size, c in begins if size == "2")
+    assert later["samples"] > 0
+    assert "after 2 epochs" in logs
 
 
 def test_the_test_for_a_users_own_ci_passes(tmp_path: Path) -> None:
