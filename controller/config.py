@@ -10,7 +10,7 @@ from typing import Any, Literal
 from agent.config import parsers as texts
 from agent.config.sidecar import AccessConfig
 from agent.config.table import Setting, field
-from controller.notices.policy import DEFAULT_TAINTS, NoticePolicy, TaintRule
+from controller.taints import DEFAULT_TAINTS, TaintRule
 from injection.settings import TABLE, told
 from rdzv.errors import ConfigError
 
@@ -222,11 +222,6 @@ class ControllerConfig(AccessConfig):
             "How log lines look.",
         )
     )
-
-    @property
-    def notice_policy(self) -> NoticePolicy:
-        """Which signs count as a notice."""
-        return NoticePolicy(self.notice_taints, self.notice_cordon == "on", self.notice_deadline_s)
 
     @staticmethod
     def faults(values: Mapping[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
 from controller.notices.asking import Asking
 from controller.notices.node import node_seen
+from controller.notices.policy import NoticePolicy
 from controller.owners.keeping import Keeping
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
@@ -82,7 +83,12 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                         )
                         tasks.create_task(keeping.run())
                     if config.notices == "on":
-                        asking = Asking(jobs, nodes, pods, config.notice_policy, me, clock)
+                        policy = NoticePolicy(
+                            config.notice_taints,
+                            config.notice_cordon == "on",
+                            config.notice_deadline_s,
+                        )
+                        asking = Asking(jobs, nodes, pods, policy, me, clock)
                         tasks.create_task(asking.run())
 
             await leadership.run(lead)

@@ -6,18 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controller.cluster.api import Object
+from controller.taints import Taint
 
 SHUTTING_DOWN = "node is shutting down"
 """What the kubelet says of itself, in the condition Ready, while it ends its pods in good order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Taint:
-    """One taint of a node."""
-
-    key: str
-    value: str
-    effect: str
 
 
 @dataclass(frozen=True, slots=True)

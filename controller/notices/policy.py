@@ -5,57 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.notices.node import Taint
-
-DEFAULT_TAINTS = (
-    # Kubernetes: the machine is off, or given up by hand.
-    "node.kubernetes.io/out-of-service",
-    "node.cloudprovider.kubernetes.io/shutdown",
-    # Autoscalers, before they evict.
-    "ToBeDeletedByClusterAutoscaler",
-    "karpenter.sh/disrupted",
-    "karpenter.sh/disruption",
-    # What the clouds' own handlers put on a node that is to be taken back, or maintained.
-    "aws-node-termination-handler/spot-itn",
-    "aws-node-termination-handler/rebalance-recommendation",
-    "aws-node-termination-handler/asg-lifecycle-termination",
-    "aws-node-termination-handler/scheduled-maintenance",
-    "cloud.google.com/impending-node-termination",
-    "remediator.kubernetes.azure.com/unschedulable",
-    # NVSentinel, where it is set up to taint; by default it cordons.
-    "AggregatedNodeHealth",
-    "nvidia.com/gpu-error",
-    "nvidia.com/gpu-xid-error",
-    "nvidia.com/gpu-nvlink-error",
-    "nvidia.com/syslog-xid-error",
-)
-"""None that a node has for as long as it lives, such as those that mark spot capacity."""
-
-SOFT = "PreferNoSchedule"
-
-
-@dataclass(frozen=True, slots=True)
-class TaintRule:
-    """Taints that count: of this key, and of this value and effect where they are given."""
-
-    key: str
-    value: str | None = None
-    effect: str = ""
-
-    @classmethod
-    def of(cls, text: str) -> TaintRule:
-        """Read KEY[=VALUE][:EFFECT], as kubectl spells a taint."""
-        named, _, effect = text.partition(":")
-        key, equals, value = named.partition("=")
-        if not key:
-            raise ValueError("expected KEY[=VALUE][:EFFECT]")
-        return cls(key, value if equals else None, effect)
-
-    def fits(self, taint: Taint) -> bool:
-        """Whether ``taint`` counts. A soft one asks nobody to go: only where it is named."""
-        if taint.key != self.key or self.value not in (None, taint.value):
-            return False
-        return taint.effect == self.effect if self.effect else taint.effect != SOFT
+from controller.taints import DEFAULT_TAINTS, TaintRule
 
 
 @dataclass(frozen=True, slots=True)

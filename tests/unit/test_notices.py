@@ -11,9 +11,10 @@ import pytest
 
 from controller.notices import decision as notices
 from controller.notices.decision import Asked, decide, signs_of
-from controller.notices.node import NodeSeen, Taint, node_seen
-from controller.notices.policy import DEFAULT_TAINTS, NoticePolicy, TaintRule
+from controller.notices.node import NodeSeen, node_seen
+from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen, pod_seen
+from controller.taints import DEFAULT_TAINTS, Taint, TaintRule
 from rdzv.drain.transactions import take_over
 from rdzv.records.drain import CONTROLLER, Drain
 from rdzv.store import KeyValue

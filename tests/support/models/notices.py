@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from controller.jobs.state import JobState
 from controller.notices import decision as notices
 from controller.notices.decision import Asked, NoticeDecision, after_ask, after_lift, decide
-from controller.notices.node import NodeSeen, Taint
+from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import PodSeen
+from controller.taints import Taint
 from rdzv.drain.decision import granted
 from rdzv.drain.transactions import cancel
 from rdzv.keys import JobKeys
