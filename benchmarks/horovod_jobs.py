@@ -2,14 +2,14 @@
 """The two jobs of the Horovod benchmark: one is Muster's, the other follows a bare file.
 
 horovodrun's command line and the training script are the same. They differ in how a host comes
-and goes, and in what starts a worker on it: Muster's agent, or a bare shell.
+and goes, and in what starts a worker on it: Muster's tunnel, or OpenSSH.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import shlex
 import signal
 import time
 import uuid
@@ -36,7 +36,6 @@ from console.local.processes.marked import end_all, marked
 from console.local.processes.ports import free_ports
 from console.local.processes.readiness import until_ready
 from launcher_shim.horovod.hosts import token_of
-from launcher_shim.rundir import layout
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
@@ -54,10 +53,10 @@ END_TIMEOUT_S = 20.0
 _CAT = """#!/bin/sh
 exec cat "${0%/*}/hosts"
 """
-_SHELL = """#!/bin/sh
+_SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 shift
-exec /bin/sh -c "$*"
+exec %s "$*"
 """
 
 
@@ -220,12 +219,21 @@ class HorovodJob:
         return Pod(name, f"{self.settings.run}-{name}", role, run_dir, *ports)
 
 
-class BareJob(HorovodJob):
-    """Follows a file that is renamed into place and printed by ``cat``."""
+class SshJob(HorovodJob):
+    """Follows a file that is renamed into place and printed by ``cat``.
+
+    All hosts are one sshd; ``ssh`` are the words of its client.
+    """
+
+    def __init__(
+        self, directory: Path, folder: str, endpoint: str, nodes: int, ssh: Sequence[str]
+    ) -> None:
+        super().__init__(directory, folder, endpoint, nodes)
+        self._ssh = ssh
 
     async def launch(self) -> Process:
         pod = self.launcher.pod
-        for name, text in (("discover_hosts.sh", _CAT), ("bin/ssh", _SHELL)):
+        for name, text in (("discover_hosts.sh", _CAT), ("bin/ssh", _SSH % shlex.join(self._ssh))):
             script = pod.run_dir / name
             script.parent.mkdir(exist_ok=True)
             script.write_text(text)
@@ -238,6 +246,7 @@ class BareJob(HorovodJob):
             max_nodes=self.settings.max_nodes,
         )
         environment = horovodrun_environment(self.settings, LAUNCHER, pod.run_dir)
+        environment["PATH"] = f"{pod.run_dir / 'bin'}{os.pathsep}{os.environ['PATH']}"
         return await self.training_child(self.launcher, command, environment)
 
     async def list(self, host: Host) -> float:
@@ -259,7 +268,7 @@ class MusterJob(HorovodJob):
     """Follows real sidecars, one for horovodrun and one for each host.
 
     A host is made known by its registration, which this process sees in the store as soon as the
-    launcher's sidecar may. It leaves by a notice to its sidecar, as from a preStop hook.
+    launcher's sidecar may. It leaves by SIGTERM to its container, whose end is waited for.
     """
 
     def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
@@ -290,18 +299,15 @@ class MusterJob(HorovodJob):
         return await registered
 
     async def delist(self, host: Host) -> float:
-        began_s = time.monotonic()
-        reader, writer = await asyncio.open_unix_connection(host.pod.run_dir / layout.NOTICE_SOCKET)
-        try:
-            notice = {"notice": "prestop", "reason": "the host leaves", "seconds_left": None}
-            writer.write(json.dumps(notice).encode() + b"\n")
-            await reader.readline()
-        finally:
-            writer.close()
-        return began_s
+        self._agents[host].send_signal(signal.SIGTERM)
+        return time.monotonic()
 
     async def bury(self, host: Host) -> None:
-        await child.end(self._agents.pop(host), END_TIMEOUT_S)
+        agent = self._agents.pop(host)
+        async with asyncio.timeout(CHANGE_TIMEOUT_S):
+            status = await agent.wait()
+        if status:
+            raise RuntimeError(f"the container of {host.token} ended with {status}")
         await child.end(self._sidecars.pop(host), END_TIMEOUT_S)
 
     async def end(self) -> None:

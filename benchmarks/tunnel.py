@@ -8,19 +8,18 @@ sides know already. Runs of both take turns.
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
-import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from benchmarks.etcd_server import etcd_server, free_port
+from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians
 from benchmarks.node_processes import Sidecar
+from benchmarks.openssh import sshd, until
 from benchmarks.resident_memory import rss_mib
 from console.local.processes import child
 from launcher_shim.rundir import layout
@@ -28,15 +27,15 @@ from launcher_shim.rundir import layout
 STARTS = 30
 OUTPUTS = 9
 OUTPUT_BYTES = 100_000_000
-LISTEN_TIMEOUT_S = 30.0
-LOOK_S = 0.05
+END_TIMEOUT_S = 30.0
 
 
 async def measure(starts: int = STARTS, outputs: int = OUTPUTS) -> list[Figure]:
     """Time starts, then outputs, in turns; weigh the sidecars with one command in them."""
     async with AsyncExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
-        ssh = await stack.enter_async_context(_sshd(root / "ssh"))
+        client = await stack.enter_async_context(sshd(root / "ssh"))
+        ssh = Way(client, dict(os.environ), "")
         tunnel = await stack.enter_async_context(_tunnel(root))
         began: list[float] = []
         began_ssh: list[float] = []
@@ -134,58 +133,9 @@ async def _tunnel(root: Path) -> AsyncIterator[Tunnel]:
         environ = {**os.environ, "MUSTER_RUN_DIR": str(run_dir)}
         command = (*sidecars[1].wrapper, str(run_dir / layout.PROGRAMS / layout.MUSTER_EXEC))
         agent = await child.start(command, environ, root / "agent.log")
-        stack.push_async_callback(child.end, agent, LISTEN_TIMEOUT_S)
-        await _until((run_dir / layout.EXEC_SOCKET).exists)
+        stack.push_async_callback(child.end, agent, END_TIMEOUT_S)
+        await until((run_dir / layout.EXEC_SOCKET).exists)
         host = sidecars[1].torch_environment()["MUSTER_HOST"]
         kubexec = root / "launcher" / layout.KUBEXEC
         prefix = f"HOROVOD_HOSTNAME={host} HOROVOD_LOCAL_RANK=0"
         yield Tunnel((str(kubexec), host), prefix, tuple(sidecars))
-
-
-@asynccontextmanager
-async def _sshd(directory: Path) -> AsyncIterator[Way]:
-    """An sshd of this user on loopback, which knows his key, and ssh, which knows its."""
-    program = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
-    if program is None:
-        raise RuntimeError("there is no sshd: install the package openssh-server")
-    _make_folders(directory)
-    for name in ("host", "user"):
-        key = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(directory / name))
-        await asyncio.to_thread(subprocess.run, key, check=True)
-    port = free_port()
-    (directory / "authorized").write_bytes((directory / "user.pub").read_bytes())
-    host_key = (directory / "host.pub").read_text().rsplit(" ", 1)[0]
-    (directory / "known").write_text(f"[127.0.0.1]:{port} {host_key}\n")
-    options = {
-        "HostKey": directory / "host",
-        "AuthorizedKeysFile": directory / "authorized",
-        "PidFile": "none",
-        "UsePAM": "no",
-        "StrictModes": "no",
-        "PermitRootLogin": "yes",
-    }
-    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    listen = ("-D", "-e", "-f", "/dev/null", "-p", str(port), "-o", "ListenAddress=127.0.0.1")
-    daemon = await child.start((program, *listen, *words), dict(os.environ), directory / "log")
-    try:
-        await _until(lambda: "listening" in (directory / "log").read_text())
-        client = (
-            *("ssh", "-F", "/dev/null", "-i", str(directory / "user"), "-p", str(port)),
-            *("-o", f"UserKnownHostsFile={directory / 'known'}", "-o", "BatchMode=yes"),
-            f"{getpass.getuser()}@127.0.0.1",
-        )
-        yield Way(client, dict(os.environ), "")
-    finally:
-        await child.end(daemon, LISTEN_TIMEOUT_S)
-
-
-def _make_folders(directory: Path) -> None:
-    directory.mkdir(mode=0o700)
-    if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # it insists on it, as root
-
-
-async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LISTEN_TIMEOUT_S):
-        while not holds():  # noqa: ASYNC110 - a process has no event to give
-            await asyncio.sleep(LOOK_S)

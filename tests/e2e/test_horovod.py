@@ -64,9 +64,11 @@ def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: S
 
 
 @long
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("slots", [1, 2])
-def test_twenty_changes_of_one_job(start_job: StartJob, slots: int) -> None:
-    with start_job(nodes=2, least=2, most=3, slots=slots) as job:
+def test_thirty_changes_of_one_job(start: Start, slots: int) -> None:
+    with start(nodes=2, least=2, most=3, slots=slots, grace_s=180.0) as drains:
+        job = drains.job
         roster = Roster(job, "node-0", "node-1")
         roster.add("node-2")
 
@@ -123,7 +125,33 @@ def test_twenty_changes_of_one_job(start_job: StartJob, slots: int) -> None:
         roster.settle(3)
         job.end_leaving(leaver)
         assert roster.changes >= 20
-        job.assert_nothing_lost_or_doubled()
+
+        # No rank notices that the sidecars on its way are killed.
+        names = (LAUNCHER, *sorted(roster.names))
+        before = {name: job.workers(job.nodes[name]) for name in roster.names}
+        for name in names:
+            job.stop_sidecar(job.nodes[name], signal.SIGKILL)
+            job.start_sidecar(job.nodes[name])
+        job.until_ready(*(job.nodes[name] for name in names))
+        roster.settle(0)
+        assert {name: job.workers(job.nodes[name]) for name in roster.names} == before
+
+        # Pods that are deleted: that of rank 0, twice, and then two at once, below min.
+        for _ in range(2):
+            first = roster.rank_0()
+            drains.replace(first)
+            roster.settle(2)
+        leavers = sorted((roster.rank_0(), roster.other()))
+        going = drains.delete(*leavers)
+        job.add("node-8", "node-9")
+        drains.gone(*going)
+        roster.names = roster.names - {*leavers} | {"node-8", "node-9"}
+        roster.settle(4)
+        lost = roster.rank_0()
+        roster.kill(lost)
+        roster.add(lost)
+        assert roster.changes >= 30
+        drains.all_committed(4)
 
 
 def begin_at_the_gate(job: HorovodCluster, name: str) -> None:
