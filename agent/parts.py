@@ -187,11 +187,13 @@ def launcher_parts(
     )
     desk = ShardDesk(client, registrar, endpoint, random=around.random)
     shards = ShardSocket(sockets.shards_path, desk.answer)
-    tunnel = tunnel_of(around, member, sockets)
+    tunnel = tunnel_of(around, member, sockets, settings.lease_ttl_s)
     return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards, desk)
 
 
-def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tunnel:
+def tunnel_of(
+    around: Surroundings, member: MemberParts, sockets: Sockets, lease_ttl_s: float
+) -> Tunnel:
     """Make this pod's end of the tunnel, if it has one."""
     client, registrar = member.client, member.registrar
     identity = registrar.identity
@@ -200,7 +202,12 @@ def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tu
         end = None
     elif identity.role == "launcher":
         end = LauncherEnd(
-            sockets.tunnel_path, sockets.tunnel, client, lambda: registrar.generation, around.clock
+            sockets.tunnel_path,
+            sockets.tunnel,
+            client,
+            lambda: registrar.generation,
+            around.clock,
+            lease_ttl_s,
         )
     else:
         end = WorkerEnd(
@@ -211,5 +218,6 @@ def tunnel_of(around: Surroundings, member: MemberParts, sockets: Sockets) -> Tu
             client,
             lambda: registrar.generation,
             around.clock,
+            lease_ttl_s,
         )
     return Tunnel(client, registrar, end)

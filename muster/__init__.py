@@ -7,6 +7,7 @@ for other libraries are modules of their own: ``muster.transformers`` and ``must
 
 from muster.batch_plan import BatchPlan, batch_plan
 from muster.draining import Drain, drain, last_commit
+from muster.launcher_leave import report_save, save_asked
 from muster.learning_rate import scale_lr
 from muster.progress import report_step
 from muster.resuming import CheckpointMissing, check_start
@@ -24,7 +25,9 @@ __all__ = [
     "check_start",
     "drain",
     "last_commit",
+    "report_save",
     "report_step",
+    "save_asked",
     "scale_lr",
     "shards",
 ]

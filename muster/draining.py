@@ -345,7 +345,8 @@ def _sigterm_ends() -> Iterator[None]:
 _gate: Optional[GateFile] = None
 
 
-def _own_gate() -> Optional[GateFile]:
+def own_gate() -> Optional[GateFile]:
+    """This process's view of its pod's gate; None where no sidecar runs."""
     global _gate
     if _gate is None:
         run_dir = os.environ.get("MUSTER_RUN_DIR")
@@ -359,7 +360,7 @@ def drain() -> Drain:
 
     On entering, a rank of torchrun waits until its sidecar knows of its round, at most 5 s.
     """
-    return Drain(own_file(), _own_gate())
+    return Drain(own_file(), own_gate())
 
 
 def last_commit() -> Optional[CommittedStep]:
@@ -377,7 +378,7 @@ def last_commit() -> Optional[CommittedStep]:
 
 def first_reading() -> Optional[Reading]:
     """The gate as a new rank reads it: that of its own round, waited for as ``drain()`` does."""
-    file, gate = own_file(), _own_gate()
+    file, gate = own_file(), own_gate()
     if file is None or gate is None:
         return None
     gate.wait_for_own(file.rank)

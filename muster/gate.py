@@ -37,7 +37,8 @@ class Reading(NamedTuple):
     """All of one gate. ``deadline_boot_s`` is on CLOCK_BOOTTIME, which all containers share.
 
     ``of_former_life``: ``last_commit`` was made by a job of this name that was deleted since.
-    ``ended``: this pod was let go, and the others have ended well since.
+    ``ended``: this pod was let go, and the others have ended well since. ``ask`` names the drain of
+    a Horovod launcher for which a rank is to save; 0 without one.
     """
 
     gate: RankGate
@@ -47,6 +48,7 @@ class Reading(NamedTuple):
     last_commit: Optional[CommittedStep]
     of_former_life: bool = False
     ended: bool = False
+    ask: int = 0
 
 
 class GateFile:
@@ -133,6 +135,7 @@ def parse(content: bytes) -> Reading:
             last_commit=None if last is None else _committed(last),
             of_former_life=fields.get("of_former_life") is True,
             ended=fields.get("ended") is True,
+            ask=int(fields.get("ask", 0)),
         )
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("a field is missing or of another type: %s" % error) from error

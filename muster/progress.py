@@ -29,7 +29,7 @@ DIRECTORY_NAME = "progress"
 BLOCK_BYTES = 512
 """The length of the line is a multiple of this: mostly two, more with a very long host name."""
 
-VARYING_BYTES = 412
+VARYING_BYTES = 480
 """Most that the fields after ``master`` can take."""
 
 REASON_CHARACTERS = 80
@@ -63,7 +63,8 @@ class ProgressFile:
     It speaks for the process that made it: in one that was forked from that it writes nothing.
     ``of_drain``: ``muster.drain()`` tells the steps now. ``left``: gives where the rank stood when
     it left the last such block. ``saved``: what it has saved, told with all else. ``mute``:
-    ``report_step`` has given up.
+    ``report_step`` has given up. ``saver``: this rank saves when that is asked for a launcher that
+    goes; ``answered``: (ask, step) of its newest save of that kind.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str]) -> None:
@@ -96,6 +97,8 @@ class ProgressFile:
         self.left: Optional[Callable[[], Rank]] = None
         self.saved = SavedSteps()
         self.mute = False
+        self.saver = False
+        self.answered: Optional[Tuple[int, int]] = None
 
     @property
     def of_this_process(self) -> bool:
@@ -124,7 +127,7 @@ class ProgressFile:
             self._first = step
         record = (
             '%s"first":%d,"step":%d,"time":%.3f,"drain":%s,"held":%s,"epoch":%d'
-            ',"acked":%s,"failed":%s%s%s%s}'
+            ',"acked":%s,"failed":%s%s%s%s%s%s}'
             % (
                 self._identity,
                 self._first,
@@ -138,6 +141,8 @@ class ProgressFile:
                 ',"away":true' if away else "",
                 _saved(self.saved.named),
                 ',"cursors":true' if self.saved.with_cursors else "",
+                ',"saver":true' if self.saver else "",
+                ',"answered":[%d,%d]' % self.answered if self.answered else "",
             )
         )
         summed = record.ljust(self._blanks_to - 1).encode("ascii") + b"\n"

@@ -20,6 +20,7 @@ from launcher_shim.rundir import layout
 from rdzv.diary import Diary
 from rdzv.drain.gate import Gate, Here, Move, local
 from rdzv.drain.inputs import DrainingSnapshot, DrainPolicy
+from rdzv.drain.launcher_save import ask_of, asked
 from rdzv.errors import RecordError
 from rdzv.job import JobClient
 from rdzv.members.registration import Identity
@@ -96,6 +97,7 @@ class GateWriter:
                 last_commit=snapshot.membership.commit_to_start_from,
                 of_former_life=snapshot.membership.commit_is_of_former_life,
                 hold_s=self._policy.hold_s,
+                ask=ask_of(asked(snapshot.membership)),
             )
             if not await self._do(move, snapshot):
                 await self._sight.changed_from(snapshot, self._pause_s(snapshot))

@@ -11,6 +11,7 @@ from typing import Literal
 
 from agent.drain.coordinator import Coordinator
 from agent.drain.gate_writer import GateWriter
+from agent.drain.launcher_saves import LauncherSaves
 from agent.drain.notice_socket import NoticeSocket
 from agent.drain.own import OwnDrain
 from agent.drain.saves import SaveReporter
@@ -70,6 +71,7 @@ class Drains:
         self.saves = SaveReporter(
             *(run_dir, client, registrar, sight, writing()), clock=clock, random=random
         )
+        self.launcher_saves = LauncherSaves(run_dir, client, registrar, writing())
         self.notices = NoticeSocket(notice_path, self.own.notify, self.own.phase_after)
         self._client = client
 
@@ -108,6 +110,7 @@ class Drains:
             tasks.create_task(self.coordinator.run(), name="coordinator")
             tasks.create_task(self.gate_writer.run(), name="gate-writer")
             tasks.create_task(self.saves.run(), name="saves")
+            tasks.create_task(self.launcher_saves.run(), name="launcher-saves")
 
     def _restore(self) -> None:
         self.own.restore()

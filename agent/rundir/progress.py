@@ -33,7 +33,8 @@ class ProgressLine:
     did, and may come back to do so. ``acked`` is the epoch and step of its newest acknowledgement,
     ``failed`` the epoch and reason of a failed save. ``saved`` are steps that it has saved, for
     whatever cause: the newest, and some before. ``cursors``: it gives data cursors with them, which
-    lie beside the line.
+    lie beside the line. ``saver``: it saves when that is asked for a Horovod launcher; ``answered``
+    are the ask and the step of its newest save of that kind.
     """
 
     pid: int
@@ -54,6 +55,8 @@ class ProgressLine:
     away: bool = False
     saved: tuple[int, ...] = ()
     cursors: bool = False
+    saver: bool = False
+    answered: tuple[int, int] | None = None
 
 
 def read_ranks(directory: Path) -> tuple[RankProgress, ...]:
@@ -95,6 +98,8 @@ def _rank(directory: Path, line: ProgressLine) -> RankProgress:
         saved=saved,
         rank=line.rank,
         cursors=tuple(cursors[step] for step in saved) if line.cursors else (),
+        saver=line.saver,
+        answered=line.answered,
     )
 
 
@@ -137,6 +142,8 @@ def _parse(content: bytes) -> ProgressLine | None:
             away=fields.get("away") is True,
             saved=tuple(int(step) for step in fields.get("saved", ())),
             cursors=fields.get("cursors") is True,
+            saver=fields.get("saver") is True,
+            answered=_pair({"answered": None, **fields}, "answered", int),
         )
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None

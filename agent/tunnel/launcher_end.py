@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from agent.tunnel.peers import NoPeer, called, is_present
 from agent.tunnel.relay import READ_SIZE, Ends, relay
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
 from launcher_shim.horovod.exec.frames import ABANDON, GONE, encode
+from launcher_shim.horovod.exec.lease import patience_s
 from rdzv.job import JobClient
 from rdzv.records.job import Member
 
@@ -30,20 +32,18 @@ log = logging.getLogger(__name__)
 
 LAST_WORD_S = 0.5
 """For a host to end its side once the launcher's has: it may still get a last acknowledgement."""
-ABANDON_TIMEOUT_S = 30.0
-"""Twice as long as an agent lets a command live of which it hears nothing."""
-
 RETRY_S = 0.2
 RETRY_MAX_S = 2.0
 """Between two calls of a sidecar that does not answer, while its member is there."""
-UNREACHED_S = 60.0
-"""How long such a sidecar is called: by then its agent has ended the command (lease 10 s)."""
+UNREACHED_S = 50.0
+"""How long such a sidecar is called beyond the lease: by then its side of the path has been noticed
+to be gone, and its agent has ended the command."""
 
 
 class LauncherEnd:
     """Listens at ``path``. ``generation`` is what this sidecar is registered in, or None.
 
-    ``clock`` is monotonic, in seconds.
+    ``clock`` is monotonic, in seconds; ``lease_ttl_s`` is that of all sidecars of the job.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class LauncherEnd:
         client: JobClient,
         generation: Callable[[], int | None],
         clock: Callable[[], float],
+        lease_ttl_s: float,
     ) -> None:
         self.listening = asyncio.Event()
         self.connections = Connections()
@@ -61,6 +62,9 @@ class LauncherEnd:
         self._client = client
         self._generation = generation
         self._clock = clock
+        self._unreached_s = lease_ttl_s + UNREACHED_S
+        # Twice as long as an agent lets a command live of which it hears nothing.
+        self._abandon_timeout_s = 2.0 * patience_s(math.ceil(lease_ttl_s))
 
     @property
     def carrying(self) -> int:
@@ -121,7 +125,7 @@ class LauncherEnd:
         """Have the command ended: nobody is here any more who would hear how it ends."""
         # Asked for again and again until the host answers, is gone, or has ended it by itself.
         with suppress(NoPeer, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+            async with asyncio.timeout(self._abandon_timeout_s):
                 while True:
                     member, remote = await self._reach(attaching.host)
                     with self.connections.to(member, remote.writer):
@@ -133,7 +137,7 @@ class LauncherEnd:
     async def _reach(self, host: str) -> tuple[Member, Ends]:
         """Connect to the host for as long as it is a member; raises ``NoPeer``.
 
-        One that is a member and is not reached for ``UNREACHED_S`` is given up, too.
+        One that is a member and is not reached for long is given up, too.
         """
         pause_s, said, called_s = RETRY_S, "", self._clock()
         absence = Absence(ABSENT_S)
@@ -162,9 +166,10 @@ class LauncherEnd:
                     )
                 if generation is None:
                     called_s = self._clock()
-                elif self._clock() - called_s >= UNREACHED_S:
+                elif self._clock() - called_s >= self._unreached_s:
                     raise NoPeer(
-                        f"the sidecar of host {host} was not reached for {UNREACHED_S:g} s: {error}"
+                        f"the sidecar of host {host} was not reached for"
+                        f" {self._unreached_s:g} s: {error}"
                     ) from error
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):

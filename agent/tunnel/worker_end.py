@@ -35,8 +35,11 @@ UNKNOWN_MAX = 64
 AGENT_TIMEOUT_S = 5.0
 """A container that has just been started may need so long until its agent listens."""
 AGENT_INTERVAL_S = 0.1
-DETACHED_MAX_S = 60.0
-"""After which a command without a connection is forgotten here, for its agent to end or not."""
+DETACHED_MAX_S = 50.0
+"""How long beyond the lease a command without a connection is kept in mind here; by then its agent
+has ended it."""
+ANSWER_TIMEOUT_S = 5.0
+"""For an agent that is told to end a command; one that is stopped ends it by itself later."""
 FIRST_INTERVAL_S = 0.3
 """Between two looks for an agent that has never listened: an image may be on its way."""
 ACCEPT_PAUSE_S = 0.5
@@ -47,7 +50,8 @@ class WorkerEnd:
     """Listens at ``address``, an IP and a port; ``host`` is this pod's name to Horovod.
 
     ``agent_path`` is the socket of the agent beside this sidecar. ``generation`` is what this
-    sidecar is registered in, or None; ``clock`` is monotonic, in seconds.
+    sidecar is registered in, or None; ``clock`` is monotonic, in seconds, ``lease_ttl_s`` that of
+    all sidecars of the job.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class WorkerEnd:
         client: JobClient,
         generation: Callable[[], int | None],
         clock: Callable[[], float],
+        lease_ttl_s: float,
     ) -> None:
         self.listening = asyncio.Event()
         self.connections = Connections()
@@ -69,6 +74,7 @@ class WorkerEnd:
         self._client = client
         self._generation = generation
         self._clock = clock
+        self._detached_max_s = lease_ttl_s + DETACHED_MAX_S
         self._unknown: dict[asyncio.Task[None], str] = {}
         self._refusals = Refusals(log, clock)
         self._detached: dict[str, tuple[Member, Absence, float]] = {}
@@ -199,7 +205,7 @@ class WorkerEnd:
                 unsure = self._generation() is None
                 if unsure or (there is not None and there.pod_uid == member.pod_uid):
                     absence.over()
-                    if now - since_s > DETACHED_MAX_S:
+                    if now - since_s > self._detached_max_s:
                         del self._detached[session]
                 elif absence.lasts(now, healthy_for_s):
                     del self._detached[session]
@@ -214,11 +220,13 @@ class WorkerEnd:
                     await self._client.membership.changed_from(snapshot)
 
     async def _abandon(self, attaching: Attaching) -> None:
-        with suppress(OSError):  # an agent that is not there has no command
+        # An agent that is not there has no command.
+        with suppress(OSError, TimeoutError):
             agent = await self._reach_agent()
             try:
                 agent.writer.write(encode_attaching(attaching, ABANDON))
-                await agent.reader.read(1)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await agent.reader.read(1)
             finally:
                 agent.writer.close()
 

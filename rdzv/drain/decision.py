@@ -24,6 +24,7 @@ from rdzv.drain.inputs import (
     LiveRound,
     ReformCause,
 )
+from rdzv.drain.launcher_save import is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain, Outcome
@@ -67,14 +68,13 @@ def decide(
             continue
         outcome, why = _without_commit(scene, drain)
         if outcome:
-            ended[uid] = replace(
-                drain, outcome=outcome, step=scene.commit.step if scene.served(uid) else None
-            )
+            step = scene.commit.step if scene.served(uid) else None
+            ended[uid] = replace(drain, outcome=outcome, step=drain.step if drain.saver else step)
             reasons.append(f"{drain.member} may go ({outcome}): {why}")
         else:
             moments.append(scene.due_s(uid))
             if uid == snapshot.pod_uid:
-                moments.append(scene.launched_s)
+                moments += [scene.launched_s, scene.promised_s]
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # What is due already waits for something else than time.
@@ -138,6 +138,11 @@ class _Scene:
         """From when on no first command can be on its way to this sidecar's own pod."""
         seen = self.observations
         return -math.inf if seen.own_ran else seen.own_since_s + self.policy.launch_s
+
+    @property
+    def promised_s(self) -> float:
+        """From when on a launcher waits for no promise to save any more."""
+        return self.observations.own_since_s + self.policy.promise_s
 
     def due_s(self, uid: str) -> float:
         """When the pod's SIGTERM passes at the latest."""
@@ -216,6 +221,11 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
         refused = _speaks_of(commit, scene.round) and commit.refused and uid in commit.leaving
         if refused and scene.may_grant and not scene.round.finishing:
             return "uncommitted", commit.reason
+    elif uid == snapshot.pod_uid and is_of_launcher(snapshot.membership, drain):
+        seen_for_s = scene.now - scene.observations.own_since_s
+        outcome, why = released(drain, seen_for_s, scene.policy.promise_s)
+        if outcome:
+            return outcome, why
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:
         return "uncommitted", "nothing has been trained yet"
     elif uid == snapshot.pod_uid and scene.may_grant and not snapshot.commands:

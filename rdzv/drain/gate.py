@@ -49,6 +49,8 @@ class Gate:
     """Whether ``last_commit`` is of an earlier job of this name that was deleted."""
     ended: bool = False
     """Whether the run ended by success after this pod's leave was granted."""
+    ask: int = 0
+    """Names the drain of a Horovod launcher for which a rank is to save; 0 without one."""
 
     def to_json(self) -> bytes:
         """Encode for the run directory."""
@@ -66,6 +68,7 @@ class Gate:
                 "deadline_boot_s": self.deadline_boot_s,
                 "reason": self.reason,
                 "ended": self.ended,
+                "ask": self.ask,
                 "last_commit": last
                 and {
                     "step": last.step,
@@ -106,6 +109,7 @@ class Gate:
             last_commit=None if last is None else _last_commit(name, last),
             of_former_life=take(name, fields, "of_former_life", bool, False),
             ended=take(name, fields, "ended", bool, False),
+            ask=take(name, fields, "ask", int, 0),
         )
 
 
@@ -141,6 +145,10 @@ class RankProgress:
     cursors: tuple[str, ...] = ()
     """The data cursor of each step of ``saved``, empty for none; no cursors at all where the rank
     gives none."""
+    saver: bool = False
+    """Whether it saves when that is asked for a Horovod launcher that drains."""
+    answered: tuple[int, int] | None = None
+    """(ask, step) of its newest save of that kind."""
 
     def cursor_of(self, step: int) -> str:
         """The data cursor that it gave with the save of ``step``."""
@@ -189,15 +197,17 @@ def local(
     last_commit: LastCommit | None,
     hold_s: float,
     of_former_life: bool = False,
+    ask: int = 0,
 ) -> Move:
     """Return the next step: write the gate file, note the vote, or send it.
 
     ``commit``, ``round``, ``drain`` (this pod's), ``vote`` (this member's, on record) and
-    ``last_commit`` (``of_former_life``: as in ``Gate``) are as last read from the store;
-    without a ``round`` the gate file is not changed. ``hold_s``: how long a sidecar that is cut off
-    holds ranks it has not voted for.
+    ``last_commit`` (``of_former_life`` and ``ask``: as in ``Gate``) are as last read from the
+    store; without a ``round`` the gate file is not changed, but for ``ask``. ``hold_s``: how long a
+    sidecar that is cut off holds ranks it has not voted for.
     """
     wanted = _wanted(here, commit, round, drain, last_commit, hold_s, of_former_life)
+    wanted = replace(wanted, ask=ask)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
     if commit is None or round is None or not _speaks_of(commit, round):

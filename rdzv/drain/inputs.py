@@ -123,6 +123,9 @@ class DrainPolicy:
     save_s: float = 600.0
     """Timeout of a save that no deadline ends: one for a join alone, or, from the deadline on, that
     of the others where the leaver has saved."""
+    promise_s: float = 3.0
+    """How long a rank may take to say that it saves before a Horovod launcher goes; longer keeps a
+    launcher whose script never does."""
     launch_s: float = 5.0
     """How long after a pod was delisted a Horovod launcher may still start a command in it."""
 

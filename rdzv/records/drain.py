@@ -29,7 +29,8 @@ class Drain:
     ``seconds_left`` is the time to the pod's deadline when the record was written, None without
     one; SIGTERM is passed on ``reserve_s`` before it at the latest. ``ending``: the pod is being
     terminated since, whoever asked for the drain first. ``step`` is the commit step of the outcome
-    ``committed``; None without one.
+    ``committed``; None without one. ``saver``, of a Horovod launcher's drain: the member whose rank
+    saves before the launcher goes; it sets ``step`` once that is done.
     """
 
     pod_uid: str
@@ -42,6 +43,7 @@ class Drain:
     outcome: Outcome = ""
     step: int | None = None
     ending: bool = False
+    saver: str = ""
     created_revision: int = 0
     mod_revision: int = 0
 
@@ -64,6 +66,7 @@ class Drain:
                 "ending": self.ending,
                 "outcome": self.outcome,
                 "step": self.step,
+                **({"saver": self.saver} if self.saver else {}),
             }
         )
 
@@ -87,6 +90,7 @@ class Drain:
             ending=take(kv.key, fields, "ending", bool, False),
             outcome=outcome,
             step=None if step is None else take(kv.key, fields, "step", int),
+            saver=take(kv.key, fields, "saver", str, ""),
             created_revision=kv.create_revision,
             mod_revision=kv.mod_revision,
         )

@@ -80,7 +80,7 @@ def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -
     return f"cd / > /dev/null 2>&1 ; env {sent} {' '.join(map(quote, argv))}"
 
 
-CONSTANTS = {"MARGIN_S": "session.py", "PATIENCE_S": "client.py", "TERM_GRACE_S": "worker.py"}
+CONSTANTS = {"MARGIN_S": "lease.py", "LEASE_TTL_S": "lease.py", "TERM_GRACE_S": "worker.py"}
 """What a test may set in the programs of both containers, and the module where it stands."""
 
 
@@ -166,7 +166,8 @@ about_ending_well = pytest.mark.parametrize(
 about_patience = pytest.mark.parametrize("constants", [{"MARGIN_S": 600}], ids=["patient"])
 """A connection that is cut is no end, however busy the machine."""
 
-about_no_way = pytest.mark.parametrize("constants", [{"PATIENCE_S": 1.0}], ids=["impatient"])
+IMPATIENT = {"LEASE_TTL_S": 0, "MARGIN_S": 1}
+about_no_way = pytest.mark.parametrize("constants", [IMPATIENT], ids=["impatient"])
 
 SESSION = "0123456789abcdef" * 2
 

@@ -110,7 +110,7 @@ async def pod(
         )
         agent = await asyncio.start_unix_server(made.answer, run_dir / "exec.sock")
         stack.callback(agent.close)
-        tunnel = tunnel_of(around, parts, sockets)
+        tunnel = tunnel_of(around, parts, sockets, TTL_S)
         tasks = [asyncio.create_task(work) for work in (parts.registrar.run(), tunnel.run())]
 
         made.registration = tasks[0]

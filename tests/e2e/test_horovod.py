@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from console.local.launch.settings import LAUNCHER
+from launcher_shim.exit_status import EXIT_TERMINATED
 from tests.support.horovod.cluster import HorovodCluster, Roster
 from tests.support.horovod.drains import Drains, draining
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.training.background import Background
 from tests.support.training.job import Job
+from tests.support.training.pods import END_TIMEOUT_S
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -67,7 +69,9 @@ def test_i2_a_join_a_drain_of_rank_0_a_loss_and_the_end_of_the_launcher(start: S
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_thirty_changes_of_one_job(start: Start, slots: int) -> None:
-    with start(nodes=2, least=2, most=3, slots=slots, grace_s=180.0) as drains:
+    # A sidecar that is killed has the lease, and 5 s, to be there again.
+    settings = {"slots": slots, "grace_s": 180.0, "lease_s": 15.0}
+    with start(nodes=2, least=2, most=3, **settings) as drains:
         job = drains.job
         roster = Roster(job, "node-0", "node-1")
         roster.add("node-2")
@@ -350,3 +354,26 @@ def test_all_hosts_replaced_at_once_hand_the_state_over(start: Start, nodes: int
         job.goes_on(10)
         assert job.newest > before
         drains.all_committed(nodes if how == "drained" else 0)
+
+
+@long
+def test_a_launcher_that_is_evicted_has_the_ranks_save_and_the_next_goes_on_there(
+    start: Start,
+) -> None:
+    with start(nodes=2, least=1, most=2, grace_s=120.0, wrapped=True) as drains:
+        job = drains.job
+        job.until_world("node-0", "node-1")
+        job.goes_on(20)
+        launcher = job.launcher
+        drains.delete(LAUNCHER, replaced=False)
+        assert launcher.launcher is not None
+        assert launcher.launcher.wait(END_TIMEOUT_S) == EXIT_TERMINATED
+        drain = drains.until_over(launcher)
+        assert (drain.outcome, drain.step) == ("committed", job.newest)
+        for name in ("node-0", "node-1"):
+            job.until_no_worker(job.nodes[name])
+        job.stop_sidecar(launcher)
+        job.add(LAUNCHER)
+        job.until_world("node-0", "node-1")
+        job.goes_on(20)
+        job.assert_nothing_lost_or_doubled()

@@ -32,12 +32,10 @@ from launcher_shim.horovod.exec.frames import (
     read_status,
 )
 from launcher_shim.horovod.exec.hook_line import UsageError, read_arguments
+from launcher_shim.horovod.exec.lease import delivered_lease_ttl_s, patience_s
 from launcher_shim.horovod.exec.stream import Stream
 from launcher_shim.rundir import layout
 
-PATIENCE_S = 15.0
-"""How long to look for the way to the agent: one that has heard nothing for as long has ended the
-command."""
 CONNECT_INTERVAL_S = 0.1
 
 READ_SIZE = 256 * 1024
@@ -61,13 +59,16 @@ class RemoteCommand:
     def run(self) -> int:
         """Run it; returns its status, or raises ``UnknownEnd``."""
         sought_s, why = 0.0, "nothing listens there"
-        while sought_s < PATIENCE_S:
+        limit_s: float = CONNECT_INTERVAL_S
+        while sought_s < limit_s:
             self._attached = False
             try:
                 with connect(self._host) as connection:
                     return self._converse(connection)
             except OSError as error:
                 why = error.strerror or str(error)
+                # An agent that has heard nothing for as long has ended the command.
+                limit_s = patience_s(delivered_lease_ttl_s(run_directory()))
             if self._attached:
                 sought_s = 0.0
             time.sleep(CONNECT_INTERVAL_S)

@@ -12,19 +12,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import stat
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Coroutine, Dict, List, Mapping, Sequence, Set
+from typing import Coroutine, Dict, Mapping, Sequence, Set
 
 from launcher_shim.exit_status import (
     EXIT_NOT_EXECUTABLE,
     EXIT_NOT_FOUND,
     EXIT_TERMINATED,
     EXIT_USAGE,
+)
+from launcher_shim.horovod.exec.agent_socket import (
+    READ_SIZE,
+    first_frames,
+    listen,
+    may_command,
 )
 from launcher_shim.horovod.exec.attaching import read_attaching
 from launcher_shim.horovod.exec.command import CommandError, WorkerCommand, read_command
@@ -38,17 +41,10 @@ from launcher_shim.horovod.exec.frames import (
     Frame,
     encode,
 )
+from launcher_shim.horovod.exec.lease import read_lease_ttl_s
 from launcher_shim.horovod.exec.session import CommandSession
 from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Worker, start
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.unix_socket import nascent_name, publish
-
-LEASE_TTL_S = 10
-"""The sidecar's, where it is not told."""
-OPENING_TIMEOUT_S = 10.0
-READ_SIZE = 64 * 1024
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 class ExecServer:
@@ -118,7 +114,7 @@ class ExecServer:
             if attaching.acknowledged or attaching.received:
                 raise ExecFrameError("the agent beside the worker knows no such command any more")
             session = self._sessions[attaching.session] = CommandSession(
-                attaching.host, read_lease_ttl_s(self._environ)
+                attaching.host, read_lease_ttl_s(self._environ.get("MUSTER_LEASE_TTL", ""))
             )
             self._keep(self._forget(attaching.session, session))
         session.attach(writer, attaching)
@@ -202,64 +198,12 @@ class ExecServer:
         return command
 
 
-async def first_frames(reader: asyncio.StreamReader, decoder: Decoder) -> List[Frame]:
-    """The first frame of a connection, and what came with it.
-
-    Raises ``ExecFrameError``, or ``ConnectionError`` if it is gone.
-    """
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + OPENING_TIMEOUT_S
-    while True:
-        data = await asyncio.wait_for(reader.read(READ_SIZE), deadline_s - loop.time())
-        if not data:
-            raise ConnectionError("disconnected before its first frame")
-        frames = decoder.feed(data)
-        if frames:
-            return frames
-
-
-def read_lease_ttl_s(environ: Mapping[str, str]) -> int:
-    """How long a sidecar that was killed counts as there, in seconds, as the one here has told."""
-    told = environ.get("MUSTER_LEASE_TTL", "")
-    return int(told) if told.isdigit() and len(told) < 4 else LEASE_TTL_S
-
-
-def listen(path: Path) -> socket.socket:
-    """A listening socket at ``path``, there at once whole; who may use it, ``may_command`` says."""
-    nascent = nascent_name(str(path))
-    with suppress(FileNotFoundError):
-        os.unlink(nascent)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(nascent)
-    listener.listen(64)
-    listener.setblocking(False)
-    publish(nascent, str(path), 0o666)
-    return listener
-
-
 def forget_all(notes: Path) -> None:
     """Make the directory of notes, without those of an agent that ended before."""
     notes.mkdir(exist_ok=True)
     notes.chmod(0o755)  # for the sidecar, whatever the umask is
     for note in notes.glob("*.json"):
         note.unlink()
-
-
-def may_command(connection: socket.socket, delivered: Path) -> bool:
-    """Whether the peer runs as this user, as root, or as the sidecar.
-
-    The sidecar's user is the one that owns ``delivered``: by what that file says of ``PATH`` and
-    ``PYTHONPATH``, it decides what runs here anyway.
-    """
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    if uid in (os.geteuid(), 0):
-        return True
-    try:
-        found = delivered.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == uid
 
 
 async def serve(host: str, run_dir: Path) -> None:

@@ -19,11 +19,9 @@ from launcher_shim.horovod.exec.frames import (
     Frame,
     encode,
 )
+from launcher_shim.horovod.exec.lease import patience_s
 from launcher_shim.horovod.exec.stream import Stream
 from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Output, Worker
-
-MARGIN_S = 5
-"""A command runs on without a connection to the launcher's side for the lease, and so long."""
 
 
 class CommandSession:
@@ -35,7 +33,7 @@ class CommandSession:
 
     def __init__(self, host: str, lease_ttl_s: int) -> None:
         self.host = host
-        self._patience_s = lease_ttl_s + MARGIN_S
+        self._patience_s = patience_s(lease_ttl_s)
         self.gone = ""
         self.over = asyncio.Event()
         self.worker: Optional[Worker] = None

@@ -21,6 +21,7 @@ from console.local.nodes.payload import ExecHost, Horovodrun, Payload
 from console.local.processes.marked import NODE_MARK, RUN_MARK, children
 from launcher_shim.exit_status import EXIT_DONE
 from launcher_shim.horovod.hosts import token_of
+from launcher_shim.rundir import layout
 from rdzv.store.access import Access
 from tests.support.ports import free_ports
 from tests.support.training.drain_job import notify
@@ -57,7 +58,10 @@ class Step:
 
 
 class HorovodCluster(Pods):
-    """``with HorovodCluster(...) as job``; nothing of it outlives the block."""
+    """``with HorovodCluster(...) as job``; nothing of it outlives the block.
+
+    ``wrapped``: horovodrun is under ``muster-run``, as in a pod.
+    """
 
     def __init__(
         self,
@@ -71,6 +75,7 @@ class HorovodCluster(Pods):
         gloo_timeout_s: int = GLOO_TIMEOUT_S,
         lease_s: float = 4.0,
         grace_s: float = 30.0,
+        wrapped: bool = False,
     ) -> None:
         run = uuid.uuid4().hex
         words = [
@@ -98,6 +103,7 @@ class HorovodCluster(Pods):
             made.mkdir(parents=True)
         super().__init__(directory, settings, endpoints, (RUN_MARK, NODE_MARK))
         self.losses = 0
+        self._wrapped = wrapped
         self._leaving: dict[str, Node] = {}
         self._lives = itertools.count()
 
@@ -156,7 +162,10 @@ class HorovodCluster(Pods):
             "STEPS_DIR": str(self._steps),
             "GATES_DIR": str(self._gates),
         }
-        node.launcher = self.spawn(node, process.command, environ, "launcher")
+        command = process.command
+        if node.name == LAUNCHER and self._wrapped:
+            command = (str(node.run_dir / layout.PROGRAMS / layout.MUSTER_RUN), "--", *command)
+        node.launcher = self.spawn(node, command, environ, "launcher")
 
     def leave(self, *names: str) -> None:
         """Let nodes go gently: they drain, their workers leave, then they end."""

@@ -76,6 +76,12 @@ class Drains:
         assert self._notes(node) == []
         left = self.job.workers(node) - self.job.processes(LAUNCHER)
         assert not left, f"{node.name} has ended, its processes {left} have not"
+        drain = self.until_over(node)
+        self.job.stop_sidecar(node)
+        return drain
+
+    def until_over(self, node: Node) -> Drain:
+        """Wait until the outcome of a drain is on record."""
         drain: Drain | None = None
 
         def over() -> bool:
@@ -84,7 +90,6 @@ class Drains:
             return drain is not None and bool(drain.outcome)
 
         self.job.until(over, END_TIMEOUT_S, f"the outcome of {node.name} is on record")
-        self.job.stop_sidecar(node)
         assert drain is not None
         return drain
 

@@ -4,7 +4,8 @@
 A line for each step that was applied, in ``$STEPS_DIR/<host>.<pid>``: monotonic time, rank, size,
 step and weight. Where ``$GATES_DIR/<host>`` exists, the process waits for it to vanish before it
 joins, as one does whose imports take long. ``$GATES_DIR/<host>.waits`` tells that it does, and
-``<host>.joined`` that it has joined.
+``<host>.joined`` that it has joined. Rank 0 saves when the launcher has to go, and whoever starts
+anew goes on from there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
+import muster
+
 STEP_S = 0.05
 
 HOST = os.environ["HOROVOD_HOSTNAME"]
+SAVED = Path(os.environ["STEPS_DIR"]).with_name("saved")
 
 
 def wait_at_the_gate() -> None:
@@ -36,7 +40,12 @@ def train(state: hvd.elastic.TorchState) -> None:
             state.step += 1
             weight = state.model.weight.item()
             steps.write(f"{time.monotonic()} {hvd.rank()} {hvd.size()} {state.step} {weight:g}\n")
+            muster.report_step(state.step, rank=hvd.rank(), world_size=hvd.size())
             time.sleep(STEP_S)
+            if hvd.rank() == 0 and muster.save_asked():
+                SAVED.with_suffix(".part").write_text(str(state.step))
+                SAVED.with_suffix(".part").replace(SAVED)
+                muster.report_save(state.step)
             state.commit()
 
 
@@ -45,8 +54,9 @@ def main() -> None:
     hvd.init()
     Path(os.environ["GATES_DIR"], f"{HOST}.joined").touch()
     model = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.zeros_(model.weight)
-    hvd.elastic.run(train)(hvd.elastic.TorchState(model=model, step=0))
+    step = int(SAVED.read_text()) if SAVED.exists() else 0
+    torch.nn.init.constant_(model.weight, step)
+    hvd.elastic.run(train)(hvd.elastic.TorchState(model=model, step=step))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promises, and then reports, the save of this pod's rank for a Horovod launcher that drains."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from agent.drain.writer import DrainWriter
+from agent.rundir.files import RunDir
+from rdzv.drain.launcher_save import answer, asked
+from rdzv.job import JobClient
+from rdzv.members.registrar import Registrar
+from rdzv.records.drain import Drain
+from rdzv.store import Compare, Put
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""Poll interval of the ranks while a save is to come: the standard library has no file
+notification."""
+
+
+class LauncherSaves:
+    """Follows the launcher's drain for the ranks of one pod."""
+
+    def __init__(
+        self, run_dir: RunDir, client: JobClient, registrar: Registrar, writing: DrainWriter
+    ) -> None:
+        self._run_dir = run_dir
+        self._client = client
+        self._registrar = registrar
+        self._writing = writing
+
+    async def run(self) -> None:
+        """Follow the store, and the ranks while that matters, until cancelled."""
+        while True:
+            snapshot = self._client.membership.snapshot()
+            drain = asked(snapshot)
+            saves = drain is not None and not drain.outcome and drain.step is None
+            if saves and drain is not None:
+                # A rank that ended has left its file behind.
+                running = await asyncio.to_thread(self._run_dir.commands)
+                ranks = await asyncio.to_thread(self._run_dir.ranks) if running else ()
+                said = answer(
+                    drain,
+                    self._registrar.identity.member,
+                    snapshot,
+                    saver=any(rank.saver for rank in ranks),
+                    answers=[rank.answered for rank in ranks if rank.answered],
+                )
+                if said is not None and await self._say(said):
+                    continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S if saves else None):
+                    await self._client.membership.changed_from(snapshot)
+
+    async def _say(self, drain: Drain) -> bool:
+        generation = self._registrar.generation
+        if generation is None:
+            return False
+        key = self._client.keys.in_generation(generation).drain(drain.pod_uid)
+        same = Compare(key, "mod", "=", drain.mod_revision)
+        if not await self._writing.txn([same], [Put(key, drain.to_json())]):
+            return False
+        log.info(
+            "a rank of this pod %s before the launcher %s goes",
+            "saves" if drain.step is None else f"has saved step {drain.step}",
+            drain.member,
+            extra={"event": "launcher_save", "step": drain.step},
+        )
+        return True

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Horovod launcher that has to go: who saves before, and when it may go then. Pure.
+
+There is no round whose ranks could agree on a step, and none is needed: Horovod's ranks are in step
+at each ``state.commit()``, and one of them saves for all. The sidecar of its pod promises it in the
+launcher's drain, and then says which step was saved. Without a promise nobody waits for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rdzv.records.drain import Drain, Outcome
+from rdzv.snapshot import Snapshot
+
+
+def asked(snapshot: Snapshot) -> Drain | None:
+    """The drain of the job's launcher, also once it is over, for as long as that is a member."""
+    for drain in sorted(snapshot.drains.values(), key=lambda one: one.pod_uid):
+        if is_of_launcher(snapshot, drain):
+            return drain
+    return None
+
+
+def ask_of(drain: Drain | None) -> int:
+    """What names this drain to the ranks; 0 for none."""
+    return 0 if drain is None else drain.created_revision
+
+
+def is_of_launcher(snapshot: Snapshot, drain: Drain) -> bool:
+    """Whether it is the drain of a present Horovod launcher."""
+    member = snapshot.members.get(drain.member)
+    return member is not None and (member.role, member.pod_uid) == ("launcher", drain.pod_uid)
+
+
+def answer(
+    drain: Drain,
+    own: str,
+    snapshot: Snapshot,
+    *,
+    saver: bool,
+    answers: Sequence[tuple[int, int]],
+) -> Drain | None:
+    """The launcher's drain with what the pod of the member ``own`` has to say; None for nothing.
+
+    ``saver``: a rank of that pod saves when it is asked to; ``answers`` are what its ranks have
+    saved so: ask and step. A promise of a member that is gone may be taken over.
+    """
+    if drain.outcome or drain.step is not None:
+        return None
+    saved = [step for ask, step in answers if ask == ask_of(drain)]
+    if saved:
+        return replace(drain, saver=own, step=max(saved))
+    promised = drain.saver in snapshot.members
+    if not promised and saver:
+        return replace(drain, saver=own)
+    return None
+
+
+def released(drain: Drain, seen_for_s: float, promise_s: float) -> tuple[Outcome, str]:
+    """Say how the launcher's drain ends before its deadline, or that it does not.
+
+    ``seen_for_s``: since when its sidecar sees the drain; ``promise_s``: how long a rank may take
+    to promise a save.
+    """
+    if drain.step is not None:
+        return "committed", f"{drain.saver} has saved step {drain.step}"
+    if not drain.saver and seen_for_s >= promise_s:
+        return "uncommitted", "no rank has said that it saves for a launcher"
+    return "", ""

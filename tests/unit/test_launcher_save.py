@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Horovod launcher that has to go: who saves before, and when it may go then."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import muster
+import muster.launcher_leave
+from agent.rundir.progress import read_ranks
+from muster.gate import GateFile
+from muster.progress import ProgressFile
+from rdzv import listing
+from rdzv.drain.decision import decide
+from rdzv.drain.gate import Gate, Here, local
+from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy
+from rdzv.drain.launcher_save import answer, ask_of, asked
+from rdzv.records.drain import Drain
+from rdzv.records.job import Job
+from rdzv.snapshot import Snapshot
+from rdzv.store import KeyValue
+from tests.support.records import member
+
+POLICY = DrainPolicy()
+LEAVES = Drain("uid-l", "l", "eviction", "sigterm", created_revision=40, mod_revision=50)
+PROMISED = replace(LEAVES, saver="a")
+SAVED = replace(PROMISED, step=7)
+WORKER_LEAVES = replace(LEAVES, pod_uid="uid-a", member="a", created_revision=41)
+
+
+def job(*drains: Drain, members: str = "lab") -> Snapshot:
+    made = {name: member(name, at) for at, name in enumerate(members, 1)}
+    if "l" in made:
+        made["l"] = replace(made["l"], role="launcher")
+    by_pod = {drain.pod_uid: drain for drain in drains}
+    return Snapshot(90, Job(1, 4, mod_revision=7), made, drains=by_pod)
+
+
+def outcome(drain: Drain, seen_for_s: float, due_s: float = 100.0) -> tuple[str, int | None]:
+    """How the launcher's drain ends, so long after its own sidecar has seen it."""
+    membership = job(drain)
+    snapshot = DrainingSnapshot(
+        membership, listing.decide(membership), None, {}, "uid-l", revision=membership.revision
+    )
+    times = DrainObservations(due_s={"uid-l": due_s}, own_since_s=0.0)
+    decision = decide(seen_for_s, snapshot, times, POLICY)
+    if not decision.drains:
+        assert seen_for_s < decision.wake_at_s < math.inf
+        return "", None
+    ended = decision.drains["uid-l"]
+    return ended.outcome, ended.step
+
+
+@pytest.mark.parametrize(
+    ("drain", "seen_for_s", "ended"),
+    [
+        (LEAVES, 0.0, ("", None)),
+        (LEAVES, POLICY.promise_s, ("uncommitted", None)),
+        (PROMISED, POLICY.promise_s, ("", None)),
+        (PROMISED, 99.9, ("", None)),
+        (PROMISED, 100.0, ("expired", None)),
+        (SAVED, 0.5, ("committed", 7)),
+    ],
+)
+def test_a_launcher_waits_for_a_rank_that_has_promised_to_save(
+    drain: Drain, seen_for_s: float, ended: tuple[str, int | None]
+) -> None:
+    assert outcome(drain, seen_for_s) == ended
+
+
+@pytest.mark.parametrize(
+    ("drain", "members", "saver", "answers", "said"),
+    [
+        (LEAVES, "lab", False, [], None),
+        (LEAVES, "lab", True, [], PROMISED),
+        (PROMISED, "lab", True, [], None),
+        (replace(LEAVES, saver="b"), "la", True, [], PROMISED),  # b is gone
+        (PROMISED, "lab", True, [(39, 6)], None),  # for another launcher
+        (PROMISED, "lab", True, [(40, 7)], SAVED),
+        (LEAVES, "lab", True, [(40, 7)], SAVED),
+        (SAVED, "lab", True, [(40, 7)], None),
+        (replace(LEAVES, outcome="expired"), "lab", True, [(40, 7)], None),
+    ],
+)
+def test_a_pod_says_what_its_rank_does_about_it(
+    drain: Drain,
+    members: str,
+    saver: bool,
+    answers: list[tuple[int, int]],
+    said: Drain | None,
+) -> None:
+    assert answer(drain, "a", job(drain, members=members), saver=saver, answers=answers) == said
+
+
+def test_only_a_present_launcher_asks() -> None:
+    assert asked(job(WORKER_LEAVES, LEAVES)) == LEAVES
+    assert asked(job(WORKER_LEAVES)) is None
+    assert asked(job(LEAVES, members="ab")) is None
+    assert asked(job(replace(LEAVES, pod_uid="uid-before"))) is None
+    assert (ask_of(LEAVES), ask_of(None)) == (40, 0)
+
+
+def test_a_promise_outlives_its_record() -> None:
+    kv = KeyValue("/d", SAVED.to_json(), 40, 50, 1, 0)
+    assert Drain.from_kv(kv) == SAVED
+    assert b"saver" not in LEAVES.to_json()
+
+
+def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ProgressFile(str(tmp_path / "progress"), {})
+    gate = GateFile(str(tmp_path))
+    monkeypatch.setattr(muster.launcher_leave, "own_file", lambda: file)
+    monkeypatch.setattr(muster.launcher_leave, "own_gate", lambda: gate)
+    here = Here("a", "uid-a", None, (), 0)
+
+    def show(ask: int) -> None:
+        move = local(
+            here,
+            commit=None,
+            round=None,
+            drain=None,
+            vote=None,
+            last_commit=None,
+            hold_s=POLICY.hold_s,
+            ask=ask,
+        )
+        assert move.gate == Gate(ask=ask)
+        (tmp_path / "gate.part").write_bytes(move.gate.to_json())
+        (tmp_path / "gate.part").replace(tmp_path / "gate.json")
+
+    assert not muster.save_asked()
+    muster.report_save(4)
+    file.write(5)
+    (rank,) = read_ranks(tmp_path / "progress")
+    assert (rank.saver, rank.answered) == (True, None)
+    show(40)
+    assert muster.save_asked()
+    # It is let go on once the launcher is not to go any more.
+    monkeypatch.setattr(muster.launcher_leave.time, "sleep", lambda _: show(0))
+    muster.report_save(6)
+    (rank,) = read_ranks(tmp_path / "progress")
+    assert (rank.answered, rank.step) == ((40, 6), 6)
+    show(40)
+    assert not muster.save_asked()  # once for each launcher
