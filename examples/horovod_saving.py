@@ -4,8 +4,8 @@
     muster local --nodes 2 -- horovodrun python examples/horovod_saving.py
 
 ``state.commit()`` keeps the state in the workers' memory: enough for all that befalls workers, and
-gone with the launcher. So rank 0 saves it on a disk that all pods share, every few seconds, and
-whoever starts anew begins with what is there.
+gone with the launcher. So rank 0 saves it on a disk that all pods share, every few seconds and
+before the launcher has to go, and whoever starts anew begins with what is there.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def main() -> None:
             state.step += 1
             muster.report_step(state.step, rank=hvd.rank(), world_size=hvd.size())
             time.sleep(arguments.step_ms / 1000)
-            if hvd.rank() == 0 and time.monotonic() - saved_s >= arguments.save_s:
+            due = time.monotonic() - saved_s >= arguments.save_s
+            if hvd.rank() == 0 and (muster.save_asked() or due):
                 save(state)
+                muster.report_save(state.step)
                 saved_s = time.monotonic()
             state.commit()
         if hvd.rank() == 0:
