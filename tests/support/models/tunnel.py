@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tunnel's rules, each as a scenario that holds on the production code and on no other.
+
+``tunnel_mutations`` takes one rule away at a time. Each scenario raises ``AssertionError`` where
+what it sees is not what the rule says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from unittest.mock import patch
+
+from agent.tunnel import peers
+from launcher_shim.exit_status import EXIT_TERMINATED, EXIT_UNKNOWN
+from launcher_shim.horovod.exec import client, lease
+from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching
+from launcher_shim.horovod.exec.frames import (
+    ATTACHED,
+    EXIT,
+    GONE,
+    START,
+    STDOUT,
+    Decoder,
+    ExecFrameError,
+    Frame,
+    encode,
+)
+from launcher_shim.horovod.exec.server import ExecServer
+from launcher_shim.horovod.exec.stream import Stream
+from launcher_shim.horovod.hosts import token_of
+from launcher_shim.rundir import layout
+from rdzv.records.job import Job, Member
+from rdzv.snapshot import Snapshot
+from tests.support.records import member
+
+HOST = "node-0.1a2b3c4d"
+PATIENCE_S = 60.0
+PINS = {"l": "aa", "a": "bb", "b": "cc"}
+
+
+def who_is_admitted() -> None:
+    """A launcher calls present workers, of this generation, by their pins; nobody else does."""
+    there = _membership("lab")
+    launcher, worker = there.members["l"], there.members["a"]
+    assert peers.calling(there, 1, "aa") == launcher
+    assert peers.called(there, 1, _host(worker)) == worker
+    no_peer: Sequence[Callable[[], object]] = (
+        lambda: peers.calling(there, 1, "dd"),  # a stranger's certificate
+        lambda: peers.calling(there, 1, ""),  # as in the record of a member without a tunnel
+        lambda: peers.calling(there, 1, "bb"),  # a worker's
+        lambda: peers.calling(there, 2, "aa"),  # the launcher of a former generation
+        lambda: peers.calling(there, None, "aa"),
+        lambda: peers.calling(_membership("ab"), 1, "aa"),  # it has left
+        lambda: peers.called(there, 2, _host(worker)),
+        lambda: peers.called(there, 1, token_of("a", "uid-before")),
+        lambda: peers.called(_membership("lb"), 1, _host(worker)),
+    )
+    for number, asked in enumerate(no_peer):
+        with suppress(peers.NoPeer):
+            found = asked()
+            raise AssertionError(f"case {number}: {found} is admitted")
+    stays = (
+        (there, 1, worker, True),
+        (there, 2, worker, False),
+        (_membership("lb"), 1, worker, False),
+        (_membership("lab", uid="uid-next"), 1, worker, False),
+        (_membership("lab", pin="ee"), 1, worker, False),  # its sidecar has been started again
+    )
+    for snapshot, generation, peer, present in stays:
+        assert peers.is_present(snapshot, generation, peer) is present
+
+
+def frames_come_once_and_in_order() -> None:
+    """Whatever connections are cut, each frame counts once, and those before it first."""
+    random = Random(17)
+    for _ in range(50):
+        sender, receiver, heard = Stream(), Stream(), []
+        on_way: list[bytes] = []
+        for number in range(30):
+            on_way.append(sender.send(STDOUT, b"%d" % number))
+            if random.random() < 0.3:  # cut: some of it has come, and perhaps an acknowledgement
+                heard += _heard(receiver, on_way[: random.randrange(len(on_way) + 1)])
+                if random.random() < 0.5:
+                    sender.acknowledge(receiver.received)
+                told = receiver.received if random.random() < 0.7 else sender.acknowledged
+                on_way = sender.resume(told)
+        heard += _heard(receiver, on_way)
+        assert heard == [b"%d" % number for number in range(30)]
+        sender.acknowledge(receiver.received)
+        assert sender.all_acknowledged
+        assert sender.kept_bytes == 0
+
+
+async def one_command_for_each_slot() -> None:
+    """A new one ends its predecessor first, and that has not succeeded: it was told to end."""
+    async with _agent() as agent:
+        out = agent.run_dir / "out"
+        # It takes SIGTERM for a reason to end well.
+        first = await _Session.start(agent, 1, f"trap 'echo first >>{out}; exit 0' TERM; echo up")
+        await first.until(STDOUT)
+        second = await _Session.start(agent, 2, f"echo second >>{out}", lasts=False)
+        assert (await second.until(EXIT)).body == b"0"
+        assert out.read_text().split() == ["first", "second"]
+        assert (await first.until(EXIT)).body == b"%d" % EXIT_TERMINATED
+
+
+async def a_late_connection_takes_no_place() -> None:
+    """One that comes again, as recorded or delayed on the way, does not get the command."""
+    async with _agent() as agent:
+        session = await _Session.start(agent, 1, "echo up")
+        await session.until(STDOUT)
+        again = await _Session.attach(agent, 1)
+        assert (await again.until(GONE, ATTACHED)).kind == GONE
+
+
+def what_is_unknown_is_255() -> None:
+    """A host that is gone, a way that is gone, a command that nobody knows: never 0."""
+    attached = encode(ATTACHED, b"", 1)
+    ended = attached + encode(EXIT, b"7", 1)
+    for answers, status in (
+        ([ended], 7),
+        ([attached, b""], EXIT_UNKNOWN),  # cut, and nothing listens any more
+        ([attached, encode(GONE, b"it is gone")], EXIT_UNKNOWN),
+        ([attached + encode(GONE, b"its host is gone")], EXIT_UNKNOWN),
+        ([attached + encode(EXIT, b"0", 2)], EXIT_UNKNOWN),  # a frame is missing
+        ([attached + encode(EXIT, b"256", 1)], EXIT_UNKNOWN),
+        ([], EXIT_UNKNOWN),
+    ):
+        found = _hook(answers)
+        assert found == status, f"{found} after {answers}"
+
+
+SCENARIOS: dict[str, Callable[[], object]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        who_is_admitted,
+        frames_come_once_and_in_order,
+        one_command_for_each_slot,
+        a_late_connection_takes_no_place,
+        what_is_unknown_is_255,
+    )
+}
+
+
+def run(name: str) -> None:
+    """Play one scenario."""
+    played = SCENARIOS[name]()
+    if asyncio.iscoroutine(played):
+        asyncio.run(asyncio.wait_for(played, PATIENCE_S))
+
+
+# -- what the scenarios are made of
+
+
+def _membership(names: str, uid: str = "", pin: str = "") -> Snapshot:
+    """A launcher ``l`` and workers; ``uid`` and ``pin`` are those of ``a`` instead of its own."""
+    made: dict[str, Member] = {}
+    for age, name in enumerate(names, 1):
+        made[name] = member(
+            name,
+            age,
+            uid=uid if name == "a" else "",
+            role="launcher" if name == "l" else "worker",
+            tunnel_port=9401,
+            pin=pin if pin and name == "a" else PINS[name],
+        )
+    made["old"] = member("old", 9, role="worker")  # of a version without tunnels
+    return Snapshot(90, Job(1, 4, mod_revision=7), made)
+
+
+def _host(one: Member) -> str:
+    return token_of(one.name, one.pod_uid)
+
+
+def _heard(receiver: Stream, sent: Sequence[bytes]) -> list[bytes]:
+    frames = Decoder().feed(b"".join(sent))
+    try:
+        counting = [receiver.receive(frame) for frame in frames]
+    except ExecFrameError as error:
+        raise AssertionError(str(error)) from error
+    return [frame.body for frame in counting if frame is not None]
+
+
+@dataclass(frozen=True)
+class _Agent:
+    """One that runs, and the connections to it."""
+
+    run_dir: Path
+    writers: list[asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def _agent() -> AsyncIterator[_Agent]:
+    with tempfile.TemporaryDirectory(prefix="agent-") as directory:
+        run_dir, stop = Path(directory), asyncio.Event()
+        serving = asyncio.create_task(ExecServer(HOST, os.environ, run_dir).run(stop))
+        while not (run_dir / layout.EXEC_SOCKET).exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        made = _Agent(run_dir, [])
+        try:
+            yield made
+        finally:
+            for writer in made.writers:
+                writer.close()
+            stop.set()
+            await serving
+
+
+class _Session:
+    """The launcher's side of one command, one connection of it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._decoder = Decoder()
+        self._frames: list[Frame] = []
+
+    @classmethod
+    async def attach(cls, agent: _Agent, number: int) -> _Session:
+        path = agent.run_dir / layout.EXEC_SOCKET
+        made = cls(*await asyncio.open_unix_connection(path))
+        agent.writers.append(made._writer)
+        made._writer.write(encode_attaching(Attaching(HOST, f"{number:032x}", 1)))
+        return made
+
+    @classmethod
+    async def start(cls, agent: _Agent, number: int, does: str, *, lasts: bool = True) -> _Session:
+        made = await cls.attach(agent, number)
+        told = f"env HOROVOD_HOSTNAME={HOST} HOROVOD_LOCAL_RANK=0"
+        then = "; while :; do sleep 0.05; done" if lasts else ""
+        (agent.run_dir / f"{number}.sh").write_text(does + then)
+        text = f"cd / > /dev/null 2>&1 ; {told} sh {agent.run_dir}/{number}.sh"
+        made._writer.write(encode(START, text.encode(), 1))
+        return made
+
+    async def until(self, *kinds: int) -> Frame:
+        """The next frame of one of these kinds."""
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame.kind in kinds:
+                    return frame
+            data = await self._reader.read(65536)
+            assert data, "the agent has closed the connection"
+            self._frames += self._decoder.feed(data)
+
+
+def _hook(answers: Sequence[bytes]) -> int:
+    """How the launcher's side ends; each of its connections gets one answer, and is closed."""
+    with tempfile.TemporaryDirectory(prefix="hook-") as directory:
+        listener = socket.socket(socket.AF_UNIX)
+        path = os.path.join(directory, layout.TUNNEL_SOCKET)
+        listener.bind(path)
+        listener.listen()
+
+        def serve() -> None:
+            with closing(listener):
+                for answer in answers:
+                    connection, _ = listener.accept()
+                    with closing(connection):
+                        connection.recv(65536)
+                        connection.sendall(answer)
+            os.unlink(path)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        quick = patch.multiple(lease, LEASE_TTL_S=0, MARGIN_S=1)
+        with quick, patch.dict(os.environ, {"MUSTER_RUN_DIR": directory}):
+            status = client.main([HOST, "cd / > /dev/null 2>&1 ; env true"])
+        # One that has its status does not come again.
+        with suppress(OSError), closing(socket.socket(socket.AF_UNIX)) as rest:
+            while serving.is_alive():
+                rest.connect(path)
+        serving.join(PATIENCE_S)
+        return status
