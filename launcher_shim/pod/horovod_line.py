@@ -12,6 +12,7 @@ import shlex
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from launcher_shim.pod.horovodrun_options import (
+    DEFAULTS,
     DISCOVERY,
     INTERFACE,
     LEAST,
@@ -22,15 +23,6 @@ from launcher_shim.pod.horovodrun_options import (
     GivenOptions,
     read_options,
 )
-
-DEFAULTS = {
-    # Bounds how long a newcomer may take to start, image and imports, and how long a loss stops
-    # the others: a pod's disk is cold.
-    "--gloo-timeout-seconds": ("60",),
-    "--elastic-timeout": ("600",),
-    # A container that was started again in its pod may come back; a new pod has a new name.
-    "--blacklist-cooldown-range": ("5", "60"),
-}
 
 NEEDED = re.compile(
     r"(HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w+"

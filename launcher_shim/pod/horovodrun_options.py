@@ -31,6 +31,17 @@ INTERFACE = ("--network-interface", "--network-interfaces")
 DISCOVERY = "--host-discovery-script"
 SLOTS = "--slots-per-host"
 
+GLOO_TIMEOUT = "--gloo-timeout-seconds"
+DEFAULTS = {
+    # Bounds how long a newcomer may take to start, image and imports, and how long a loss stops
+    # the others: a pod's disk is cold.
+    GLOO_TIMEOUT: ("60",),
+    "--elastic-timeout": ("600",),
+    # A container that was started again in its pod may come back; a new pod has a new name.
+    "--blacklist-cooldown-range": ("5", "60"),
+}
+"""What an elastic job is told where its user says nothing else."""
+
 FLAGS = frozenset(
     (
         *("-h", "--help", "-v", "--version", "-cb", "--check-build", "--disable-cache"),

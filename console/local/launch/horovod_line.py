@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher_shim.pod.horovodrun_options import (
+    DEFAULTS,
     DISCOVERY,
+    GLOO_TIMEOUT,
     INTERFACE,
     LEAST,
     MOST,
@@ -31,13 +33,8 @@ _REFUSED = {
     **dict.fromkeys(INTERFACE, _LOOPBACK),
 }
 
-_DEFAULTS = {
-    # Bounds both how long a newcomer may take to start and how long a loss stops the others.
-    "--gloo-timeout-seconds": ("30",),
-    "--elastic-timeout": ("600",),
-    # A container that was started again in its pod may come back; a new pod has a new name.
-    "--blacklist-cooldown-range": ("5", "60"),
-}
+# On one machine what a newcomer imports is in memory: a loss need not stop the others for long.
+_DEFAULTS = {**DEFAULTS, GLOO_TIMEOUT: ("30",)}
 
 
 @dataclass(frozen=True, slots=True)
