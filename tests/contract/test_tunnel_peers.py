@@ -22,7 +22,7 @@ from agent.tunnel.hello import encode_hello
 from agent.tunnel.identity import TunnelIdentity, read_identity
 from agent.tunnel.relay import Ends
 from launcher_shim.horovod.exec.attaching import Attaching, encode_attaching, read_attaching
-from launcher_shim.horovod.exec.frames import ATTACHED, GONE, Decoder, Frame, encode
+from launcher_shim.horovod.exec.frames import ABANDON, ATTACHED, GONE, Decoder, Frame, encode
 from launcher_shim.horovod.hosts import token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -55,6 +55,7 @@ class Pod:
         self.run_dir = run_dir
         self.host = token_of(registrar.identity.member, registrar.identity.pod_uid)
         self.opened: list[Attaching] = []
+        self.abandoned: set[str] = set()
         self.registration: asyncio.Task[None]
 
     async def leave(self) -> None:
@@ -63,16 +64,21 @@ class Pod:
         await asyncio.gather(self.registration, return_exceptions=True)
         await self.registrar.leave(5.0)
 
-    async def open(self, host: str) -> Ends:
+    async def open(self, host: str, session: str = SESSION) -> Ends:
         """Connect as ``kubexec.sh`` does."""
         ends = Ends(*await asyncio.open_unix_connection(self.run_dir / "tunnel.sock"))
-        ends.writer.write(encode_attaching(Attaching(host, SESSION, 1)))
+        ends.writer.write(encode_attaching(Attaching(host, session, 1)))
         return ends
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be the agent: tell that it is attached, and echo."""
+        """Be the agent: tell that it is attached, and echo. To an ABANDON, say nothing."""
         decoder = Decoder()
         opening, *_ = decoder.feed(await reader.read(65536))
+        if opening.kind == ABANDON:
+            self.abandoned.add(read_attaching(opening).session)
+            await reader.read()
+            writer.close()
+            return
         self.opened.append(read_attaching(opening))
         writer.write(encode(ATTACHED))
         while data := await reader.read(65536):
@@ -209,6 +215,21 @@ async def test_a_worker_that_leaves_is_gone_and_its_connection_is_closed(
     assert frame.kind == GONE
     for one in (ends, again):
         one.writer.close()
+
+
+async def test_an_agent_that_does_not_answer_keeps_no_other_command_from_its_end(
+    job: tuple[Pod, Pod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_end, "ANSWER_TIMEOUT_S", 0.1)
+    launcher, worker = job
+    sessions = (SESSION, SESSION[::-1])
+    opened = [await launcher.open(worker.host, session) for session in sessions]
+    for ends in opened:
+        await frames_of(ends, 1)
+    await launcher.leave()
+    await until(lambda: worker.abandoned == {*sessions})
+    for ends in opened:
+        ends.writer.close()
 
 
 # -- an attacker's view
