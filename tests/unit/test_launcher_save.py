@@ -142,7 +142,7 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
     show(40)
     assert muster.save_asked()
     # It is let go on once the launcher is not to go any more.
-    monkeypatch.setattr(muster.launcher_leave.time, "sleep", lambda _: show(0))
+    monkeypatch.setattr("muster.launcher_leave.time.sleep", lambda _: show(0))
     muster.report_save(6)
     (rank,) = read_ranks(tmp_path / "progress")
     assert (rank.answered, rank.step) == ((40, 6), 6)
