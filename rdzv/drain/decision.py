@@ -74,7 +74,8 @@ def decide(
         else:
             moments.append(scene.due_s(uid))
             if uid == snapshot.pod_uid:
-                moments += [scene.launched_s, scene.promised_s]
+                launcher = is_of_launcher(snapshot.membership, drain)
+                moments.append(scene.promised_s if launcher else scene.launched_s)
     if moved.commit is not None or not reasons:
         reasons.insert(0, moved.reason)
     # What is due already waits for something else than time.
