@@ -28,11 +28,19 @@ class AdmissionMetrics:
             registry=self._registry,
         )
 
-    def count(self, verdict: Verdict, seconds: float) -> None:
+        self._cpu_seconds = Histogram(
+            "muster_controller_admission_cpu_seconds",
+            "Processor time of the webhook for one pod: what a busy machine does not stretch.",
+            buckets=BUCKETS_S,
+            registry=self._registry,
+        )
+
+    def count(self, verdict: Verdict, seconds: float, cpu_seconds: float) -> None:
         """Count one."""
         outcome = "injected" if verdict.injected else "refused" if verdict.warnings else "unchanged"
         self._pods.labels(outcome).inc()
         self._seconds.observe(seconds)
+        self._cpu_seconds.observe(cpu_seconds)
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""

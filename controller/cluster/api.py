@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from controller.cluster.in_cluster import ClusterAccess
+from controller.cluster.kubeconfig import KubeconfigAccess
 from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
 
 Object = dict[str, Any]
@@ -31,7 +32,7 @@ LINE_MAX = 4 * 2**20
 class ClusterApi:
     """Calls to one API server. Use it within a running event loop, as a context."""
 
-    def __init__(self, access: ClusterAccess) -> None:
+    def __init__(self, access: ClusterAccess | KubeconfigAccess) -> None:
         self._access = access
         self._session: aiohttp.ClientSession | None = None
 
@@ -137,7 +138,7 @@ class ClusterApi:
             self._access.url + path,
             data=None if body is None else json.dumps(body).encode(),
             headers={
-                "Authorization": f"Bearer {token}",
+                **({"Authorization": f"Bearer {token}"} if token else {}),
                 "Content-Type": content_type,
                 "Accept": accept,
             },

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster doctor`` does with ``--cluster``: by a kubeconfig, or as a pod of the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from datetime import UTC, datetime
+
+from console.doctor.cluster.examine import examine
+from console.doctor.cluster.findings import findings_of
+from console.doctor.diagnosis import Finding
+from controller.cluster.api import ClusterApi
+from controller.cluster.in_cluster import FOLDER, ClusterAccess
+from controller.cluster.kubeconfig import VARIABLE, KubeconfigAccess
+
+
+def cluster_findings(kubeconfig: str | None) -> list[Finding]:
+    """Examine the cluster; raises ``ConfigError`` and ``ClusterError``."""
+    logging.getLogger("controller").setLevel(logging.ERROR)  # what it warns of is a finding
+    in_pod = kubeconfig is None and VARIABLE not in os.environ and (FOLDER / "token").is_file()
+    access = ClusterAccess.of(os.environ) if in_pod else KubeconfigAccess.of(os.environ, kubeconfig)
+    return asyncio.run(_findings(access))
+
+
+async def _findings(access: ClusterAccess | KubeconfigAccess) -> list[Finding]:
+    async with ClusterApi(access) as api:
+        return findings_of(await examine(api, lambda: datetime.now(UTC)))

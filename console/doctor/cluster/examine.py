@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks at a cluster for ``muster doctor --cluster``: reads, and a pod made in a dry run."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+
+from console.doctor.cluster.seen import AskingPod, Cluster, Hook, Part, Probe
+from controller.cluster import paths
+from controller.cluster.api import ClusterApi, Object
+from injection import sidecar
+from rdzv.errors import ClusterRefused
+
+T = TypeVar("T")
+
+HOOK = "pods.inject.muster.dev"
+LABEL = "muster.dev/inject"
+TRIED_IN = "default"
+HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+PAGE = 500
+SECRETS_MOST = 50
+"""Of those that pods name; one job has one."""
+OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
+NOT_THERE = 404
+
+
+async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
+    """Look at everything; what is refused is told as unread. Raises ``ClusterUnavailable``."""
+    unread: dict[str, str] = {}
+
+    async def told(what: str, asked: Awaitable[T], otherwise: T) -> T:
+        try:
+            return await asked
+        except ClusterRefused as error:
+            unread[what] = str(error)
+            return otherwise
+
+    version = await told("version", api.get("/version"), {})
+    hooks = await told("webhook", _hooks(api), ())
+    namespaces = sorted({hook.namespace for hook in hooks})
+    controllers: list[Part] = []
+    stores: list[Part] = []
+    certificates: dict[str, datetime] = {}
+    for namespace in namespaces:
+        controllers += await told("controller", _parts(api, namespace, "deployments"), [])
+        stores += await told("etcd", _parts(api, namespace, "statefulsets"), [])
+        certificates |= await told("certificate", _certificates(api, namespace), {})
+    pods = await told("injection", _pods(api), ())
+    probe = await _probe(api) if hooks else None
+    renewed = await told("clocks", _renewed(api), {})
+    return Cluster(
+        now=now(),
+        server_version=str(version.get("gitVersion", "")),
+        hooks=hooks,
+        controllers=tuple(controllers),
+        stores=tuple(stores),
+        certificates=certificates,
+        probe=probe,
+        pods=pods,
+        renewed=renewed,
+        unread=unread,
+    )
+
+
+async def _hooks(api: ClusterApi) -> tuple[Hook, ...]:
+    found = []
+    async for one in _listed(api, HOOKS):
+        for hook in one.get("webhooks") or []:
+            service = hook["clientConfig"].get("service")
+            if hook["name"] == HOOK and service:
+                trusted = bool(hook["clientConfig"].get("caBundle"))
+                name = one["metadata"]["name"]
+                found.append(Hook(name, service["namespace"], service["name"], trusted))
+    return tuple(found)
+
+
+async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[Part]:
+    found = []
+    async for one in _listed(api, f"/apis/apps/v1/namespaces/{namespace}/{plural}?{OURS}"):
+        container = one["spec"]["template"]["spec"]["containers"][0]
+        labels = one["metadata"].get("labels") or {}
+        ready = int((one.get("status") or {}).get("readyReplicas") or 0)
+        wanted = int(one["spec"].get("replicas", 1))
+        chart = labels.get("helm.sh/chart", "no chart")
+        found.append(Part(one["metadata"]["name"], wanted, ready, container["image"], chart))
+    return found
+
+
+async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
+    """The end of each certificate in a Secret of the chart."""
+    found = {}
+    async for one in _listed(api, f"{paths.core(namespace, paths.SECRETS)}?{OURS}"):
+        for key, text in (one.get("data") or {}).items():
+            if key.endswith(".crt"):
+                with suppress(ValueError, binascii.Error, UnsupportedAlgorithm):
+                    read = x509.load_pem_x509_certificate(base64.b64decode(text))
+                    found[f"Secret {one['metadata']['name']}, {key}"] = read.not_valid_after_utc
+    return found
+
+
+async def _pods(api: ClusterApi) -> tuple[AskingPod, ...]:
+    """Pods with the label, and those in namespaces with it that do not say no."""
+    selected = f"labelSelector={LABEL.replace('/', '%2F')}"
+    found: dict[str, Object] = {}
+    async for pod in _listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
+        found[_key(pod)] = pod
+    async for namespace in _listed(api, f"/api/v1/namespaces?{selected}%3Dtrue"):
+        of_it = paths.core(namespace["metadata"]["name"], "pods")
+        async for pod in _listed(api, f"{of_it}?{selected}%21%3Dfalse"):
+            found[_key(pod)] = pod
+    missing = await _missing(api, found.values())
+    return tuple(_asking(pod, missing) for _, pod in sorted(found.items()) if not _is_over(pod))
+
+
+async def _missing(api: ClusterApi, pods: Any) -> set[tuple[str, str]]:
+    """Secrets that a pod which does not run waits for, and that are not there."""
+    needed = {
+        (pod["metadata"]["namespace"], name)
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") == "Pending"
+        for name in _secrets(pod)
+    }
+    missing = set()
+    for namespace, name in sorted(needed)[:SECRETS_MOST]:
+        try:
+            await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
+        except ClusterRefused as error:
+            if error.status == NOT_THERE:
+                missing.add((namespace, name))
+    return missing
+
+
+def _asking(pod: Object, missing: set[tuple[str, str]]) -> AskingPod:
+    metadata = pod["metadata"]
+    images = [
+        one["image"]
+        for one in pod["spec"].get("initContainers") or []
+        if one["name"] == sidecar.NAME
+    ]
+    namespace = metadata["namespace"]
+    waits = next((name for name in _secrets(pod) if (namespace, name) in missing), "")
+    phase = (pod.get("status") or {}).get("phase", "")
+    return AskingPod(namespace, metadata["name"], phase, images[0] if images else None, waits)
+
+
+def _secrets(pod: Mapping[str, Any]) -> list[str]:
+    """What the sidecar's own volume is made of."""
+    volumes = pod["spec"].get("volumes") or []
+    return [
+        one["secret"]["secretName"]
+        for one in volumes
+        if one["name"].startswith("muster-") and "secret" in one
+    ]
+
+
+def _is_over(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+async def _probe(api: ClusterApi) -> Probe:
+    """Make a labelled pod that fits every namespace, in a dry run, and look what became of it."""
+    context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "muster-doctor-",
+            "labels": {LABEL: "true"},
+            "annotations": {
+                **{"muster.dev/job": "muster-doctor", "muster.dev/min": "1"},
+                **{"muster.dev/max": "1", "muster.dev/image": "example.org/muster-sidecar"},
+            },
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "securityContext": {
+                **{"runAsNonRoot": True, "runAsUser": 65532},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [
+                {
+                    "name": "trainer",
+                    "image": "example.org/trainer",
+                    "command": ["torchrun", "train.py"],
+                    "securityContext": context,
+                    "resources": {"limits": {"cpu": "1m", "memory": "1Mi"}},
+                }
+            ],
+        },
+    }
+    try:
+        made = await api.create(f"{paths.core(TRIED_IN, 'pods')}?dryRun=All", pod)
+    except ClusterRefused as error:
+        return Probe(error=str(error))
+    first = made["spec"].get("initContainers") or []
+    created = made["metadata"].get("creationTimestamp")
+    return Probe(
+        injected=any(one["name"] == sidecar.NAME for one in first),
+        server_time=datetime.fromisoformat(created) if created else None,
+    )
+
+
+async def _renewed(api: ClusterApi) -> dict[str, datetime]:
+    found = {}
+    async for one in _listed(api, LEASES):
+        if at := (one.get("spec") or {}).get("renewTime"):
+            found[one["metadata"]["name"]] = datetime.fromisoformat(at).astimezone(UTC)
+    return found
+
+
+async def _listed(api: ClusterApi, path: str) -> AsyncIterator[Object]:
+    """Every object of a list, page by page."""
+    joined, more = "&" if "?" in path else "?", ""
+    while True:
+        read = await api.get(f"{path}{joined}limit={PAGE}{more}")
+        for one in read.get("items") or []:
+            yield one
+        following = (read.get("metadata") or {}).get("continue")
+        if not following:
+            return
+        more = f"&continue={following}"
+
+
+def _key(pod: Mapping[str, Any]) -> str:
+    return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the doctor has seen of a cluster, before anybody has judged it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A webhook that gives pods their sidecar: where it is served, and whether it is trusted."""
+
+    configuration: str
+    namespace: str
+    service: str
+    trusted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The controller, or etcd: how many of its pods are ready, what they are, of which chart."""
+
+    name: str
+    wanted: int
+    ready: int
+    image: str
+    chart: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What became of a labelled pod that was made in a dry run.
+
+    ``error``: why there is no answer; ``warnings``: what kubectl would have shown.
+    """
+
+    injected: bool = False
+    error: str = ""
+    server_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AskingPod:
+    """A pod that asks for a sidecar, or whose namespace does.
+
+    ``sidecar``: the image of the one that it has; None without. ``missing``: a Secret that it
+    needs and that is not there.
+    """
+
+    namespace: str
+    name: str
+    phase: str
+    sidecar: str | None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Everything that was seen at ``now``, by the clock of this machine.
+
+    ``certificates``: the end of each, by Secret and key. ``renewed``: when each node's lease was,
+    by that node's clock. ``unread``: why something could not be looked at, by what it is.
+    """
+
+    now: datetime
+    server_version: str
+    hooks: tuple[Hook, ...] = ()
+    controllers: tuple[Part, ...] = ()
+    stores: tuple[Part, ...] = ()
+    certificates: Mapping[str, datetime] | None = None
+    probe: Probe | None = None
+    pods: tuple[AskingPod, ...] = ()
+    renewed: Mapping[str, datetime] | None = None
+    unread: Mapping[str, str] | None = None

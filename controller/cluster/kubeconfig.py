@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a person reaches an API server: the current context of a kubeconfig, as kubectl reads it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from rdzv.errors import ConfigError
+
+VARIABLE = "KUBECONFIG"
+PLUGIN_TIMEOUT_S = 60.0
+"""For the program that a kubeconfig names to get a token; it may ask its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeconfigAccess:
+    """Where the API server is, and the current context's way to be known there."""
+
+    url: str
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]
+    folder: Path
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str], named: str | None = None) -> KubeconfigAccess:
+        """Read the file that is named, by ``KUBECONFIG``, or at home; raises ``ConfigError``."""
+        path = Path(named or environ.get(VARIABLE) or Path.home() / ".kube" / "config")
+        try:
+            read = YAML(typ="safe").load(path)
+        except (OSError, YAMLError) as error:
+            why = getattr(error, "strerror", None) or "it is no YAML"
+            raise ConfigError(f"--kubeconfig: {path} cannot be read: {why}") from error
+        try:
+            context = _entry(read, "contexts", "context", read["current-context"])
+            cluster = _entry(read, "clusters", "cluster", context["cluster"])
+            user = _entry(read, "users", "user", context["user"])
+            url = str(cluster["server"]).rstrip("/")
+        except (KeyError, TypeError, StopIteration) as error:
+            raise ConfigError(
+                f"--kubeconfig: {path} has no current context that is whole: see kubectl config"
+                " view --minify"
+            ) from error
+        return cls(url, cluster, user, path.parent)
+
+    def token(self) -> str:
+        """The token as it is now; empty where a certificate does."""
+        if text := self.user.get("token"):
+            return str(text)
+        if name := self.user.get("tokenFile"):
+            return (self.folder / str(name)).read_text(encoding="utf-8").strip()
+        plugin = self.user.get("exec")
+        return _from_plugin(plugin) if isinstance(plugin, Mapping) else ""
+
+    def trusted(self) -> ssl.SSLContext:
+        """Trust the authority of the cluster, and show our certificate, where there is one."""
+        context = ssl.create_default_context()
+        if authority := _content(self.cluster, "certificate-authority", self.folder):
+            context = ssl.create_default_context(cadata=authority.decode())
+        if self.cluster.get("insecure-skip-tls-verify"):
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        certificate = _content(self.user, "client-certificate", self.folder)
+        key = _content(self.user, "client-key", self.folder)
+        if certificate and key:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "both"
+                file.touch(mode=0o600)
+                file.write_bytes(certificate + b"\n" + key)
+                context.load_cert_chain(file)
+        return context
+
+
+def _entry(read: Any, plural: str, kind: str, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(one for one in read[plural] if one["name"] == name)[kind]
+    return found
+
+
+def _content(of: Mapping[str, Any], key: str, folder: Path) -> bytes | None:
+    """What an entry has in itself, or in a file."""
+    try:
+        if text := of.get(f"{key}-data"):
+            return base64.b64decode(text)
+        return (folder / str(of[key])).read_bytes() if of.get(key) else None
+    except (OSError, binascii.Error) as error:
+        raise ConfigError(f"--kubeconfig: its {key} cannot be read: {error}") from error
+
+
+def _from_plugin(plugin: Mapping[str, Any]) -> str:
+    """Ask the program that a hosted cluster's kubeconfig names."""
+    command = [str(plugin.get("command")), *map(str, plugin.get("args") or [])]
+    told = {str(one["name"]): str(one["value"]) for one in plugin.get("env") or []}
+    request: dict[str, Any] = {
+        "apiVersion": plugin.get("apiVersion"),
+        "kind": "ExecCredential",
+        "spec": {},
+    }
+    environ = {**os.environ, **told, "KUBERNETES_EXEC_INFO": json.dumps(request)}
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, check=True, timeout=PLUGIN_TIMEOUT_S
+        )
+        return str(json.loads(done.stdout)["status"]["token"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"--kubeconfig: {command[0]}, which it names, gave no token: {error}"
+        ) from error

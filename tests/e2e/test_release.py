@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release that is made twice is the same, byte for byte: of a clone, whose tree is clean."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sidecar_image.engine import CACHE, ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
+
+MAKE_TIMEOUT_S = 3000
+
+
+def made(clone: Path, out: Path, *arguments: str) -> list[str]:
+    """The lines that say digests; what lies in ``out`` has them."""
+    done = subprocess.run(
+        [clone / "scripts" / "release", "--dry-run", "--out", out, *arguments],
+        env={**os.environ, "MUSTER_CACHE": str(CACHE)},
+        capture_output=True,
+        text=True,
+        timeout=MAKE_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("clone") / "muster"
+    subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True, timeout=300)
+    return place
+
+
+def test_packages_are_the_same_twice_and_a_changed_tree_is_refused(
+    clone: Path, tmp_path: Path
+) -> None:
+    first, second = (made(clone, tmp_path / name, "--without-images") for name in ("a", "b"))
+    assert first == second
+    assert len(first) == 7
+    (clone / "left-behind").touch()
+    refused = subprocess.run(
+        [clone / "scripts" / "release", "--dry-run", "--without-images", "--out", tmp_path / "c"],
+        env={**os.environ, "MUSTER_CACHE": str(CACHE)},
+        capture_output=True,
+        text=True,
+        timeout=MAKE_TIMEOUT_S,
+        check=False,
+    )
+    (clone / "left-behind").unlink()
+    assert refused.returncode == 1
+    assert "left-behind: not as the commit has it" in refused.stderr
+
+
+@pytest.mark.container
+def test_images_are_the_same_twice(clone: Path, tmp_path: Path) -> None:
+    first, second = (made(clone, tmp_path / name) for name in ("a", "b"))
+    assert first == second
+    assert len([line for line in first if "sha256:" in line]) == 2

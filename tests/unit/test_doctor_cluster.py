@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``muster doctor --cluster`` says of what it has seen: each fault with what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from console.doctor.cluster.findings import findings_of
+from console.doctor.cluster.seen import AskingPod, Cluster, Hook, Part, Probe
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+SIDECAR = "example.org/muster-sidecar:0.2.0"
+POD = AskingPod("team", "digits-0", "Running", SIDECAR)
+LATE = replace(POD, name="digits-1", sidecar=None)
+PART = Part("muster-controller", 2, 2, "example.org/muster-controller:0.2.0", "muster-0.2.0")
+STORE = Part("muster-etcd", 3, 3, "etcd:v3.6.16", "muster-0.2.0")
+CERTIFICATE = "Secret muster-controller, tls.crt"
+HOOK = Hook("muster-controller-muster-system", "muster-system", "muster-controller", True)
+WELL = Cluster(
+    now=NOW,
+    server_version="v1.36.3",
+    hooks=(HOOK,),
+    controllers=(PART,),
+    stores=(STORE,),
+    certificates={CERTIFICATE: NOW + timedelta(days=60)},
+    probe=Probe(injected=True, server_time=NOW - timedelta(seconds=1)),
+    pods=(POD,),
+    renewed={"node-a": NOW - timedelta(seconds=9)},
+)
+
+
+def said(seen: Cluster) -> list[tuple[str, str, str]]:
+    """What is not in order: check, level and sentence; each has a remedy, or is a note."""
+    found = [one for one in findings_of(seen) if one.level != "ok"]
+    assert all(one.remedy for one in found)
+    return [(one.check, one.level, one.sentence) for one in found]
+
+
+def test_where_all_is_well_everything_is_told_to_be() -> None:
+    assert said(WELL) == []
+    assert [one.check for one in findings_of(WELL)] == [
+        *("version", "controller", "webhook", "certificate", "etcd", "sidecars", "clocks"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "check", "level", "words"),
+    [
+        (replace(WELL, server_version="v1.28.9"), "version", "fault", "native sidecars"),
+        (replace(WELL, hooks=()), "chart", "fault", "no webhook"),
+        (
+            replace(WELL, hooks=(HOOK, replace(HOOK, configuration="other"))),
+            "chart",
+            "warning",
+            "other",
+        ),
+        (
+            replace(WELL, controllers=(replace(PART, ready=0),)),
+            "controller",
+            "fault",
+            "without Muster",
+        ),
+        (replace(WELL, controllers=(replace(PART, ready=1),)), "controller", "warning", "1 of 2"),
+        (replace(WELL, hooks=(replace(HOOK, trusted=False),)), "webhook", "fault", "caBundle"),
+        (replace(WELL, probe=Probe()), "webhook", "fault", "no sidecar"),
+        (replace(WELL, probe=Probe(error="no right")), "webhook", "warning", "no right"),
+        (replace(WELL, certificates={CERTIFICATE: NOW}), "certificate", "fault", "is over"),
+        (
+            replace(WELL, certificates={CERTIFICATE: NOW + timedelta(days=13)}),
+            "certificate",
+            "warning",
+            "2026-12-06",
+        ),
+        (replace(WELL, stores=(replace(STORE, ready=2),)), "etcd", "warning", "2 of 3"),
+        (replace(WELL, stores=(replace(STORE, ready=1),)), "etcd", "fault", "no write"),
+        (
+            replace(WELL, pods=(POD, replace(POD, name="b", sidecar="example.org/s:0.1.0"))),
+            "sidecars",
+            "note",
+            "s:0.1.0",
+        ),
+        (replace(WELL, pods=(POD, LATE)), "injection", "warning", "team/digits-1"),
+        (
+            replace(WELL, pods=(replace(POD, missing="digits-etcd"),)),
+            "access",
+            "fault",
+            "no Secret digits-etcd",
+        ),
+        (
+            replace(WELL, renewed={"node-a": NOW + timedelta(seconds=5)}),
+            "clocks",
+            "warning",
+            "5 s ahead of",
+        ),
+        (
+            replace(WELL, renewed={"node-a": NOW - timedelta(seconds=90)}),
+            "clocks",
+            "warning",
+            "away, or its clock is behind",
+        ),
+        (
+            replace(WELL, probe=Probe(True, server_time=NOW - timedelta(seconds=20))),
+            "clocks",
+            "warning",
+            "20 s behind",
+        ),
+        (replace(WELL, unread={"etcd": "403"}), "etcd", "note", "403"),
+    ],
+)
+def test_each_fault_is_told_by_itself(seen: Cluster, check: str, level: str, words: str) -> None:
+    ((told, weight, sentence),) = said(seen)
+    assert (told, weight) == (check, level)
+    assert words in sentence
+
+
+def test_pods_that_started_while_the_webhook_was_away_are_named_with_what_to_type() -> None:
+    pods = tuple(replace(LATE, name=f"digits-{n}") for n in range(9))
+    ((*_, sentence),) = said(replace(WELL, pods=(POD, *pods)))
+    assert "9 pods" in sentence
+    assert "team/digits-4 and 4 more" in sentence
+    (finding,) = [one for one in findings_of(replace(WELL, pods=pods)) if one.check == "injection"]
+    assert "kubectl delete pod -n team digits-0" in finding.remedy
