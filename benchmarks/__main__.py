@@ -34,7 +34,7 @@ BENCHMARKS = {
     "scale": "1,000 registrars and watchers on one etcd: join, rest, leave, return, 15 min",
     "first_hour": "pip install to the first picture; a crash to its error on the screen, 3 min",
     "footprint": "memory, CPU at rest and start of one sidecar, 2 min",
-    "admission": "1,000 pods of a Job through the webhook, and the API server's view; root, 8 min",
+    "admission": "1,000 pods of a Job through the webhook, and the API server's view, 2 min",
     "pod": "a pod is deleted in a real cluster, beside no Muster; needs root, 15 min",
 }
 

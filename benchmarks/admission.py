@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``admission``: the pods of one Job of 1,000, through the webhook of the chart, in ``kubelab``.
+"""``admission``: the pods of one Job of 1,000, through the webhook, before a real API server.
 
-Own time is what each replica counts, by the clock and by the processor; the API server's view of
-the same calls is beside it, and what the processes took of the processor altogether, TLS and log
-included. No pod is given to a node: an admission is over before. Needs root.
+etcd, the API server and the controller manager of ``scripts/kubelab`` run as processes of this
+machine, without nodes: an admission is over before a pod is given to one. The webhook is one
+replica, a process of its own. Own time is what it counts itself, by the clock and by the processor;
+the API server's view of the same calls is beside it, and what the process took of the processor
+altogether, TLS and log included.
 """
 
 from __future__ import annotations
@@ -11,29 +13,32 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import secrets
 import ssl
+import sys
+import tempfile
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from benchmarks.admission_server import ApiServer
 from benchmarks.figures import Bar, Figure
 from benchmarks.processor_time import cpu_s
-from tests.support.cluster.chart_release import NAMESPACE, ChartRelease
-from tests.support.cluster.claim import claimed
-from tests.support.cluster.lab import Kubelab, Object
+from rdzv.errors import ClusterRefused
+from tests.support.ports import free_ports
 
 PODS = 1000
-PATIENCE_S = 500.0
-"""For the controller manager, which makes twenty pods a second at most."""
+PATIENCE_S = 300.0
 OWN_TIME_MAX_S = 0.05
 CALL_TIMEOUT_S = 60
 HOOK = "pods.inject.muster.dev"
 API_SERVERS = "apiserver_admission_webhook_admission_duration_seconds"
 OWN = "muster_controller_admission_seconds"
 OWN_CPU = "muster_controller_admission_cpu_seconds"
+CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+LABELLED = "/api/v1/namespaces/default/pods?labelSelector=muster.dev%2Finject%3Dtrue"
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,6 @@ class Distribution:
     """How many were at most so long, by bound in seconds, as Prometheus counts."""
 
     counts: Mapping[float, float]
-
-    def since(self, before: Distribution) -> Distribution:
-        return Distribution({b: n - before.counts.get(b, 0) for b, n in self.counts.items()})
-
-    def beside(self, other: Distribution) -> Distribution:
-        bounds = {*self.counts, *other.counts}
-        return Distribution(
-            {b: self.counts.get(b, 0) + other.counts.get(b, 0) for b in sorted(bounds)}
-        )
 
     @property
     def total(self) -> int:
@@ -66,45 +62,39 @@ class Distribution:
 def distribution(text: str, name: str, labels: str = "") -> Distribution:
     """Read one histogram of a page of metrics; ``labels``: words its lines have to have."""
     counts: dict[float, float] = {}
-    line = re.compile(rf"^{name}_bucket{{(.*)}} (\S+)$", re.MULTILINE)
-    for told, count in line.findall(text):
-        if labels in told:
-            bound = float(re.search(r'le="([^"]+)"', told)[1])  # type: ignore[index]
-            counts[bound] = counts.get(bound, 0) + float(count)
+    for told, count in re.findall(rf"^{name}_bucket{{(.*)}} (\S+)$", text, re.MULTILINE):
+        bound = re.search(r'le="([^"]+)"', told)
+        if labels in told and bound is not None:
+            counts[float(bound[1])] = counts.get(float(bound[1]), 0) + float(count)
     return Distribution(counts)
 
 
 async def measure(pods: int = PODS) -> list[Figure]:
-    """Measure in a cluster which is ended if it was not there before."""
-    return await asyncio.to_thread(_measure, pods)
+    """Measure; what is started is ended."""
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        return await asyncio.to_thread(_measure, Path(folder), pods)
 
 
-def _measure(pods: int) -> list[Figure]:
-    lab = Kubelab()
-    with claimed(lab):
-        lab.command("up", timeout_s=900)
-        with ChartRelease(lab) as chart:
-            return _figures(chart, pods)
-
-
-def _figures(chart: ChartRelease, pods: int) -> list[Figure]:
-    replicas = chart.lab.pods(NAMESPACE, "app.kubernetes.io/component=controller")
-    before = [_page(one) for one in replicas]
-    processes = _processes()
-    spent_s = {pid: cpu_s(pid) for pid in processes}
-    asked_before = distribution(chart.lab.kubectl("get", "--raw", "/metrics"), API_SERVERS, HOOK)
-    began_s = monotonic()
-    _make(chart.lab, pods)
-    took_s = monotonic() - began_s
-    asked = distribution(chart.lab.kubectl("get", "--raw", "/metrics"), API_SERVERS, HOOK)
-    asked = asked.since(asked_before)
-    own, own_cpu = Distribution({}), Distribution({})
-    for one, page in zip(replicas, before, strict=True):
-        now = _page(one)
-        own = own.beside(distribution(now, OWN).since(distribution(page, OWN)))
-        own_cpu = own_cpu.beside(distribution(now, OWN_CPU).since(distribution(page, OWN_CPU)))
-    assert own.total >= pods, f"{own.total} of {pods} pods came through the webhook"
-    process_s = sum(cpu_s(pid) - spent_s[pid] for pid in processes)
+def _measure(folder: Path, pods: int) -> list[Figure]:
+    with ApiServer(folder) as server:
+        (port,) = free_ports(1)
+        name = "muster-controller"
+        secret = {"metadata": {"name": name}}
+        server.call("POST", "/api/v1/namespaces/default/secrets", secret)
+        server.call("POST", CONFIGURATIONS, _webhook(name, port))
+        command = [sys.executable, "-m", "benchmarks.admission_webhook"]
+        webhook = server.start("webhook", [*command, server.url, str(folder), str(port)])
+        _until_ready(port)
+        sleep(2)  # the API server reads configurations anew each second
+        before_s = cpu_s(webhook.pid)
+        took_s = _made(server, pods)
+        process_s = cpu_s(webhook.pid) - before_s
+        page = _page(port, "/metrics")
+        own, own_cpu = distribution(page, OWN), distribution(page, OWN_CPU)
+        asked = distribution(server.text("/metrics"), API_SERVERS, HOOK)
+        injected = server.call("GET", LABELLED)["items"]
+        with_it = sum("initContainers" in one["spec"] for one in injected)
+    assert own.total == pods, f"{own.total} of {pods} pods came through the webhook"
 
     def at_most(name: str, found: Distribution, bar: Bar | None = None) -> list[Figure]:
         return [
@@ -112,36 +102,33 @@ def _figures(chart: ChartRelease, pods: int) -> list[Figure]:
             Figure(f"admission/{name}, p99 at most", found.at_most(0.99), "s", bar, ()),
         ]
 
+    bar = Bar("value", "<=", OWN_TIME_MAX_S)
+    within = own.share_within(OWN_TIME_MAX_S)
     return [
-        *at_most("own time", own, Bar("value", "<=", OWN_TIME_MAX_S)),
-        Figure("admission/own time, within 50 ms", own.share_within(OWN_TIME_MAX_S), "", None, ()),
-        *at_most("own processor time", own_cpu, Bar("value", "<=", OWN_TIME_MAX_S)),
+        *at_most("own time", own, bar),
+        Figure("admission/own time, within 50 ms", within, "of 1", None, ()),
+        *at_most("own processor time", own_cpu, bar),
         *at_most("the API server's view", asked),
-        Figure("admission/both processes, for a pod", process_s / own.total, "CPU s", None, ()),
-        Figure("admission/pods made", own.total / took_s, "1/s", None, ()),
+        Figure("admission/pods with a sidecar", with_it, "", Bar("value", "==", pods), ()),
+        Figure("admission/the whole process, for a pod", process_s / pods, "CPU s", None, ()),
+        Figure("admission/pods made", pods / took_s, "1/s", None, ()),
     ]
 
 
-def _make(lab: Kubelab, pods: int) -> None:
-    """Have the controller manager make the pods of a Job, and take them away again."""
-    namespace = f"admission-{secrets.token_hex(4)}"
-    lab.make_namespace(namespace)
-    try:
-        lab.apply(namespace, job(pods))
-        deadline_s = monotonic() + PATIENCE_S
-        made = 0
-        while made < pods:
-            assert monotonic() < deadline_s, f"{made} of {pods} pods after {PATIENCE_S:g} s"
-            sleep(1)
-            status = lab.get(namespace, "job", "digits").get("status", {})
-            made = int(status.get("active", 0))
-        lab.kubectl("-n", namespace, "delete", "job", "digits", "--wait=false")
-    finally:
-        lab.remove_namespace(namespace)
+def _made(server: ApiServer, pods: int) -> float:
+    """Have the controller manager make the pods of a Job; return the seconds that it took."""
+    began_s = monotonic()
+    server.call("POST", JOBS, job(pods))
+    made = 0
+    while made < pods:
+        assert monotonic() < began_s + PATIENCE_S, f"{made} of {pods} pods: {server.last_lines()}"
+        sleep(0.5)
+        made = int(server.call("GET", f"{JOBS}/digits").get("status", {}).get("active", 0))
+    return monotonic() - began_s
 
 
-def job(pods: int) -> Object:
-    """A labelled Indexed Job that no scheduler looks at."""
+def job(pods: int) -> dict[str, object]:
+    """A labelled Indexed Job."""
     container = {
         "name": "trainer",
         "image": "example.org/digits:1.0",
@@ -153,41 +140,61 @@ def job(pods: int) -> Object:
         "labels": {"muster.dev/inject": "true"},
         "annotations": {"muster.dev/min": "2", "muster.dev/max": str(pods)},
     }
-    spec = {
-        "restartPolicy": "Never",
-        "schedulingGates": [{"name": "example.org/never"}],
-        "containers": [container],
-    }
     return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
         "metadata": {"name": "digits"},
         "spec": {
             "completionMode": "Indexed",
             "completions": pods,
             "parallelism": pods,
-            "template": {"metadata": metadata, "spec": spec},
+            "template": {
+                "metadata": metadata,
+                "spec": {"restartPolicy": "Never", "containers": [container]},
+            },
         },
     }
 
 
-def _page(pod: Object) -> str:
-    """The metrics of one replica, whose certificate is for its Service."""
+def _webhook(name: str, port: int) -> dict[str, object]:
+    """As the chart has it, by URL: there is no Service without nodes."""
+    return {
+        "metadata": {"name": name},
+        "webhooks": [
+            {
+                "name": HOOK,
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "NoneOnDryRun",
+                "failurePolicy": "Ignore",
+                "reinvocationPolicy": "IfNeeded",
+                "timeoutSeconds": 5,
+                "clientConfig": {"url": f"https://localhost:{port}/inject"},
+                "objectSelector": {"matchLabels": {"muster.dev/inject": "true"}},
+                "rules": [
+                    {
+                        "apiGroups": [""],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"],
+                        "resources": ["pods"],
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def _until_ready(port: int) -> None:
+    deadline_s = monotonic() + PATIENCE_S
+    while monotonic() < deadline_s:
+        try:
+            _page(port, "/readyz")
+            return
+        except OSError:
+            sleep(0.2)
+    raise ClusterRefused("the webhook is not ready", 503)
+
+
+def _page(port: int, path: str) -> str:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    url = f"https://{pod['status']['podIP']}:9443/metrics"
+    url = f"https://127.0.0.1:{port}{path}"
     with urllib.request.urlopen(url, context=context, timeout=CALL_TIMEOUT_S) as answer:
         return str(answer.read().decode())
-
-
-def _processes() -> list[int]:
-    """The replicas, as this machine sees them."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if b"controller" in words and any(w.startswith(b"--own-namespace=") for w in words):
-            found.append(int(folder.name))
-    return found

@@ -52,6 +52,7 @@ class Injector:
         """What is told of pods; whoever runs it writes what is owed once the API server is back."""
         self._telling: set[asyncio.Task[None]] = set()
         self._owners: OrderedDict[str, tuple[float, Object]] = OrderedDict()
+        self._reading: dict[str, asyncio.Task[Object]] = {}
 
     async def answer(self, body: bytes) -> bytes:
         """Answer one AdmissionReview; raises ``ConfigError`` where it is none."""
@@ -106,7 +107,7 @@ class Injector:
         if found is not None and now_s - read_s < OWNER_FRESH_S:
             return found
         try:
-            found = await self._api.get(path, READ_TIMEOUT_S)
+            found = await self._read_once(known_as, path)
         except ClusterError as error:
             log.warning(
                 "%s %s is not read, %s has to do: %s",
@@ -122,6 +123,15 @@ class Injector:
         while len(self._owners) > OWNERS_KEPT:
             self._owners.popitem(last=False)
         return found
+
+    async def _read_once(self, known_as: str, path: str) -> Object:
+        """Read it, or wait for who reads it already: the pods of a job come at once."""
+        reading = self._reading.get(known_as)
+        if reading is None:
+            reading = asyncio.create_task(self._api.get(path, READ_TIMEOUT_S))
+            self._reading[known_as] = reading
+            reading.add_done_callback(lambda _: self._reading.pop(known_as, None))
+        return await asyncio.shield(reading)
 
 
 def _tell(name: str, namespace: str, verdict: Verdict) -> None:
