@@ -187,7 +187,7 @@ def _without(pods: Sequence[AskingPod]) -> Iterator[Finding]:
         "injection",
         "warning",
         f"{counted(len(missed), 'pod')} with the label {'has' if len(missed) == 1 else 'have'} no"
-        f" sidecar, and do not train with the others: {names}",
+        f" sidecar, and no part in the training of the others: {names}",
         "the webhook was away, or refused them (kubectl get events says why): once it answers,"
         " delete them, so that they are made again: "
         + "; ".join(
