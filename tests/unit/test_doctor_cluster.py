@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from console.doctor.cluster.findings import findings_of
-from console.doctor.cluster.seen import AskingPod, Cluster, Hook, Part, Probe
+from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SIDECAR = "example.org/muster-sidecar:0.2.0"
 POD = AskingPod("team", "digits-0", "Running", SIDECAR)
 LATE = replace(POD, name="digits-1", sidecar=None)
-PART = Part("muster-controller", 2, 2, "example.org/muster-controller:0.2.0", "muster-0.2.0")
-STORE = Part("muster-etcd", 3, 3, "etcd:v3.6.16", "muster-0.2.0")
+PART = ChartPart("muster-controller", 2, 2, "example.org/muster-controller:0.2.0", "muster-0.2.0")
+STORE = ChartPart("muster-etcd", 3, 3, "etcd:v3.6.16", "muster-0.2.0")
 CERTIFICATE = "Secret muster-controller, tls.crt"
 HOOK = Hook("muster-controller-muster-system", "muster-system", "muster-controller", True)
 WELL = Cluster(

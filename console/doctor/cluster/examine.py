@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
-from console.doctor.cluster.seen import AskingPod, Cluster, Hook, Part, Probe
+from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
@@ -47,8 +47,8 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
     version = await told("version", api.get("/version"), {})
     hooks = await told("webhook", _hooks(api), ())
     namespaces = sorted({hook.namespace for hook in hooks})
-    controllers: list[Part] = []
-    stores: list[Part] = []
+    controllers: list[ChartPart] = []
+    stores: list[ChartPart] = []
     certificates: dict[str, datetime] = {}
     for namespace in namespaces:
         controllers += await told("controller", _parts(api, namespace, "deployments"), [])
@@ -83,7 +83,7 @@ async def _hooks(api: ClusterApi) -> tuple[Hook, ...]:
     return tuple(found)
 
 
-async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[Part]:
+async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[ChartPart]:
     found = []
     async for one in _listed(api, f"/apis/apps/v1/namespaces/{namespace}/{plural}?{OURS}"):
         container = one["spec"]["template"]["spec"]["containers"][0]
@@ -91,7 +91,7 @@ async def _parts(api: ClusterApi, namespace: str, plural: str) -> list[Part]:
         ready = int((one.get("status") or {}).get("readyReplicas") or 0)
         wanted = int(one["spec"].get("replicas", 1))
         chart = labels.get("helm.sh/chart", "no chart")
-        found.append(Part(one["metadata"]["name"], wanted, ready, container["image"], chart))
+        found.append(ChartPart(one["metadata"]["name"], wanted, ready, container["image"], chart))
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from console.counting import counted
-from console.doctor.cluster.seen import AskingPod, Cluster, Part
+from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster
 from console.doctor.diagnosis import SKEW_S, Finding
 
 OLDEST = (1, 29)
@@ -145,7 +145,7 @@ def _certificates(seen: Cluster) -> Iterator[Finding]:
             yield Finding("certificate", "ok", told)
 
 
-def _store(store: Part) -> Iterator[Finding]:
+def _store(store: ChartPart) -> Iterator[Finding]:
     told = f"{store.name}: {store.ready} of {counted(store.wanted, 'member')} ready, {store.image}"
     if store.ready == store.wanted:
         yield Finding("etcd", "ok", told)

@@ -19,7 +19,7 @@ class Hook:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChartPart:
     """The controller, or etcd: how many of its pods are ready, what they are, of which chart."""
 
     name: str
@@ -67,8 +67,8 @@ class Cluster:
     now: datetime
     server_version: str
     hooks: tuple[Hook, ...] = ()
-    controllers: tuple[Part, ...] = ()
-    stores: tuple[Part, ...] = ()
+    controllers: tuple[ChartPart, ...] = ()
+    stores: tuple[ChartPart, ...] = ()
     certificates: Mapping[str, datetime] | None = None
     probe: Probe | None = None
     pods: tuple[AskingPod, ...] = ()
