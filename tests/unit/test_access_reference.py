@@ -16,7 +16,7 @@ from injection.yaml_tree import documents, value_of
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import pods_of
-from tests.unit.test_admission import patched
+from tests.support.injection.patching import patched
 
 UNSAID = {"etcd_secret", "etcd_secret_keys", "job"}
 STORE = {"etcd_endpoints": "https://etcd:2379"}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import json
 from typing import Any
 
@@ -25,6 +24,7 @@ from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import FLAGS, environ, loaded, manifest
 from tests.support.injection.owners import at, defaulted, pods_of
+from tests.support.injection.patching import patched
 
 MAY_BE_THERE = {"labels", "annotations", "metadata", "env", "volumes", "volumeMounts", "lifecycle"}
 """A server leaves out what is written and empty, and its controllers add labels."""
@@ -36,26 +36,6 @@ def admitted(pod: dict[str, Any], read: Any, flags: dict[str, str]) -> tuple[Ver
     """The verdict, and the pod that the API server makes by it."""
     verdict = decide(pod, "default", owner_of(pod), read, environ(flags))
     return verdict, patched(pod, verdict.patch)
-
-
-def patched(value: Any, operations: Any) -> Any:
-    """As RFC 6902 says, for the operations that are written."""
-    value = copy.deepcopy(value)
-    for operation in operations:
-        *way, last = [
-            w.replace("~1", "/").replace("~0", "~") for w in operation["path"].split("/")[1:]
-        ]
-        place = value
-        for word in way:
-            place = place[int(word)] if isinstance(place, list) else place[word]
-        key: Any = int(last) if isinstance(place, list) else last
-        if operation["op"] == "remove":
-            del place[key]
-        elif isinstance(place, list) and operation["op"] == "add":
-            place.insert(key, operation["value"])
-        else:
-            place[key] = operation["value"]
-    return value
 
 
 def essence(template: Any) -> Any:
