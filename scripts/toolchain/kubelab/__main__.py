@@ -15,7 +15,6 @@ from a registry.
   lose NODE         what others see when a machine is gone; NODE is node-a or node-b
   stop-kubelet NODE stop the kubelet alone
   restore NODE      start the node's kubelet again
-  starve NODE       start it so that it finds no memory left, and evicts pods; until restore
   operator          build kubeflow's training-operator, install its CRDs and roles, and run it
 """
 
@@ -60,9 +59,6 @@ def main(arguments: list[str]) -> int:
             node.stop_kubelet(lab.layout_of(name))
         case ["restore", name]:
             node.start_kubelet(lab.layout_of(name))
-        case ["starve", name]:
-            node.stop_kubelet(lab.layout_of(name))
-            node.start_kubelet(lab.layout_of(name), starved=True)
         case ["operator"]:
             with lab.locked():
                 operator.up()

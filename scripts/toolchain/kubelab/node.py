@@ -63,19 +63,13 @@ def start_runtime(node: NodeLayout) -> None:
             time.sleep(0.1)
 
 
-def start_kubelet(node: NodeLayout, *, starved: bool = False) -> None:
-    """Start the kubelet in the mount namespace of the node's containerd.
-
-    ``starved``: it takes the node for one that has no memory left, and evicts pods.
-    """
+def start_kubelet(node: NodeLayout) -> None:
+    """Start the kubelet in the mount namespace of the node's containerd."""
     runtime = pid_of(f"containerd-{node.name}")
     if runtime is None:
         raise LabError(f"containerd of {node.name} has ended")
     config = node.directory / "kubelet.json"
-    fields = _kubelet_config(node)
-    if starved:
-        fields["evictionHard"] = {"memory.available": "99%"}
-    config.write_text(json.dumps(fields, indent=2))
+    config.write_text(json.dumps(_kubelet_config(node), indent=2))
     start(
         f"kubelet-{node.name}",
         [
