@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from controller.certificates.pair import Pair, authority_of, builder, pem, subject
+from controller.certificates.pair import UNREADABLE, Pair, authority_of, builder, pem, subject
 from rdzv.errors import ConfigError
 
 MEMBER_DAYS = 730
@@ -71,7 +71,7 @@ class ClientAuthority:
         try:
             self._certificate = x509.load_pem_x509_certificate(certificate)
             loaded = load_pem_private_key(key, None)
-        except (ValueError, TypeError) as error:
+        except UNREADABLE as error:
             raise ConfigError(
                 f"the authority of the store's clients is of no use: {error}"
             ) from None
@@ -101,7 +101,7 @@ class ClientAuthority:
             leaf = x509.load_pem_x509_certificate(held.certificate)
             key = load_pem_private_key(held.key, None)
             leaf.verify_directly_issued_by(self._certificate)
-        except (InvalidSignature, ValueError, TypeError) as error:
+        except (InvalidSignature, *UNREADABLE) as error:
             return f"its certificate is of no use: {str(error) or type(error).__name__}"
         (name,) = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME) or (None,)
         if name is None or name.value != user:

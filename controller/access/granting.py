@@ -83,6 +83,10 @@ class Granting:
                 log.warning("access of %s: %s", job, error, extra={"event": "access_not_given"})
                 self._due.add(job)
                 return
+            except Exception as error:  # one job's Secret must not take all others' access along
+                told = {"event": "defect"}
+                log.critical("access of %s: %s", job, error, exc_info=error, extra=told)
+                return
         if until is not None:
             left_s = (until - self._now()).total_seconds()
             if left_s < LOOK_S:

@@ -103,6 +103,9 @@ def object_of(
     }
 
 
+_YEARS = range(1970, 3000)
+"""Others are nobody's hour, and a duration added to one may be past the end of the calendar."""
+
 _OURS = frozenset({_JOB, _USER, _NEXT, _FORMER, _ISSUED, _UNUSED, ROTATE})
 
 
@@ -120,4 +123,4 @@ def _time(text: Any) -> datetime | None:
         found = datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo is not None else None
+    return found if found.tzinfo is not None and found.year in _YEARS else None

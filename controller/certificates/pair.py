@@ -29,7 +29,7 @@ LEAF_DAYS = 90
 SKEW = timedelta(hours=1)
 """Clocks of a cluster's machines differ: a certificate is good from before it was made."""
 
-_UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm)
+UNREADABLE = (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion)
 """What the library raises for what somebody else wrote: no PEM, a key of a kind it has not."""
 
 
@@ -56,7 +56,7 @@ def due(held: Pair | None, names: Sequence[str], now: datetime) -> str | None:
         belongs = leaf.public_key() == key.public_key()
     except InvalidSignature:
         belongs = False
-    except (*_UNREADABLE, x509.ExtensionNotFound) as error:
+    except (*UNREADABLE, x509.ExtensionNotFound) as error:
         return f"the one that is kept cannot be read: {error}"
     if not belongs:
         return "its parts do not belong together"
@@ -108,7 +108,7 @@ def authority_of(
                 if key.public_key() != certificate.public_key():
                     raise ValueError("the key is not that of the authority")
                 return certificate, key
-        except _UNREADABLE:
+        except UNREADABLE:
             pass  # what cannot be read signs nothing: another takes its place
     key = ec.generate_private_key(ec.SECP256R1())
     name = subject(f"muster controller {now:%Y-%m-%d}")

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What anybody may have written into a job's Secret: it costs that job alone its certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from controller.access.certificates import ClientAuthority, make_clients_authority
+from controller.access.decision import AccessPolicy, AccessSnapshot, decide
+from controller.access.granting import Granting
+from controller.access.jobs import JobsWithPods
+from controller.access.names import JobName
+from controller.access.secret import grant_of, object_of
+
+pytestmark = pytest.mark.virtual
+
+JOB, OTHER = JobName("team-a", "train"), JobName("team-b", "train")
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+POLICY = AccessPolicy(keep=timedelta(hours=24), rotate=timedelta(days=30))
+AUTHORITY = ClientAuthority(*make_clients_authority(NOW))
+MEMBERS = b"the members' authority"
+USER = JOB.user("0a")
+
+# A key on a curve that the library does not have: `openssl ecparam -name secp112r1 -genkey`.
+UNKNOWN_CURVE = b"""-----BEGIN EC PRIVATE KEY-----
+MD4CAQEEDilrrFPPuhJZ0ofd12floAcGBSuBBAAGoSADHgAEm69ULYnUKKwQhOu6
+MDxKm2NW5j3PkXkk5aaJ8g==
+-----END EC PRIVATE KEY-----
+"""
+
+
+def decided(annotations: dict[str, str], data: dict[str, bytes]) -> tuple[str, str]:
+    """Return what is done about a Secret with these changes, and whose certificate it then has."""
+    pair = AUTHORITY.sign(USER, timedelta(days=60), NOW)
+    notes = {"muster.dev/store-user": USER, "muster.dev/store-issued": NOW.isoformat()}
+    good = {"ca.crt": MEMBERS, "tls.crt": pair.certificate, "tls.key": pair.key}
+    held = {
+        "metadata": {"resourceVersion": "5", "annotations": {**notes, **annotations}},
+        "data": {key: base64.b64encode(text).decode() for key, text in {**good, **data}.items()},
+    }
+    grant = grant_of(held, JOB, MEMBERS, lambda found, user: AUTHORITY.fault(found, user, NOW))
+    seen = AccessSnapshot(True, frozenset({USER}), frozenset({USER}), True, grant)
+    action = decide(NOW, seen, POLICY, JOB.user("0b"))
+    written = object_of(held, JOB, action.secret or grant, None, MEMBERS)
+    return action.kind, written["metadata"]["annotations"]["muster.dev/store-user"]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "data", "kind"),
+    [
+        ({}, {}, "rest"),
+        ({"muster.dev/store-issued": "9999-12-31T23:59:59+00:00"}, {}, "write_secret"),
+        ({"muster.dev/store-issued": "0001-01-01T00:00:00+14:00"}, {}, "write_secret"),
+        ({"muster.dev/unused-since": "9999-12-31T23:59:59+00:00"}, {}, "rest"),
+        ({}, {"tls.key": UNKNOWN_CURVE}, "write_secret"),
+        ({}, {"tls.key": b"no key"}, "write_secret"),
+        ({}, {"tls.crt": b"no certificate"}, "write_secret"),
+    ],
+)
+def test_a_secret_that_somebody_has_changed_is_mended(
+    annotations: dict[str, str], data: dict[str, bytes], kind: str
+) -> None:
+    assert decided(annotations, data) == (kind, USER)
+
+
+class OneFails:
+    """An executor with a defect that one job's Secret brings out."""
+
+    def __init__(self) -> None:
+        self.done: list[JobName] = []
+
+    async def bring_in_line(self, job: JobName) -> datetime | None:
+        await asyncio.sleep(0)
+        self.done.append(job)
+        if job == JOB:
+            raise OverflowError("date value out of range")
+        return None
+
+    async def jobs(self) -> frozenset[JobName]:
+        return frozenset({JOB, OTHER})
+
+
+async def test_a_defect_that_one_job_brings_out_leaves_the_others_their_access() -> None:
+    executor: Any = OneFails()
+    pods = JobsWithPods(None)  # type: ignore[arg-type]
+    pods.known.set()
+    granting = asyncio.create_task(Granting(executor, pods, lambda: NOW).run())
+    await asyncio.sleep(100)
+    assert not granting.done()
+    assert executor.done == [JOB, OTHER, JOB, OTHER]
+    granting.cancel()
+    await asyncio.wait((granting,))
