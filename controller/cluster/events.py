@@ -66,7 +66,9 @@ class Events:
         """
         key = (str(about.get("uid")), reason)
         message = message[:MESSAGE_LENGTH]
-        drawn = hashlib.sha256(f"{key} {revision} {message}".encode()).hexdigest()[:16]
+        # A record may say what no UTF-8 can: half of a surrogate pair.
+        said_so = f"{key} {revision} {message}".encode("utf-8", "backslashreplace")
+        drawn = hashlib.sha256(said_so).hexdigest()[:16]
         name = f"{about['name'][:NAME_LENGTH]}.{drawn}"
         self._series[key] = said(self._clock(), self._series.get(key), name, message, revision)
         self._series.move_to_end(key)
@@ -98,7 +100,9 @@ class Events:
             return
         due = [key for key, one in self._series.items() if one.due_s <= now]
         for key in due:
-            series = self._series[key]
+            series = self._series.get(key)
+            if series is None:
+                continue  # forgotten while those before it were written
             try:
                 await self._write_one(key, series)
             except ClusterRefused as error:

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that are owed: whatever pods have written into them, and however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controller.cluster import events as cluster_events
+from controller.cluster.events import Events
+
+pytestmark = pytest.mark.virtual
+
+
+class Creating:
+    """The one call of an API server that a first Event needs; each takes a second."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(1)
+        self.made.append(body["involvedObject"]["name"])
+        return body
+
+
+def pod(name: str) -> dict[str, Any]:
+    return {"kind": "Pod", "name": name, "namespace": "team", "uid": f"uid-{name}"}
+
+
+def told(api: Creating) -> Events:
+    given: Any = api
+    return Events(given, asyncio.get_running_loop().time)
+
+
+async def test_what_no_utf_8_can_say_is_told_as_well() -> None:
+    api = Creating()
+    events = told(api)
+    events.say(pod("a"), "Draining", "because \ud800 of it")
+    await events.write()
+    assert api.made == ["a"]
+
+
+async def test_an_event_that_is_forgotten_before_its_turn_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_events, "KEPT", 3)
+    api = Creating()
+    events = told(api)
+    for name in "abc":
+        events.say(pod(name), "Joined", "it is a member")
+    writing = asyncio.create_task(events.write())
+    await asyncio.sleep(0.5)
+    for name in "de":
+        events.say(pod(name), "Joined", "it is a member")
+    await writing
+    await events.write()
+    assert api.made == ["a", "c", "d", "e"]
