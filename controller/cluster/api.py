@@ -13,7 +13,7 @@ import aiohttp
 
 from controller.cluster.in_cluster import ClusterAccess
 from controller.cluster.kubeconfig import KubeconfigAccess
-from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable
+from rdzv.errors import ClusterError, ClusterRefused, ClusterUnavailable, ConfigError
 
 Object = dict[str, Any]
 
@@ -37,7 +37,12 @@ class ClusterApi:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> ClusterApi:
-        context = await asyncio.to_thread(self._access.trusted)
+        try:
+            context = await asyncio.to_thread(self._access.trusted)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"the certificates by which the API server is reached cannot be used: {error}"
+            ) from error
         connector = aiohttp.TCPConnector(ssl=context)
         self._session = aiohttp.ClientSession(connector=connector, read_bufsize=LINE_MAX)
         return self
@@ -57,9 +62,11 @@ class ClusterApi:
         """Read an object, or a list; raises ``ClusterRefused``, ``ClusterUnavailable``."""
         return await self._call("GET", path, timeout_s=timeout_s, accept=accept)
 
-    async def create(self, path: str, body: Mapping[str, Any]) -> Object:
+    async def create(
+        self, path: str, body: Mapping[str, Any], timeout_s: float = CALL_TIMEOUT_S
+    ) -> Object:
         """Make an object; one of its name that is there is refused with 409."""
-        return await self._call("POST", path, body)
+        return await self._call("POST", path, body, timeout_s=timeout_s)
 
     async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
         """Put an object in the place of the one with its resourceVersion; else 409."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import ssl
@@ -60,7 +59,10 @@ class KubeconfigAccess:
         if text := self.user.get("token"):
             return str(text)
         if name := self.user.get("tokenFile"):
-            return (self.folder / str(name)).read_text(encoding="utf-8").strip()
+            try:
+                return (self.folder / str(name)).read_text(encoding="utf-8").strip()
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"--kubeconfig: its tokenFile cannot be read: {error}") from error
         plugin = self.user.get("exec")
         return _from_plugin(plugin) if isinstance(plugin, Mapping) else ""
 
@@ -93,7 +95,7 @@ def _content(of: Mapping[str, Any], key: str, folder: Path) -> bytes | None:
         if text := of.get(f"{key}-data"):
             return base64.b64decode(text)
         return (folder / str(of[key])).read_bytes() if of.get(key) else None
-    except (OSError, binascii.Error) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"--kubeconfig: its {key} cannot be read: {error}") from error
 
 
@@ -114,5 +116,15 @@ def _from_plugin(plugin: Mapping[str, Any]) -> str:
         return str(json.loads(done.stdout)["status"]["token"])
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"--kubeconfig: {command[0]}, which it names, gave no token: {error}"
+            f"--kubeconfig: {command[0]}, which it names, gave no token: {_why(error)}"
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """The plugin's own last words, as "log in again"; never its arguments, which may be secret."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it took longer than {PLUGIN_TIMEOUT_S:g} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{lines[-1] if lines else 'no word'} (exit status {error.returncode})"
+    return str(error)

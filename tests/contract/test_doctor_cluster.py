@@ -80,6 +80,7 @@ class Api(BaseHTTPRequestHandler):
     """Lists, one object a page, a version, and no Secret of a job."""
 
     forbidden: ClassVar[set[str]] = set()
+    made_status: ClassVar[int] = 201
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
@@ -102,7 +103,8 @@ class Api(BaseHTTPRequestHandler):
         made = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert parse_qs(urlsplit(self.path).query) == {"dryRun": ["All"]}
         made["metadata"]["creationTimestamp"] = f"{NOW:%Y-%m-%dT%H:%M:%SZ}"
-        self._answer(201, made)
+        told = made if self.made_status < 400 else {"message": "failed calling webhook x"}
+        self._answer(self.made_status, told)
 
     def _answer(self, status: int, body: Any) -> None:
         content = json.dumps(body).encode()
@@ -183,6 +185,28 @@ def test_a_cluster_is_examined_by_a_kubeconfig(
     notes = [one["check"] for one in told["findings"] if one["level"] == "note"]
     assert notes == ["certificate", "clocks"]
 
+    # Another webhook of the cluster that is down, and refuses every pod.
+    monkeypatch.setattr(Api, "made_status", 500)
+    _, told = run("--kubeconfig", str(kubeconfig))
+    found = {(one["check"], one["level"]): one["sentence"] for one in told["findings"]}
+    assert "failed calling webhook x" in found["webhook", "warning"]
+    assert ("controller", "fault") in found
+
+
+def test_who_may_look_at_nothing_is_not_told_that_nothing_is_wrong(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Api, "forbidden", set(LISTS))
+    _, told = run("--kubeconfig", str(kubeconfig))
+    levels = {one["check"]: one["level"] for one in told["findings"]}
+    assert levels == {"version": "ok", "chart": "warning", "injection": "note", "clocks": "note"}
+
+    read = json.loads(kubeconfig.read_text())
+    read["users"][0]["user"]["token"] = "expired"
+    kubeconfig.write_text(json.dumps(read))
+    with pytest.raises(ConfigError, match="does not know"):
+        run("--kubeconfig", str(kubeconfig))
+
 
 def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
     kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -194,8 +218,23 @@ def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
             run("--kubeconfig", str(broken))
     with pytest.raises(ConfigError, match="cannot be read"):
         run("--kubeconfig", str(tmp_path / "none"))
-    read = json.loads(kubeconfig.read_text())
+    whole = kubeconfig.read_text()
+    for text in ("eA==", "gA==", "ä"):
+        read = json.loads(whole)
+        read["clusters"][0]["cluster"]["certificate-authority-data"] = text
+        kubeconfig.write_text(json.dumps(read))
+        with pytest.raises(ConfigError, match="certificate"):
+            run("--kubeconfig", str(kubeconfig))
+    plugin = {"command": "sh", "args": ["-c", "echo log in again >&2; exit 3", "s3cret"]}
+    for user, words in (({"exec": plugin}, "log in again"), ({"tokenFile": "none"}, "tokenFile")):
+        read = json.loads(whole)
+        read["users"][0]["user"] = user
+        kubeconfig.write_text(json.dumps(read))
+        with pytest.raises(ConfigError, match=words) as caught:
+            run("--kubeconfig", str(kubeconfig))
+        assert "s3cret" not in str(caught.value)
     read["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    read["users"][0]["user"] = {"token": "t"}
     kubeconfig.write_text(json.dumps(read))
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     with pytest.raises(ClusterUnavailable):

@@ -17,7 +17,7 @@ from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Pro
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
-from rdzv.errors import ClusterRefused
+from rdzv.errors import ClusterError, ClusterRefused, ConfigError
 
 T = TypeVar("T")
 
@@ -30,17 +30,25 @@ PAGE = 500
 SECRETS_MOST = 50
 """Of those that pods name; one job has one."""
 OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
+PROBE_TIMEOUT_S = 60.0
+"""For the pod in a dry run: the API server asks one webhook after another, up to 30 s each."""
+NOT_KNOWN = 401
 NOT_THERE = 404
 
 
 async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
-    """Look at everything; what is refused is told as unread. Raises ``ClusterUnavailable``."""
+    """Look at everything; what is refused is told as unread.
+
+    Raises ``ClusterUnavailable``, and ``ConfigError`` where the API server does not know us.
+    """
     unread: dict[str, str] = {}
 
     async def told(what: str, asked: Awaitable[T], otherwise: T) -> T:
         try:
             return await asked
         except ClusterRefused as error:
+            if error.status == NOT_KNOWN:
+                raise ConfigError(f"the API server does not know this user: {error}") from error
             unread[what] = str(error)
             return otherwise
 
@@ -198,8 +206,8 @@ async def _probe(api: ClusterApi) -> Probe:
         },
     }
     try:
-        made = await api.create(f"{paths.core(TRIED_IN, 'pods')}?dryRun=All", pod)
-    except ClusterRefused as error:
+        made = await api.create(f"{paths.core(TRIED_IN, 'pods')}?dryRun=All", pod, PROBE_TIMEOUT_S)
+    except ClusterError as error:  # also where another webhook that is away lets no pod pass
         return Probe(error=str(error))
     first = made["spec"].get("initContainers") or []
     created = made["metadata"].get("creationTimestamp")

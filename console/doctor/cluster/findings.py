@@ -36,6 +36,7 @@ def findings_of(seen: Cluster) -> list[Finding]:
         *(
             Finding(what, "note", f"not looked at: {why}", "ask for the right to read it")
             for what, why in (seen.unread or {}).items()
+            if what != "webhook"
         ),
     ]
 
@@ -56,7 +57,14 @@ def _version(text: str) -> Iterator[Finding]:
 
 
 def _chart(seen: Cluster) -> Iterator[Finding]:
-    if not seen.hooks and "webhook" not in (seen.unread or {}):
+    if why := (seen.unread or {}).get("webhook"):
+        yield Finding(
+            "chart",
+            "warning",
+            f"not looked at, nor the webhook, the controller, certificates and etcd: {why}",
+            "ask for the right to list mutatingwebhookconfigurations, or somebody who has it",
+        )
+    elif not seen.hooks:
         yield Finding(
             "chart",
             "fault",
