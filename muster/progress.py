@@ -233,6 +233,8 @@ def _be(rank: int, world_size: int) -> None:
         place = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": local_rank}
         file.close()
         _file = ProgressFile(file.directory, {**os.environ, **place})
+        # A reset makes the process another rank, and takes back nothing that it has done.
+        _file.saver, _file.answered = file.saver and file.rank.rank == rank, file.answered
 
 
 def report_step(step: int, rank: Optional[int] = None, world_size: Optional[int] = None) -> None:

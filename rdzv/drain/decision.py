@@ -224,7 +224,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
             return "uncommitted", commit.reason
     elif uid == snapshot.pod_uid and is_of_launcher(snapshot.membership, drain):
         seen_for_s = scene.now - scene.observations.own_since_s
-        outcome, why = released(drain, seen_for_s, scene.policy.promise_s)
+        outcome, why = released(drain, snapshot.membership, seen_for_s, scene.policy.promise_s)
         if outcome:
             return outcome, why
     elif uid == snapshot.pod_uid and scene.untrained and snapshot.commands is None:

@@ -16,11 +16,12 @@ from rdzv.snapshot import Snapshot
 
 
 def asked(snapshot: Snapshot) -> Drain | None:
-    """The drain of the job's launcher, also once it is over, for as long as that is a member."""
-    for drain in sorted(snapshot.drains.values(), key=lambda one: one.pod_uid):
-        if is_of_launcher(snapshot, drain):
-            return drain
-    return None
+    """The drain of the job's launcher, also once it is over, for as long as that is a member.
+
+    One that goes on comes before one that is over, of a launcher that has yet to leave.
+    """
+    drains = [one for one in snapshot.drains.values() if is_of_launcher(snapshot, one)]
+    return min(drains, key=lambda one: (bool(one.outcome), one.pod_uid), default=None)
 
 
 def ask_of(drain: Drain | None) -> int:
@@ -58,14 +59,20 @@ def answer(
     return None
 
 
-def released(drain: Drain, seen_for_s: float, promise_s: float) -> tuple[Outcome, str]:
+def released(
+    drain: Drain, snapshot: Snapshot, seen_for_s: float, promise_s: float
+) -> tuple[Outcome, str]:
     """Say how the launcher's drain ends before its deadline, or that it does not.
 
     ``seen_for_s``: since when its sidecar sees the drain; ``promise_s``: how long a rank may take
-    to promise a save.
+    to promise a save. A promise is as good as none once no worker is left to keep it.
     """
     if drain.step is not None:
         return "committed", f"{drain.saver} has saved step {drain.step}"
-    if not drain.saver and seen_for_s >= promise_s:
+    if seen_for_s < promise_s:
+        return "", ""
+    if not drain.saver:
         return "uncommitted", "no rank has said that it saves for a launcher"
+    if all(member.role == "launcher" for member in snapshot.members.values()):
+        return "uncommitted", f"{drain.saver} is gone, and no worker is left that could save"
     return "", ""

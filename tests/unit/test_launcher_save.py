@@ -40,9 +40,11 @@ def job(*drains: Drain, members: str = "lab") -> Snapshot:
     return Snapshot(90, Job(1, 4, mod_revision=7), made, drains=by_pod)
 
 
-def outcome(drain: Drain, seen_for_s: float, due_s: float = 100.0) -> tuple[str, int | None]:
+def outcome(
+    drain: Drain, seen_for_s: float, due_s: float = 100.0, members: str = "lab"
+) -> tuple[str, int | None]:
     """How the launcher's drain ends, so long after its own sidecar has seen it."""
-    membership = job(drain)
+    membership = job(drain, members=members)
     snapshot = DrainingSnapshot(
         membership, listing.decide(membership), None, {}, "uid-l", revision=membership.revision
     )
@@ -70,6 +72,14 @@ def test_a_launcher_waits_for_a_rank_that_has_promised_to_save(
     drain: Drain, seen_for_s: float, ended: tuple[str, int | None]
 ) -> None:
     assert outcome(drain, seen_for_s) == ended
+
+
+def test_a_launcher_does_not_wait_for_a_promise_once_all_workers_have_gone() -> None:
+    """As where the whole job is deleted, and its workers have less time than the launcher."""
+    assert outcome(PROMISED, 1.0, members="l") == ("", None)
+    assert outcome(PROMISED, POLICY.promise_s, members="l") == ("uncommitted", None)
+    assert outcome(PROMISED, POLICY.promise_s, members="lb") == ("", None), "b may take it over"
+    assert outcome(SAVED, POLICY.promise_s, members="l") == ("committed", 7)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +112,13 @@ def test_only_a_present_launcher_asks() -> None:
     assert asked(job(LEAVES, members="ab")) is None
     assert asked(job(replace(LEAVES, pod_uid="uid-before"))) is None
     assert (ask_of(LEAVES), ask_of(None)) == (40, 0)
+
+
+def test_a_launcher_asks_though_the_one_before_has_not_left_yet() -> None:
+    before = replace(LEAVES, pod_uid="uid-k", member="k", outcome="committed", step=3)
+    snapshot = job(before, LEAVES, members="klab")
+    members = {**snapshot.members, "k": replace(snapshot.members["k"], role="launcher")}
+    assert asked(replace(snapshot, members=members)) == LEAVES
 
 
 def test_a_promise_outlives_its_record() -> None:
@@ -148,3 +165,27 @@ def test_a_rank_is_asked_by_its_gate_and_answers_by_its_progress(
     assert (rank.answered, rank.step) == ((40, 6), 6)
     show(40)
     assert not muster.save_asked()  # once for each launcher
+
+
+def test_a_rank_that_stays_is_known_to_save_after_a_reset_of_horovod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muster.progress, "_file", None)
+    monkeypatch.setattr(muster.progress, "_looked", False)
+    monkeypatch.setattr(muster.draining, "_gate", None)
+    monkeypatch.setenv("MUSTER_RUN_DIR", str(tmp_path))
+    (tmp_path / "gate.json").write_bytes(Gate().to_json())
+
+    def told(step: int, rank: int, size: int) -> tuple[bool, tuple[int, int] | None]:
+        muster.report_step(step, rank, size)
+        (line,) = read_ranks(tmp_path / "progress")
+        return line.saver, line.answered
+
+    told(1, 0, 2)
+    muster.save_asked()
+    file = muster.progress.own_file()
+    assert file is not None
+    file.answered = (40, 2)
+    assert told(3, 0, 2) == (True, (40, 2))
+    assert told(4, 0, 1) == (True, (40, 2)), "a world that is smaller"
+    assert told(5, 1, 2) == (False, (40, 2)), "another rank saves now"
