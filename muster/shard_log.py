@@ -118,7 +118,10 @@ class ShardLog:
         return _joined([piece for save in self._steps for piece in save.pieces] + self._since)
 
     def arrive(self, step: int) -> None:
-        """Come to the boundary after ``step``; raises ``ValueError`` where steps do not grow."""
+        """Come to the boundary after ``step``.
+
+        Raises ``ValueError`` where steps do not grow, or count from 0.
+        """
         if step < self._arrived:
             raise ValueError(
                 "step %d comes after step %d, and shards were trained at both: count the steps of"
@@ -126,6 +129,11 @@ class ShardLog:
             )
         self._arrived = step
         self._count()
+        if self._since and step < 1:
+            raise ValueError(
+                "shards were trained at step %d, and a job with shards counts its steps from 1 on:"
+                " step 0 is that of weights without a checkpoint" % step
+            )
         if self._since:
             self._steps.append(Save(step, _joined(self._since)))
             self._since = []

@@ -161,10 +161,11 @@ class Desk:
 
     def _arrive(self, step: int) -> None:
         """Come to a boundary; raises ``ValueError`` for weights older than what is on record."""
-        if self.assumed:
+        self.log.arrive(step)
+        begins = step == self.start and not self.log.used  # the boundary before its first step
+        if self.assumed and not begins:
             self.assumed = False
             _check_first(step, self.start)
-        self.log.arrive(step)
 
     def save(self, step: int) -> str:
         """Put on record what the weights of ``step`` contain; returns why that has failed."""

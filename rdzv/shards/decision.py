@@ -198,10 +198,10 @@ def _report(ledger: ShardLedger, ask: Ask) -> tuple[ShardLedger, Intervals] | st
     saved = saved_places((*share.saves, *ask.saves))
     had = union(share.held, share.used)
     claims = union(ask.left, ask.used, saved_places(news))
-    if _forgotten(ask, known):
-        return "the store has gone back to before what this rank has saved"
     if pod.over or pod.pod_uid != ask.pod_uid:
         return "this pod was gone from the store, and what it held went to others"
+    if _forgotten(ask, known):
+        return "the store has gone back to before what this rank has saved"
     if not covers(had, claims) or not covers(_contained(ledger, share), repeated):
         return "this rank holds what the store does not know to be its own"
     again = without(share.held, union(ask.left, ask.used, saved))

@@ -154,6 +154,19 @@ def test_shards_go_on_after_the_step_that_the_script_says_it_starts_from(
     with pytest.raises(ValueError, match="records would be lost"):
         first(601)
     monkeypatch.setattr(step_listeners, "listeners", [])
+    assert first(640) == 640, "a loop that begins with its boundary has trained nothing there"
+    step_listeners.arrive(641)
+    monkeypatch.setattr(step_listeners, "listeners", [])
     assert first(601, start=600) == 600
     assert muster.check_start(700, "/checkpoints") == 700
     assert first(701) == 700
+
+
+def test_a_job_whose_steps_count_from_0_is_told_so() -> None:
+    """A save of step 0 would be that of weights without a checkpoint, which contain nothing."""
+    desk = Desk(ORDER, {"name": "train"}, Told({"given": [[0, 4]]}, {}).ask)
+    shards = Shards(desk, 0)
+    desk.listener.arrive(0)  # a loop that begins with its boundary
+    assert shards.take(2) == [0, 1]
+    with pytest.raises(ValueError, match="counts its steps from 1 on"):
+        shards.committed(0)

@@ -382,6 +382,12 @@ def test_what_does_not_fit_is_said_in_a_sentence(ask: Ask, sentence: str) -> Non
     assert (answer.given, answer.done, answer.ledger) == ((), False, BEGUN)
 
 
+def test_who_was_taken_for_gone_is_not_told_that_the_store_has_gone_back() -> None:
+    with_b = decide(BEGUN, {"b": "uid-b"}, replace(ASK, want=10)).ledger
+    answer = decide(with_b, {}, replace(ASK, confirmed=6))
+    assert "this pod was gone from the store" in answer.lost
+
+
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(0, 3), st.none() | st.integers(0, 9))
 def test_the_order_of_shards_has_each_record_once_an_epoch(
     size: int, shard_size: int, epoch: int, seed: int | None
