@@ -36,7 +36,14 @@ class KubeconfigAccess:
     @classmethod
     def of(cls, environ: Mapping[str, str], named: str | None = None) -> KubeconfigAccess:
         """Read the file that is named, by ``KUBECONFIG``, or at home; raises ``ConfigError``."""
-        path = Path(named or environ.get(VARIABLE) or Path.home() / ".kube" / "config")
+        listed = [one for one in environ.get(VARIABLE, "").split(os.pathsep) if one]
+        if not named and len(listed) > 1:
+            raise ConfigError(
+                f"{VARIABLE} names {len(listed)} files: say by --kubeconfig which one, or make one"
+                " of them by kubectl config view --flatten"
+            )
+        found = named or next(iter(listed), None)
+        path = Path.home() / ".kube" / "config" if found is None else Path(found)
         try:
             read = YAML(typ="safe").load(path)
         except (OSError, YAMLError) as error:

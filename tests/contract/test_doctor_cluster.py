@@ -236,6 +236,9 @@ def test_what_is_wrong_with_a_kubeconfig_is_one_sentence(
     read["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     read["users"][0]["user"] = {"token": "t"}
     kubeconfig.write_text(json.dumps(read))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", f"{kubeconfig}:")
     with pytest.raises(ClusterUnavailable):
+        run()
+    monkeypatch.setenv("KUBECONFIG", f"{kubeconfig}:{tmp_path / 'other'}")
+    with pytest.raises(ConfigError, match="names 2 files"):
         run()
