@@ -111,7 +111,10 @@ def job_of(key: str) -> tuple[JobKeys, str] | None:
     if not (namespace and name and below):
         return None
     keys = _job_named(namespace, name)
-    return (keys, below) if key.startswith(keys.prefix) else None
+    try:
+        return (keys, below) if key.startswith(keys.prefix) else None
+    except UnicodeEncodeError:
+        return None  # bytes that are no UTF-8: no job is named so
 
 
 @lru_cache(maxsize=4096)  # every event of the watch of all jobs is taken apart

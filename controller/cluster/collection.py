@@ -34,6 +34,7 @@ class Collection(Generic[T]):
         self._path = path
         self._reduced = reduced
         self._items: dict[str, T] = {}
+        self._version = ""
         self._changed = asyncio.Event()
         self._diary = Diary(log)
 
@@ -59,17 +60,16 @@ class Collection(Generic[T]):
 
     async def _follow(self) -> None:
         again_s = AGAIN_FIRST_S
-        version = ""
         while True:
             try:
-                if not version:
-                    version = await self._list()
+                if not self._version:
+                    await self._list()
                     again_s = AGAIN_FIRST_S
                     self._diary.forget()
-                version = await self._watch(version)
+                await self._watch()
             except ClusterError as error:
                 if isinstance(error, ClusterRefused):
-                    version = ""
+                    self._version = ""
                     if error.status == 410:
                         continue  # the version is not known any more: list again
                 self._diary.say(
@@ -80,7 +80,7 @@ class Collection(Generic[T]):
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, AGAIN_MOST_S)
 
-    async def _list(self) -> str:
+    async def _list(self) -> None:
         found: dict[str, T] = {}
         after = ""
         while True:
@@ -93,22 +93,25 @@ class Collection(Generic[T]):
             after = f"&continue={token}"
         self._items = found
         self._note_change()
-        return str(metadata.get("resourceVersion", ""))
+        self._version = str(metadata.get("resourceVersion", ""))
 
-    async def _watch(self, version: str) -> str:
+    async def _watch(self) -> None:
+        """Take in what is new; after a break it goes on from there, and shows no former state."""
         path = _with(self._path, "allowWatchBookmarks=true")
-        async for event in self._api.watch(path, version):
+        async for event in self._api.watch(path, self._version):
             told = event.get("object") or {}
             metadata = told.get("metadata") or {}
-            version = str(metadata.get("resourceVersion", version))
             match event.get("type"):
                 case "ADDED" | "MODIFIED":
-                    self._items[metadata["uid"]] = self._reduced(told)
-                    self._note_change()
+                    reduced = self._reduced(told)
+                    # Nodes report every few minutes, and pods at each probe, what is nobody's news.
+                    if self._items.get(metadata["uid"]) != reduced:
+                        self._items[metadata["uid"]] = reduced
+                        self._note_change()
                 case "DELETED":
                     self._items.pop(metadata["uid"], None)
                     self._note_change()
-        return version
+            self._version = str(metadata.get("resourceVersion", self._version))
 
     def _note_change(self) -> None:
         self.sequence += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -58,7 +59,7 @@ class Leadership:
                 elif not self.leads and working is not None:
                     await _ended(working)
                     working = None
-                await _rest(working)
+                await _rest(working, min(RENEW_S, self._left_s()))
         finally:
             if working is not None:
                 await _ended(working)
@@ -69,7 +70,7 @@ class Leadership:
         """Look at the Lease, and write it if that is due."""
         now = self._clock()
         try:
-            async with asyncio.timeout(CALL_S):
+            async with asyncio.timeout(min(CALL_S, self._left_s())):
                 held = await self._api.get(self._path)
                 spec = held.get("spec") or {}
                 version = str((held.get("metadata") or {}).get("resourceVersion", ""))
@@ -93,8 +94,14 @@ class Leadership:
             if not self.leads:
                 self.leads = True
                 log.info("this replica leads: %s", why, extra={"event": "leader"})
-        if self.leads and self._clock() - self._renewed_s >= GIVE_UP_S:
+        if self._left_s() == 0:
             self._stop("the Lease could not be renewed")
+
+    def _left_s(self) -> float:
+        """For how long it may lead without another renewal."""
+        if not self.leads:
+            return math.inf
+        return max(0.0, self._renewed_s + GIVE_UP_S - self._clock())
 
     def _held_by_me(self, held: Object) -> Object:
         spec: dict[str, Any] = dict(held.get("spec") or {})
@@ -150,11 +157,11 @@ async def _ended(working: asyncio.Task[None]) -> None:
     await asyncio.wait((working,))
 
 
-async def _rest(working: asyncio.Task[None] | None) -> None:
+async def _rest(working: asyncio.Task[None] | None, rest_s: float) -> None:
     """Wait for the next look; what the work fails with is a defect, and ends the process."""
     if working is None:
-        await asyncio.sleep(RENEW_S)
+        await asyncio.sleep(rest_s)
         return
-    await asyncio.wait((working,), timeout=RENEW_S)
+    await asyncio.wait((working,), timeout=rest_s)
     if working.done():
         working.result()

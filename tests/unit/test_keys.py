@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.keys import JobKeys, last_name, spelled
+from rdzv.keys import ROOT, JobKeys, job_of, last_name, spelled, spelled_of_any_job
 
 NAMES = st.text(min_size=1, max_size=20)
 
@@ -86,3 +86,9 @@ def test_a_launchers_key_is_found_in_its_spelling_however_long(key: bytes) -> No
     for _ in range(2):
         assert run.split(run.value(key)) == ("kv", key, "")
         assert run.split(run.addend(key, "a:1")) == ("sum", key, "a:1")
+
+
+@pytest.mark.parametrize("key", ["/muster/v1/\udc80/x/job", "/muster/v1/a/\udc80/job"])
+def test_a_key_of_a_name_that_is_no_utf_8_is_no_jobs(key: str) -> None:
+    assert job_of(key) is None
+    assert not spelled_of_any_job(key.removeprefix(ROOT))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is kept of a kind of objects while its watch breaks off and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from controller.cluster.collection import Collection
+from rdzv.errors import ClusterUnavailable
+
+pytestmark = pytest.mark.virtual
+
+
+class Breaking:
+    """One node that is cordoned after a report; each watch breaks off after all that there is."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def get(self, path: str) -> dict[str, Any]:
+        return {"metadata": {"resourceVersion": "1"}, "items": [node("1", cordoned=False)]}
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[dict[str, Any]]:
+        self.asked.append(version)
+        for number, cordoned in ((2, False), (3, True), (4, True)):
+            if number > int(version):
+                yield {"type": "MODIFIED", "object": node(str(number), cordoned=cordoned)}
+                await asyncio.sleep(1)
+        raise ClusterUnavailable("the watch broke off")
+
+
+def node(version: str, *, cordoned: bool) -> dict[str, Any]:
+    return {"metadata": {"uid": "n", "resourceVersion": version}, "cordoned": cordoned}
+
+
+async def test_a_watch_that_breaks_off_shows_no_former_state_and_only_changes_are_news() -> None:
+    api: Any = Breaking()
+    nodes = Collection(api, "/api/v1/nodes", lambda one: bool(one["cordoned"]))
+    shown: list[bool] = []
+    async with nodes.following():
+        for sequence in range(2):
+            await nodes.changed_after(sequence)
+            shown.append(nodes.items["n"])
+        await asyncio.sleep(100)
+        assert shown == [False, True]
+        assert nodes.sequence == 2
+    assert api.asked[0] == "1"
+    assert set(api.asked[1:]) == {"4"}
