@@ -123,7 +123,7 @@ class Events:
         changing = {"message": series.message, "count": series.count, "lastTimestamp": now}
         if series.written:
             try:
-                await self._api.merge(f"{path}/{series.name}", changing)
+                await self._api.merge(paths.core(namespace, "events", series.name), changing)
                 return
             except ClusterRefused as error:
                 if error.status != GONE:

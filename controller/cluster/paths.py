@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 SECRETS = "secrets"
 JOB_LABEL = "muster.dev/job"
@@ -30,8 +31,12 @@ _WORD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 
 
 def core(namespace: str, plural: str, name: str = "") -> str:
-    """An object, or all of a kind, of the core API."""
-    return f"/api/v1/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
+    """An object, or all of a kind, of the core API.
+
+    Who asks the webhook may name any text: none leads elsewhere, with our rights.
+    """
+    of_kind = f"/api/v1/namespaces/{quote(namespace, safe='')}/{plural}"
+    return f"{of_kind}/{quote(name, safe='')}" if name else of_kind
 
 
 def owner(api_version: str, kind: str, namespace: str, name: str) -> str | None:

@@ -15,14 +15,20 @@ pytestmark = pytest.mark.virtual
 
 
 class Creating:
-    """The one call of an API server that a first Event needs; each takes a second."""
+    """The calls of an API server that Events need; to make one takes a second."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.paths: list[str] = []
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(1)
+        self.paths.append(path)
         self.made.append(body["involvedObject"]["name"])
+        return body
+
+    async def merge(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.paths.append(path)
         return body
 
 
@@ -58,3 +64,16 @@ async def test_an_event_that_is_forgotten_before_its_turn_leaves_the_others_thei
     await writing
     await events.write()
     assert api.made == ["a", "c", "d", "e"]
+
+
+async def test_whatever_a_pod_names_as_its_maker_is_told_below_events() -> None:
+    """Anybody in the cluster may ask the webhook, and name any namespace and object."""
+    api = Creating()
+    events = told(api)
+    about = {**pod("../../secrets/x?y="), "namespace": "kube-system/secrets?x="}
+    for message in ("first", "second"):
+        events.say(about, "NotInjected", message, revision=len(message))
+        await events.write()
+        await asyncio.sleep(60)
+    assert [path.count("/") for path in api.paths] == [5, 6]
+    assert not any("?" in path for path in api.paths)
