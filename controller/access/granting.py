@@ -14,7 +14,7 @@ from datetime import datetime
 from controller.access.executor import AccessExecutor
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
-from rdzv.errors import ClusterError, StoreError
+from rdzv.errors import MusterError
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Granting:
     async def _known_to_the_store(self) -> frozenset[JobName]:
         try:
             return await self._executor.jobs()
-        except StoreError as error:
+        except MusterError as error:
             log.warning("access: %s", error, extra={"event": "access_not_given"})
             return frozenset()
 
@@ -79,7 +79,7 @@ class Granting:
         async with limit:
             try:
                 until = await self._executor.bring_in_line(job)
-            except (ClusterError, StoreError) as error:
+            except MusterError as error:
                 log.warning("access of %s: %s", job, error, extra={"event": "access_not_given"})
                 self._due.add(job)
                 return

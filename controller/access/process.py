@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -22,6 +23,10 @@ from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
 
+log = logging.getLogger(__name__)
+
+AGAIN_S = 30.0
+"""After a defect: pods go on being answered for meanwhile."""
 FOLDER = Path(tempfile.gettempdir()) / "muster-store"
 """Where the files lie by which the controller itself gets into the store."""
 
@@ -35,7 +40,19 @@ class StoreAccess:
         self._api = api
 
     async def run(self, *, give: bool) -> None:
-        """Keep the certificates until cancelled, and ``give`` jobs their access."""
+        """Keep the certificates until cancelled, and ``give`` jobs their access.
+
+        What is wrong here must not take the webhook along.
+        """
+        while True:
+            try:
+                await self._run(give=give)
+            except Exception as error:
+                told = {"event": "defect"}
+                log.critical("a defect of muster: %s", error, exc_info=error, extra=told)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _run(self, *, give: bool) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.keeper.run())
             if give:

@@ -15,7 +15,9 @@ from controller.access.decision import AccessPolicy, AccessSnapshot, decide
 from controller.access.granting import Granting
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
+from controller.access.process import StoreAccess
 from controller.access.secret import grant_of, object_of
+from rdzv.errors import ConfigError
 
 pytestmark = pytest.mark.virtual
 
@@ -69,10 +71,14 @@ def test_a_secret_that_somebody_has_changed_is_mended(
 
 
 class OneFails:
-    """An executor with a defect that one job's Secret brings out."""
+    """An executor with a defect that one job's Secret brings out.
 
-    def __init__(self) -> None:
+    ``fault``: what is wrong with the controller's own certificate at the first look.
+    """
+
+    def __init__(self, fault: Exception | None = None) -> None:
         self.done: list[JobName] = []
+        self.fault = fault
 
     async def bring_in_line(self, job: JobName) -> datetime | None:
         await asyncio.sleep(0)
@@ -82,16 +88,42 @@ class OneFails:
         return None
 
     async def jobs(self) -> frozenset[JobName]:
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
         return frozenset({JOB, OTHER})
 
 
 async def test_a_defect_that_one_job_brings_out_leaves_the_others_their_access() -> None:
-    executor: Any = OneFails()
+    executor: Any = OneFails(ConfigError("the certificate and the key are no pair"))
     pods = JobsWithPods(None)  # type: ignore[arg-type]
     pods.known.set()
     granting = asyncio.create_task(Granting(executor, pods, lambda: NOW).run())
-    await asyncio.sleep(100)
+    await asyncio.sleep(150)
     assert not granting.done()
     assert executor.done == [JOB, OTHER, JOB, OTHER]
     granting.cancel()
     await asyncio.wait((granting,))
+
+
+class FailsFirst:
+    """A keeper of the store's certificates with a defect."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def run(self) -> None:
+        self.runs += 1
+        if self.runs == 1:
+            raise ValueError("a defect")
+        await asyncio.sleep(3600)
+
+
+async def test_a_defect_of_the_stores_keeping_does_not_take_the_webhook_along() -> None:
+    keeper: Any = FailsFirst()
+    api: Any = None
+    running = asyncio.create_task(StoreAccess(keeper, POLICY, api).run(give=False))
+    await asyncio.sleep(100)
+    assert (keeper.runs, running.done()) == (2, False)
+    running.cancel()
+    await asyncio.wait((running,))
