@@ -10,12 +10,13 @@ import pytest
 import uvloop
 
 from tests.support.clocks.virtual import VirtualLoop
-from tests.support.store.backend import _backing, backend, etcd_cluster, store
+from tests.support.store.backend import _backing, backend, empty_store, etcd_cluster, store
 from tests.support.store.secure import secure_etcd_cluster
 
 __all__ = [
     "_backing",
     "backend",
+    "empty_store",
     "etcd_cluster",
     "pytest_asyncio_loop_factories",
     "secure_etcd_cluster",

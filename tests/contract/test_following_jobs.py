@@ -38,6 +38,8 @@ from rdzv.store import Delete, Put, Store
 from tests.support.cluster_api import FakeApi
 from tests.support.records import member
 
+pytestmark = pytest.mark.usefixtures("empty_store")
+
 KEYS = JobKeys("team", f"digits-{uuid4().hex}")
 LIVE = KEYS.in_generation(1)
 LEASE = paths.lease("muster-system", "muster-controller")
@@ -132,8 +134,6 @@ def told(lease: dict[str, Any]) -> int:
 
 
 async def begin(store: Store) -> None:
-    """A job of which the store has nothing else: tests share a real one."""
-    await store.txn([], [Delete(KEYS.prefix, prefix=True)])
     await store.txn([], [Put(KEYS.job, Job(1, 4).to_json())])
 
 

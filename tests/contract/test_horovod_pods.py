@@ -15,6 +15,7 @@ from agent.config.sidecar import Config
 from agent.config.table import load
 from agent.rundir.files import RunDir
 from launcher_shim.horovod.hosts import token_of
+from tests.support.ports import free_ports
 from tests.support.sidecars.notices import notice_server
 from tests.support.sidecars.pod_programs import started
 from tests.support.sidecars.processes import until
@@ -46,6 +47,7 @@ def config(path: Path, role: str) -> Config:
         **{"MUSTER_JOB": "job", "MUSTER_MEMBER": MEMBER, "MUSTER_ADDRESS": "127.0.0.1"},
         **{"MUSTER_MIN": "1", "MUSTER_MAX": "3", "MUSTER_ROLE": role, "MUSTER_SLOTS": "1"},
         **{"MUSTER_RUN_DIR": str(path / role), "MUSTER_ETCD_ENDPOINTS": "none:1"},
+        "MUSTER_C10D_PORT": str(free_ports(1)[0]),
     }
     return load(Config, {}, told)
 

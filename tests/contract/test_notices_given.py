@@ -35,6 +35,8 @@ from rdzv.store import Put, Store
 from tests.support.cluster_api import FakeApi
 from tests.support.records import drain, member
 
+pytestmark = pytest.mark.usefixtures("empty_store")
+
 NODE = "/api/v1/nodes/north"
 PATIENCE_S = 60.0
 SPOT = {"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}

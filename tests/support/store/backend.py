@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from rdzv.store import Store, WatchBatch, WatchEvent
+from rdzv.keys import ROOT
+from rdzv.store import Delete, Store, WatchBatch, WatchEvent
 from rdzv.store.access import Access
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd3.driver import Etcd3Store
@@ -146,3 +147,9 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
 @pytest.fixture
 async def store(backend: Backend) -> Store:
     return backend.connect()
+
+
+@pytest.fixture
+async def empty_store(store: Store) -> None:
+    """Leave no other test's jobs in ``store``, for who follows the jobs of all namespaces."""
+    await store.txn([], [Delete(ROOT, prefix=True)])
