@@ -12,8 +12,8 @@ from pathlib import Path
 
 from controller.access.decision import AccessPolicy
 from controller.access.executor import AccessExecutor
-from controller.access.granting import Granting
 from controller.access.jobs import JobsWithPods
+from controller.access.reconciler import Granting
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig

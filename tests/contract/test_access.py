@@ -17,9 +17,9 @@ import pytest
 from controller.access.certificates import make_clients_authority
 from controller.access.decision import AccessPolicy
 from controller.access.executor import AccessExecutor
-from controller.access.granting import Granting
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
+from controller.access.reconciler import Granting
 from controller.access.secret import KEYS, ROTATE
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi

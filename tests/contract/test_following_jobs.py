@@ -21,15 +21,15 @@ from controller.cluster import paths, series
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
+from controller.events.reporter import Teller
 from controller.jobs.jobs import Jobs
 from controller.leader import decision, leadership
 from controller.leader.leadership import Leadership
-from controller.owners import keeping as owners_keeping
 from controller.owners import owners as owners_read
-from controller.owners.keeping import Keeping
+from controller.owners import reconciler
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
-from controller.telling.teller import Teller
+from controller.owners.reconciler import Keeping
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
@@ -69,7 +69,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (series, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
         (owners_read, "FRESH_S", 0.0),
-        (owners_keeping, "GATHER_S", 0.05),
+        (reconciler, "GATHER_S", 0.05),
     ):
         monkeypatch.setattr(of, name, value)
     async with FakeApi(tmp_path) as fake:

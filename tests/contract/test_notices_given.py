@@ -19,7 +19,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.jobs.jobs import Jobs
-from controller.notices.asking import Asking
+from controller.notices.executor import Asking
 from controller.notices.node import node_seen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import pod_seen

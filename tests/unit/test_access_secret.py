@@ -12,10 +12,10 @@ import pytest
 
 from controller.access.certificates import ClientAuthority, make_clients_authority
 from controller.access.decision import AccessPolicy, AccessSnapshot, decide
-from controller.access.granting import Granting
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
 from controller.access.process import StoreAccess
+from controller.access.reconciler import Granting
 from controller.access.secret import grant_of, object_of
 from rdzv.errors import ConfigError
 

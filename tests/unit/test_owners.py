@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controller.owners.notes import EVERY_S, due_s
+from controller.owners.annotations import EVERY_S, due_s
 from controller.owners.scale import decide, replicas_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job

@@ -10,11 +10,11 @@ from typing import Any
 
 from controller.cluster.events import Events
 from controller.cluster.series import told_up_to
+from controller.events.job_events import WARNINGS, News, news
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.leader.leadership import Leadership
 from controller.owners.owners import Owners
-from controller.telling.news import WARNINGS, News, news
 from rdzv.keys import JobKeys
 
 GATHER_S = 0.2

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.series import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
+from controller.events.job_events import News, news
 from controller.jobs.state import JobState
 from controller.leader.decision import LEASE_S, Sighting, after, decide
-from controller.telling.news import News, news
 from rdzv.keys import JobKeys
 from rdzv.listing import decide as listing_of
 from rdzv.records.commit import LastCommit

@@ -13,7 +13,7 @@ from time import time
 from controller.cluster.api import ClusterApi
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
-from controller.owners.notes import due_s, notes_of
+from controller.owners.annotations import due_s, notes_of
 from controller.owners.owners import FRESH_S, Owners, OwnerSeen
 from controller.owners.scale import REPLICAS, decide, replicas_of
 from rdzv.errors import ClusterError, StoreError
