@@ -15,15 +15,15 @@ from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
 from controller.config import ControllerConfig
-from controller.events.reporter import Teller
+from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
-from controller.notices.executor import Asking
+from controller.notices.executor import NoticeExecutor
 from controller.notices.node import node_seen
 from controller.notices.policy import NoticePolicy
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
-from controller.owners.reconciler import Keeping
+from controller.owners.reconciler import OwnerReconciler
 from controller.page.serving import serving_page
 from rdzv.errors import MusterError
 from rdzv.store.access import Access
@@ -71,25 +71,25 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                 async with asyncio.TaskGroup() as tasks:
                     if config.events == "on":
                         events = Events(api, clock)
-                        tasks.create_task(Teller(jobs, owners, events, leadership).run())
+                        tasks.create_task(EventReporter(jobs, owners, events, leadership).run())
                     if "on" in (config.desired, config.annotations):
-                        keeping = Keeping(
+                        reconciler = OwnerReconciler(
                             api,
                             jobs,
                             owners,
                             clock,
                             scales=config.desired == "on",
-                            notes=config.annotations == "on",
+                            annotates=config.annotations == "on",
                         )
-                        tasks.create_task(keeping.run())
+                        tasks.create_task(reconciler.run())
                     if config.notices == "on":
                         policy = NoticePolicy(
                             config.notice_taints,
                             config.notice_cordon == "on",
                             config.notice_deadline_s,
                         )
-                        asking = Asking(jobs, nodes, pods, policy, me, clock)
-                        tasks.create_task(asking.run())
+                        executor = NoticeExecutor(jobs, nodes, pods, policy, me, clock)
+                        tasks.create_task(executor.run())
 
             await leadership.run(lead)
     finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 from controller.access.decision import AccessPolicy
 from controller.access.executor import AccessExecutor
 from controller.access.jobs import JobsWithPods
-from controller.access.reconciler import Granting
+from controller.access.reconciler import AccessReconciler
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
 from controller.config import ControllerConfig
@@ -66,11 +66,11 @@ class StoreAccess:
         executor = AccessExecutor(
             self._api, accounts, self.keeper, self._policy, jobs.__contains__, now
         )
-        granting = Granting(executor, jobs, now)
+        reconciler = AccessReconciler(executor, jobs, now)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(jobs.run())
-                tasks.create_task(granting.run())
+                tasks.create_task(reconciler.run())
         finally:
             await accounts.close()
 

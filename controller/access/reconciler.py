@@ -28,8 +28,8 @@ AT_ONCE = 8
 """Jobs that are looked at at the same time."""
 
 
-class Granting:
-    """One task: jobs whose pods came or went at once, all others every ``LOOK_S``."""
+class AccessReconciler:
+    """Reconciles a job's access as soon as its pods come or go, and all others every ``LOOK_S``."""
 
     def __init__(
         self, executor: AccessExecutor, jobs: JobsWithPods, now: Callable[[], datetime]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has happened to a job between two looks at it: a pure function of both."""
+"""The events of a job between two states of it: a pure function of both."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WARNINGS: frozenset[Reason] = frozenset({"Expired", "Lost", "Quarantined"})
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """One thing to tell, of a pod by its UID, or of the job alone.
+class JobEvent:
+    """One event, of a pod by its UID, or of the job alone.
 
     ``of_job``: whether it is told at the object that made the pods, too. ``revision`` is the
     store's at which it happened.
@@ -42,8 +42,8 @@ class News:
     of_job: bool = True
 
 
-def news(before: JobState | None, now: JobState, told: int) -> tuple[News, ...]:
-    """Say what is new in ``now``, the oldest first.
+def job_events(before: JobState | None, now: JobState, told: int) -> tuple[JobEvent, ...]:
+    """Return what is new in ``now``, the oldest first.
 
     ``before`` is the job as it was told of last. Without it, after a change of the leader, what the
     store says of everything after the revision ``told`` has to do: nothing is told twice, and who
@@ -61,7 +61,7 @@ def news(before: JobState | None, now: JobState, told: int) -> tuple[News, ...]:
     return tuple(sorted(found, key=lambda one: (one.revision, one.reason, one.pod)))
 
 
-def _joined(before: JobState | None, now: JobState, since: int) -> list[News]:
+def _joined(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
     here = set() if before is None else {m.pod_uid for m in before.snapshot.members.values()}
     return [
         _of(member, "Joined", f"it is a member of job {now.keys.job_name}", member.created_revision)
@@ -70,7 +70,7 @@ def _joined(before: JobState | None, now: JobState, since: int) -> list[News]:
     ]
 
 
-def _standing_by(before: JobState | None, now: JobState, since: int) -> list[News]:
+def _standing_by(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
     if before is None:
         new = [one for one in now.listing.standby if one.created_revision > since]
     else:
@@ -80,7 +80,7 @@ def _standing_by(before: JobState | None, now: JobState, since: int) -> list[New
     return [_of(member, "Standby", why, now.revision) for member in new]
 
 
-def _draining(now: JobState, since: int) -> list[News]:
+def _draining(now: JobState, since: int) -> list[JobEvent]:
     found = []
     for drain in now.snapshot.drains.values():
         if drain.created_revision > since:
@@ -97,17 +97,17 @@ def _draining(now: JobState, since: int) -> list[News]:
     return found
 
 
-def _committed(now: JobState, since: int) -> list[News]:
+def _committed(now: JobState, since: int) -> list[JobEvent]:
     last = now.snapshot.last_commit
     if last is None or last.forgotten or last.mod_revision <= since:
         return []
-    return [News("Committed", f"all ranks have saved step {last.step}", last.mod_revision)]
+    return [JobEvent("Committed", f"all ranks have saved step {last.step}", last.mod_revision)]
 
 
-def _lost(before: JobState | None, now: JobState, since: int) -> list[News]:
+def _lost(before: JobState | None, now: JobState, since: int) -> list[JobEvent]:
     if before is None:
         return [
-            News(
+            JobEvent(
                 "Lost",
                 f"{entry.member}: {entry.why}",
                 entry.revision,
@@ -131,17 +131,17 @@ def _lost(before: JobState | None, now: JobState, since: int) -> list[News]:
     ]
 
 
-def _written(now: JobState, since: int) -> list[News]:
+def _written(now: JobState, since: int) -> list[JobEvent]:
     """What only the history says."""
     found = []
     for entry in now.entries_after(since):
         match entry.what:
             case "round":
-                found.append(News("Reformed", _world(entry), entry.revision))
+                found.append(JobEvent("Reformed", _world(entry), entry.revision))
             case "quarantine":
                 uid = str(entry.details.get("pod_uid") or "")
                 why = f"{entry.member}: {entry.why}"
-                found.append(News("Quarantined", why, entry.revision, uid, entry.member))
+                found.append(JobEvent("Quarantined", why, entry.revision, uid, entry.member))
     return found
 
 
@@ -150,10 +150,12 @@ def _world(entry: HistoryEntry) -> str:
     return f"a world of {nodes} nodes trains (round {number})"
 
 
-def _of(member: Member, reason: Reason, message: str, revision: int) -> News:
+def _of(member: Member, reason: Reason, message: str, revision: int) -> JobEvent:
     of_job = reason not in ("Joined", "Standby")
-    return News(reason, message, revision, member.pod_uid, member.name, of_job)
+    return JobEvent(reason, message, revision, member.pod_uid, member.name, of_job)
 
 
-def _drain(reason: Reason, why: str, revision: int, drain: Drain, *, of_job: bool = True) -> News:
-    return News(reason, f"{drain.member}: {why}", revision, drain.pod_uid, drain.member, of_job)
+def _drain(
+    reason: Reason, why: str, revision: int, drain: Drain, *, of_job: bool = True
+) -> JobEvent:
+    return JobEvent(reason, f"{drain.member}: {why}", revision, drain.pod_uid, drain.member, of_job)

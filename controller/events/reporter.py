@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what happens to jobs: the leader's part, from the store's news to written Events."""
+"""Reports what happens to jobs as Kubernetes Events, while this replica leads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from controller.cluster.events import Events
 from controller.cluster.series import told_up_to
-from controller.events.job_events import WARNINGS, News, news
+from controller.events.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.leader.leadership import Leadership
@@ -21,8 +21,8 @@ GATHER_S = 0.2
 """Changes that come together are told of together: a world that forms changes dozens of keys."""
 
 
-class Teller:
-    """Says the news of all jobs, and moves on what ``leadership`` keeps as told."""
+class EventReporter:
+    """Reports the events of all jobs, and moves on the revision that ``leadership`` keeps."""
 
     def __init__(self, jobs: Jobs, owners: Owners, events: Events, leadership: Leadership) -> None:
         self._jobs = jobs
@@ -32,7 +32,7 @@ class Teller:
         self._before: dict[JobKeys, JobState] = {}
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Report until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._events.run())
             tasks.create_task(self._follow())
@@ -56,7 +56,7 @@ class Teller:
         return now if told is None or told > now else told
 
     async def _tell(self, state: JobState, since: int) -> None:
-        new = news(self._before.get(state.keys), state, since)
+        new = job_events(self._before.get(state.keys), state, since)
         self._before[state.keys] = state
         owner = await self._owners.of(state) if any(one.of_job for one in new) else None
         for one in new:
@@ -69,6 +69,6 @@ class Teller:
     def _told(self, revision: int) -> int:
         return told_up_to(revision, self._events.series)
 
-    def _say(self, about: Mapping[str, Any], one: News) -> None:
+    def _say(self, about: Mapping[str, Any], one: JobEvent) -> None:
         warning = one.reason in WARNINGS
         self._events.say(about, one.reason, one.message, revision=one.revision, warning=warning)

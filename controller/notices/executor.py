@@ -43,7 +43,7 @@ RESERVE_MOST_S, RESERVE_PART = 5.0, 3
 """Of the time that a drain has, what is left to the launcher: as the sidecar reckons it."""
 
 
-class Asking:
+class NoticeExecutor:
     """Asks pods to drain before the kubelet does. ``me``: this replica, for the record."""
 
     def __init__(

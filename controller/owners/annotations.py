@@ -13,7 +13,7 @@ EVERY_S = 30.0
 watch that object are told of."""
 
 
-def notes_of(job: JobState) -> dict[str, str]:
+def annotations_of(job: JobState) -> dict[str, str]:
     """Annotations that say how a job is."""
     record, last = job.snapshot.job, job.snapshot.commit_to_start_from
     found: dict[str, str] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps jobs and their owners in line: replicas become ``desired``, and owners are annotated."""
+"""Reconciles jobs with their owners: replicas become ``desired``, and owners are annotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from time import time
 from controller.cluster.api import ClusterApi
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
-from controller.owners.annotations import due_s, notes_of
+from controller.owners.annotations import annotations_of, due_s
 from controller.owners.owners import FRESH_S, Owners, OwnerSeen
 from controller.owners.scale import REPLICAS, decide, replicas_of
 from rdzv.errors import ClusterError, StoreError
@@ -24,12 +24,15 @@ from rdzv.store import Compare, Put
 log = logging.getLogger(__name__)
 
 LOOKED_AT_S = FRESH_S + 5.0
-"""An owner is looked at again so long after its job has changed: by then it is read anew."""
+"""How long after a change of its job an owner is read once more: by then no cached read serves."""
 GATHER_S = 1.0
 
 
-class Keeping:
-    """The leader's part. ``scales``: replicas become ``desired``; ``notes``: owners get notes."""
+class OwnerReconciler:
+    """Reconciles jobs with their owners while this replica leads.
+
+    ``scales``: whether replicas become ``desired``. ``annotates``: whether owners are annotated.
+    """
 
     def __init__(
         self,
@@ -39,14 +42,14 @@ class Keeping:
         clock: Callable[[], float],
         *,
         scales: bool,
-        notes: bool,
+        annotates: bool,
     ) -> None:
         self._api = api
         self._jobs = jobs
         self._owners = owners
         self._clock = clock
         self._scales = scales
-        self._notes = notes
+        self._annotates = annotates
         self._before: dict[JobKeys, JobState] = {}
         self._due_s: dict[JobKeys, float] = {}
         self._replicas: dict[JobKeys, int] = {}
@@ -79,7 +82,7 @@ class Keeping:
             return
         if self._scales:
             await self._scale(keys, job, owner)
-        if self._notes:
+        if self._annotates:
             await self._note(keys, job, owner)
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
@@ -115,7 +118,7 @@ class Keeping:
             self._due_s[keys] = self._clock() + GATHER_S
 
     async def _note(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
-        wanted = notes_of(job)
+        wanted = annotations_of(job)
         held, written_s = self._written.get(keys, (_held(owner, wanted), -math.inf))
         now = self._clock()
         wait_s = due_s(now, wanted, held, written_s)

@@ -19,7 +19,7 @@ from controller.access.decision import AccessPolicy
 from controller.access.executor import AccessExecutor
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
-from controller.access.reconciler import Granting
+from controller.access.reconciler import AccessReconciler
 from controller.access.secret import KEYS, ROTATE
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
@@ -96,10 +96,10 @@ async def replica(
         accounts = Accounts(keeper.entry.access)
         jobs = JobsWithPods(api)
         executor = AccessExecutor(api, accounts, keeper, POLICY, jobs.__contains__, time)
-        granting = Granting(executor, jobs, time)
+        reconciler = AccessReconciler(executor, jobs, time)
         running = [tasks.create_task(jobs.run())]
         if at_work:
-            running.append(tasks.create_task(granting.run()))
+            running.append(tasks.create_task(reconciler.run()))
         await jobs.known.wait()
         yield Replica(keeper, executor, accounts, jobs)
         for task in running:

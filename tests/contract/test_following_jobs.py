@@ -21,7 +21,7 @@ from controller.cluster import paths, series
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
-from controller.events.reporter import Teller
+from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader import decision, leadership
 from controller.leader.leadership import Leadership
@@ -29,7 +29,7 @@ from controller.owners import owners as owners_read
 from controller.owners import reconciler
 from controller.owners.owners import Owners
 from controller.owners.pods import pod_seen
-from controller.owners.reconciler import Keeping
+from controller.owners.reconciler import OwnerReconciler
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
@@ -94,9 +94,11 @@ async def replica(name: str, fake: FakeApi, store: Store) -> AsyncIterator[None]
             owners = Owners(api, pods, time.monotonic)
             async with asyncio.TaskGroup() as tasks:
                 events = Events(api, time.monotonic)
-                tasks.create_task(Teller(jobs, owners, events, leading).run())
-                keeping = Keeping(api, jobs, owners, time.monotonic, scales=True, notes=True)
-                tasks.create_task(keeping.run())
+                tasks.create_task(EventReporter(jobs, owners, events, leading).run())
+                owned = OwnerReconciler(
+                    api, jobs, owners, time.monotonic, scales=True, annotates=True
+                )
+                tasks.create_task(owned.run())
 
         running = asyncio.create_task(leading.run(lead))
         try:

@@ -19,7 +19,7 @@ from controller.cluster import paths
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.jobs.jobs import Jobs
-from controller.notices.executor import Asking
+from controller.notices.executor import NoticeExecutor
 from controller.notices.node import node_seen
 from controller.notices.policy import NoticePolicy
 from controller.owners.pods import pod_seen
@@ -104,7 +104,7 @@ async def asking(fake: FakeApi, store: Store) -> AsyncIterator[None]:
     ):
         policy = NoticePolicy(again_s=0.0)
         running = asyncio.create_task(
-            Asking(jobs, nodes, pods, policy, "controller-0", time.monotonic).run()
+            NoticeExecutor(jobs, nodes, pods, policy, "controller-0", time.monotonic).run()
         )
         try:
             yield

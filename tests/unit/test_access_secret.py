@@ -15,7 +15,7 @@ from controller.access.decision import AccessPolicy, AccessSnapshot, decide
 from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
 from controller.access.process import StoreAccess
-from controller.access.reconciler import Granting
+from controller.access.reconciler import AccessReconciler
 from controller.access.secret import grant_of, object_of
 from rdzv.errors import ConfigError
 
@@ -98,12 +98,12 @@ async def test_a_defect_that_one_job_brings_out_leaves_the_others_their_access()
     executor: Any = OneFails(ConfigError("the certificate and the key are no pair"))
     pods = JobsWithPods(None)  # type: ignore[arg-type]
     pods.known.set()
-    granting = asyncio.create_task(Granting(executor, pods, lambda: NOW).run())
+    reconciler = asyncio.create_task(AccessReconciler(executor, pods, lambda: NOW).run())
     await asyncio.sleep(150)
-    assert not granting.done()
+    assert not reconciler.done()
     assert executor.done == [JOB, OTHER, JOB, OTHER]
-    granting.cancel()
-    await asyncio.wait((granting,))
+    reconciler.cancel()
+    await asyncio.wait((reconciler,))
 
 
 class FailsFirst:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.cluster.series import REPEAT_S, SILENCE_S, Series, after_write, said, told_up_to
-from controller.events.job_events import News, news
+from controller.events.job_events import JobEvent, job_events
 from controller.jobs.state import JobState
 from controller.leader.decision import LEASE_S, Sighting, after, decide
 from rdzv.keys import JobKeys
@@ -48,7 +48,7 @@ def view(
 
 
 def told(before: JobState | None, now: JobState, since: int = 0) -> list[tuple[str, str]]:
-    return [(one.reason, one.pod) for one in news(before, now, since)]
+    return [(one.reason, one.pod) for one in job_events(before, now, since)]
 
 
 FORMER = view(10, {"a": 2, "b": 3})
@@ -124,7 +124,7 @@ def test_a_leader_that_comes_later_tells_what_was_not_told_and_nothing_twice(
     ]
     joined = data.draw(st.dictionaries(st.sampled_from("abcdef"), st.integers(3, 20), max_size=6))
     cuts = sorted(data.draw(st.sets(st.integers(2, 21), max_size=4)) | {2, 30})
-    pieces: list[News] = []
+    pieces: list[JobEvent] = []
     for since, upto in pairwise(cuts):
         then = view(
             upto,
@@ -132,8 +132,8 @@ def test_a_leader_that_comes_later_tells_what_was_not_told_and_nothing_twice(
             *(one for one in dated if one.mod_revision <= upto),
             most=9,
         )
-        pieces += news(None, then, since)
-    at_once = news(None, view(30, joined, *dated, most=9), 2)
+        pieces += job_events(None, then, since)
+    at_once = job_events(None, view(30, joined, *dated, most=9), 2)
     assert sorted(map(repr, pieces)) == sorted(map(repr, at_once))
 
 
