@@ -112,7 +112,13 @@ def test_a_node_that_is_drained_is_saved_for_before_the_evictions(
         drained = befall(job, job.steps.worlds()[-1], cordon_and_drain)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
 
-        # What happens while no replica of the controller is there is told of afterwards.
+
+@pytest.mark.long
+def test_what_happens_while_no_controller_is_there_is_told_afterwards(
+    chart: ChartRelease, tmp_path: Path
+) -> None:
+    with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
+        job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
         chart.scale_controller(0)
         (pod, *_) = (pod["metadata"]["name"] for pod in job.pods())
         world = job.steps.worlds()[-1]
