@@ -7,6 +7,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from random import Random
 
@@ -40,11 +41,37 @@ async def keep_following(config: ControllerConfig, api: ClusterApi, access: Acce
     while True:
         try:
             await follow(config, api, access)
-        except MusterError as error:
-            log.error("no job is followed: %s", error, extra={"event": "not_following"})
-        except Exception as error:
-            log.critical("a defect of muster: %s", error, exc_info=error, extra={"event": "defect"})
+        except* MusterError as group:
+            for error in _each(group):
+                log.error("no job is followed: %s", error, extra={"event": "not_following"})
+        except* Exception as group:
+            for error in _each(group):
+                _tell("no job is followed", error)
         await asyncio.sleep(AGAIN_S)
+
+
+async def _kept(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Go on with one part of the leader's work after a defect of it: the others know nothing."""
+    while True:
+        try:
+            await work()
+        except* Exception as group:
+            for error in _each(group):
+                _tell(f"{what} stands still", error)
+        await asyncio.sleep(AGAIN_S)
+
+
+def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _each(error)
+        else:
+            yield error
+
+
+def _tell(what: str, error: BaseException) -> None:
+    told = f"a defect of muster: {what} for {AGAIN_S:g} s: {error}"
+    log.critical("%s", told, exc_info=error, extra={"event": "defect"})
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
@@ -70,8 +97,8 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                 await pods.changed_after(0)
                 async with asyncio.TaskGroup() as tasks:
                     if config.events == "on":
-                        events = Events(api, clock)
-                        tasks.create_task(EventReporter(jobs, owners, events, leadership).run())
+                        reporter = EventReporter(jobs, owners, Events(api, clock), leadership)
+                        tasks.create_task(_kept("what is told", reporter.run))
                     if "on" in (config.desired, config.annotations):
                         reconciler = OwnerReconciler(
                             api,
@@ -81,7 +108,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             scales=config.desired == "on",
                             annotates=config.annotations == "on",
                         )
-                        tasks.create_task(reconciler.run())
+                        tasks.create_task(_kept("what is done for owners", reconciler.run))
                     if config.notices == "on":
                         policy = NoticePolicy(
                             config.notice_taints,
@@ -89,7 +116,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             config.notice_deadline_s,
                         )
                         executor = NoticeExecutor(jobs, nodes, pods, policy, me, clock)
-                        tasks.create_task(executor.run())
+                        tasks.create_task(_kept("what asks pods to drain", executor.run))
 
             await leadership.run(lead)
     finally:

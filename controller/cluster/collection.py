@@ -50,13 +50,13 @@ class Collection(Generic[T]):
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Collection[T]]:
-        """Follow within the context."""
-        following = asyncio.create_task(self._follow(), name=f"watch {self._path}")
-        try:
-            yield self
-        finally:
-            following.cancel()
-            await asyncio.wait((following,))
+        """Follow within the context; a defect on the way ends it, in a group."""
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self._follow(), name=f"watch {self._path}")
+            try:
+                yield self
+            finally:
+                following.cancel()
 
     async def _follow(self) -> None:
         again_s = AGAIN_FIRST_S

@@ -140,8 +140,12 @@ class Events:
         try:
             await self._api.create(path, event)
         except ClusterRefused as error:
-            if error.status != THERE:  # a leader before us has written it, or an answer was lost
+            if error.status != THERE:
                 raise
+            # A leader before us has written it, or an answer was lost. Its name is that of what was
+            # said first: what was said since is not in it.
+            if series.count > 1:
+                await self._api.merge(f"{path}/{series.name}", changing)
 
     def _forget_old(self) -> None:
         while len(self._series) > KEPT:

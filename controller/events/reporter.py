@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -16,6 +17,8 @@ from controller.jobs.state import JobState
 from controller.leader.leadership import Leadership
 from controller.owners.owners import Owners
 from rdzv.keys import JobKeys
+
+log = logging.getLogger(__name__)
 
 GATHER_S = 0.2
 """Changes that come together are told of together: a world that forms changes dozens of keys."""
@@ -44,7 +47,7 @@ class EventReporter:
             sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
             for keys, state in self._jobs.states().items():
                 if self._before.get(keys) is not state:
-                    await self._tell(state, since)
+                    await self._tell_of(state, since)
             self._leadership.progress = partial(self._told, revision)
             await self._jobs.changed_after(sequence)
             await asyncio.sleep(GATHER_S)
@@ -55,9 +58,23 @@ class EventReporter:
         # A store that was restored from a copy may be behind what was told.
         return now if told is None or told > now else told
 
-    async def _tell(self, state: JobState, since: int) -> None:
-        new = job_events(self._before.get(state.keys), state, since)
+    async def _tell_of(self, state: JobState, since: int) -> None:
+        """Tell of one job; a defect costs it this news, and the others nothing."""
+        before = self._before.get(state.keys)
         self._before[state.keys] = state
+        try:
+            await self._tell(before, state, since)
+        except Exception as error:
+            log.critical(
+                "a defect of muster: what is new of job %s is not told: %s",
+                state.keys.job_name,
+                error,
+                exc_info=error,
+                extra={"event": "defect"},
+            )
+
+    async def _tell(self, before: JobState | None, state: JobState, since: int) -> None:
+        new = job_events(before, state, since)
         owner = await self._owners.of(state) if any(one.of_job for one in new) else None
         for one in new:
             pod = self._owners.pod(one.pod_uid) if one.pod_uid else None

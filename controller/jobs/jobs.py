@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from rdzv.keys import ROOT, JobKeys, job_of, spelled_of_any_job
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store, WatchEvent
+
+log = logging.getLogger(__name__)
 
 _LOOKED_AT = re.compile(
     r"(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
@@ -30,23 +33,40 @@ class _Job:
         self.mirror = Mirror(keys.prefix, clock)
         self._membership = Membership(keys, self.mirror)
         self._state: JobState | None = None
+        self._defective = False
 
-    def apply(self, events: Sequence[WatchEvent], revision: int) -> None:
-        self.mirror.apply(events, revision)
-        self._state = None
+    def apply(self, events: Sequence[WatchEvent]) -> None:
+        # A read brings them by key: the newest comes last here, for the revision is its own.
+        events = sorted(events, key=lambda event: event.kv.mod_revision)
+        self.mirror.apply(events, events[-1].kv.mod_revision)
+        self._state, self._defective = None, False
 
-    def state(self) -> JobState:
-        if self._state is None:
-            keys = self._membership.keys
-            self._state = JobState(
-                keys,
-                self.mirror.certain_revision,
-                self._membership.snapshot(),
-                self._membership.listing(),
-                tuple(self.mirror.under(keys.history)),
-                tuple(kv for key, kv in self.mirror.kvs.items() if key.endswith("/round")),
-            )
+    def state(self) -> JobState | None:
+        """The job as it is; None where a defect of ours lets nobody see it before it changes."""
+        if self._state is None and not self._defective:
+            try:
+                self._state = self._read()
+            except Exception as error:  # one job's records must not take all others along
+                self._defective = True
+                log.critical(
+                    "a defect of muster: nothing is seen of job %s: %s",
+                    self._membership.keys.job_name,
+                    error,
+                    exc_info=error,
+                    extra={"event": "defect"},
+                )
         return self._state
+
+    def _read(self) -> JobState:
+        keys = self._membership.keys
+        return JobState(
+            keys,
+            self.mirror.certain_revision,
+            self._membership.snapshot(),
+            self._membership.listing(),
+            tuple(self.mirror.under(keys.history)),
+            tuple(kv for key, kv in self.mirror.kvs.items() if key.endswith("/round")),
+        )
 
 
 class Jobs:
@@ -65,13 +85,16 @@ class Jobs:
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[Jobs]:
-        """Follow the store within the context; the first read may still be under way."""
-        watching = asyncio.create_task(self.watching.run(), name="watch all jobs")
-        try:
-            yield self
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+        """Follow the store within the context; the first read may still be under way.
+
+        A watch that fails ends the context with what it failed with, in a group.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self.watching.run(), name="watch all jobs")
+            try:
+                yield self
+            finally:
+                watching.cancel()
 
     @property
     def revision(self) -> int:
@@ -89,11 +112,13 @@ class Jobs:
 
     def states(self) -> Mapping[JobKeys, JobState]:
         """Every job that has a record, or members."""
-        states = {keys: job.state() for keys, job in self._jobs.items()}
-        return {keys: one for keys, one in states.items() if one.snapshot.job is not None}
+        states = ((keys, job.state()) for keys, job in self._jobs.items())
+        return {
+            keys: one for keys, one in states if one is not None and one.snapshot.job is not None
+        }
 
     def state(self, keys: JobKeys) -> JobState | None:
-        """One job; None where the store has nothing of it."""
+        """One job; None where the store has nothing of it, or nothing that can be seen."""
         job = self._jobs.get(keys)
         return None if job is None else job.state()
 
@@ -108,6 +133,6 @@ class Jobs:
                 of_jobs.setdefault(keys, []).append(event)
         for keys, news in of_jobs.items():
             job = self._jobs.get(keys) or self._jobs.setdefault(keys, _Job(keys, self._clock))
-            job.apply(news, news[-1].kv.mod_revision)
+            job.apply(news)
             if not job.mirror.kvs:
                 del self._jobs[keys]

@@ -77,13 +77,23 @@ class OwnerReconciler:
             await asyncio.sleep(GATHER_S)
 
     async def _keep(self, keys: JobKeys, job: JobState) -> None:
-        owner = await self._owners.of(job)
-        if owner is None or owner.found is None:
-            return
-        if self._scales:
-            await self._scale(keys, job, owner)
-        if self._annotates:
-            await self._note(keys, job, owner)
+        """Bring one job in line; a defect is its own alone."""
+        try:
+            owner = await self._owners.of(job)
+            if owner is None or owner.found is None:
+                return
+            if self._scales:
+                await self._scale(keys, job, owner)
+            if self._annotates:
+                await self._note(keys, job, owner)
+        except Exception as error:
+            log.critical(
+                "a defect of muster: nothing is done for the owner of job %s: %s",
+                keys.job_name,
+                error,
+                exc_info=error,
+                extra={"event": "defect"},
+            )
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         found = {"kind": owner.reference["kind"], **(owner.found or {})}

@@ -10,6 +10,7 @@ import pytest
 
 from controller.cluster import events as cluster_events
 from controller.cluster.events import Events
+from rdzv.errors import ClusterRefused
 
 pytestmark = pytest.mark.virtual
 
@@ -20,6 +21,7 @@ class Creating:
     def __init__(self) -> None:
         self.made: list[str] = []
         self.paths: list[str] = []
+        self.merged: list[str] = []
 
     async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         await asyncio.sleep(1)
@@ -29,6 +31,7 @@ class Creating:
 
     async def merge(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         self.paths.append(path)
+        self.merged.append(body["message"])
         return body
 
 
@@ -77,3 +80,23 @@ async def test_whatever_a_pod_names_as_its_maker_is_told_below_events() -> None:
         await asyncio.sleep(60)
     assert [path.count("/") for path in api.paths] == [5, 6]
     assert not any("?" in path for path in api.paths)
+
+
+class There(Creating):
+    """Every Event is there already, by a leader that wrote it and could not say that it had."""
+
+    async def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        raise ClusterRefused("it is there", 409)
+
+
+@pytest.mark.parametrize(("said", "written"), [(["one"], []), (["one", "two"], ["two"])])
+async def test_what_is_said_with_an_event_that_is_there_already_is_added_to_it(
+    said: list[str], written: list[str]
+) -> None:
+    api = There()
+    events = told(api)
+    for revision, message in enumerate(said, 1):
+        events.say(pod("a"), "Reformed", message, revision=revision)
+    await events.write()
+    assert api.merged == written
+    assert not any(one.owes for one in events.series)

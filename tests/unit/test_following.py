@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows jobs never ends in silence, nor for all jobs by what is wrong with one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller import following
+from controller.cluster.collection import Collection
+from controller.events import reporter
+from controller.events.job_events import job_events
+from controller.events.reporter import EventReporter
+from controller.jobs.jobs import Jobs
+from rdzv.errors import ConfigError
+from rdzv.keys import JobKeys
+from rdzv.records.commit import LastCommit
+from rdzv.records.history import HistoryEntry
+from rdzv.records.job import Job
+from rdzv.store import Put
+from rdzv.store.memory.client import MemoryStore
+from tests.support.clocks.virtual import now
+from tests.support.tasks import beside
+
+pytestmark = pytest.mark.virtual
+
+GOOD, BAD = JobKeys("team", "good"), JobKeys("team", "bad")
+
+
+class Unreadable(MemoryStore):
+    async def page(self, *args: Any, **kwargs: Any) -> Any:
+        raise ValueError("a defect")
+
+
+class OneItem:
+    async def get(self, path: str) -> dict[str, Any]:
+        return {"items": [{"metadata": {"uid": "a"}}]}
+
+
+def failing(item: Any) -> Any:
+    raise ValueError("a defect")
+
+
+@pytest.mark.parametrize(
+    "followed",
+    [
+        lambda: Jobs(Unreadable(), now, Random(1)).following(),
+        lambda: Collection(OneItem(), "/api/v1/pods", failing).following(),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_watch_that_fails_ends_those_who_wait_for_it(
+    followed: Callable[[], AbstractAsyncContextManager[Any]],
+) -> None:
+    with pytest.raises(BaseExceptionGroup) as ended:
+        async with followed() as shown:
+            await shown.changed_after(0)
+    assert ended.group_contains(ValueError, match="a defect")
+
+
+async def test_what_fails_is_told_and_begun_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = [
+        ExceptionGroup("watch", [ExceptionGroup("inner", [ConfigError("port 9444 is taken")])]),
+        ExceptionGroup("watch", [ValueError("a defect")]),
+        KeyError("another"),
+    ]
+    begun_again = asyncio.Event()
+
+    async def follow(*_: Any) -> None:
+        if faults:
+            raise faults.pop(0)
+        begun_again.set()
+        await asyncio.sleep(1000)
+
+    monkeypatch.setattr(following, "follow", follow)
+    nothing: Any = None
+    async with beside(following.keep_following(nothing, nothing, nothing)):
+        await begun_again.wait()
+    told = [(one.event, one.message) for one in caplog.records]  # type: ignore[attr-defined]
+    assert [event for event, _ in told] == ["not_following", "defect", "defect"]
+    assert "port 9444 is taken" in told[0][1]
+
+
+class Said:
+    """Events, as they are said."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str]] = []
+        self.series: list[Any] = []
+        self.enough = asyncio.Event()
+
+    def say(self, about: Any, reason: str, message: str, **_: Any) -> None:
+        self.said.append((about["name"], message))
+        self.enough.set()
+
+    async def run(self) -> None:
+        await asyncio.sleep(1_000_000)
+
+
+class OwnersByName:
+    async def of(self, state: Any) -> Any:
+        return SimpleNamespace(reference={"name": state.keys.job_name})
+
+
+async def reports(store: MemoryStore, told: int | None, change: Callable[[], Any]) -> Said:
+    """What a leader says that comes to a store, ``told`` up to a revision; then comes a change."""
+    events, owners = Said(), OwnersByName()
+    leadership = SimpleNamespace(told=told, progress=lambda: None)
+    async with Jobs(store, now, Random(1)).following() as jobs:
+        given: tuple[Any, ...] = (jobs, owners, events, leadership)
+        async with beside(EventReporter(*given).run()):
+            await jobs.changed_after(0)
+            await asyncio.sleep(5)
+            await change()
+            await events.enough.wait()
+            await asyncio.sleep(5)
+    return events
+
+
+async def test_a_job_that_brings_out_a_defect_silences_no_other(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def job_events_with_a_defect(before: Any, state: Any, since: int) -> Any:
+        if state.keys == BAD and before is not None:
+            raise ValueError("a defect")
+        return job_events(before, state, since)
+
+    monkeypatch.setattr(reporter, "job_events", job_events_with_a_defect)
+    store = MemoryStore()
+    await store.txn([], [Put(keys.job, Job(1, 4).to_json()) for keys in (BAD, GOOD)])
+
+    async def both_commit() -> None:
+        saved = LastCommit(46, 1, 1).to_json()
+        await store.txn([], [Put(keys.last_commit, saved) for keys in (BAD, GOOD)])
+
+    said = await reports(store, None, both_commit)
+    assert said.said == [("good", "all ranks have saved step 46")]
+    assert [one.event for one in caplog.records] == ["defect"]  # type: ignore[attr-defined]
+
+
+async def test_what_was_before_a_leader_came_is_told_once_and_by_the_first_not_at_all() -> None:
+    """Also where the key that a read brings last was written long before the others."""
+
+    def world(number: int) -> Put:
+        details: dict[str, object] = {"round": number, "nodes": 2}
+        entry = HistoryEntry("round", "a", "", 1.0, details)
+        return Put(GOOD.history_entry(number + 1, "a", "round"), entry.to_json())
+
+    for told_rounds, expected in ((None, [2]), (1, [1, 2])):
+        store = MemoryStore()
+        first = (await store.txn([], [Put(GOOD.job, Job(1, 4).to_json())])).revision
+        for number in (0, 1):
+            await store.txn([], [world(number)])
+
+        async def another(store: MemoryStore = store) -> None:
+            await store.txn([], [world(2)])
+
+        said = await reports(store, told_rounds and first + told_rounds, another)
+        assert [message for _, message in said.said] == [
+            f"a world of 2 nodes trains (round {number})" for number in expected
+        ]
