@@ -48,6 +48,7 @@ class Grant:
 
     ``user``: of its certificate. ``next``: of the one to come. ``former``: of the one before, while
     pods may still have it. ``fault``: why its certificate is of no use, or nothing.
+    ``immutable``: somebody has made it so: it takes no other certificate. ``labelled``: as ours.
     """
 
     version: str
@@ -58,6 +59,8 @@ class Grant:
     unused_since: datetime | None = None
     rotate_asked: bool = False
     fault: str = ""
+    immutable: bool = False
+    labelled: bool = True
 
     @property
     def users(self) -> frozenset[str]:
@@ -86,6 +89,7 @@ class Action:
     """One step, with one sentence of reason; ``until`` is when to look again, unasked.
 
     ``secret`` is what the Secret is to say, and ``sign`` whether it gets a new certificate.
+    ``blocked``: nothing goes on before somebody has done what the reason says of the Secret.
     """
 
     kind: Kind
@@ -94,18 +98,24 @@ class Action:
     secret: Grant | None = None
     sign: bool = False
     until: datetime | None = None
+    blocked: bool = False
+
+
+FOREIGN = (
+    "it is there and is not the controller's: rename it, or name it by the annotation"
+    " muster.dev/etcd-secret"
+)
 
 
 def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:
     """The next step for one job; ``fresh`` is a user name that nobody has had."""
-    if seen.foreign:
-        return Action("rest", "a Secret of that name is somebody else's")
     if seen.secret is None:
         return _without_secret(now, seen, fresh)
     return (
         _presence(now, seen.in_use, seen.secret, policy)
         or _soundness(now, seen.secret, fresh)
         or _store(seen, seen.secret)
+        or _immutable(seen.secret, seen.secret.fault)
         or _rotation(now, seen.secret, policy, fresh)
     )
 
@@ -114,6 +124,8 @@ def _without_secret(now: datetime, seen: AccessSnapshot, fresh: str) -> Action:
     if seen.users:
         # Its Secret was there before it: it is gone, and with it whatever would need this user.
         return Action("delete_user", "no Secret has a certificate of this user", min(seen.users))
+    if seen.foreign and seen.in_use:
+        return Action("rest", FOREIGN, blocked=True)
     if seen.in_use:
         if not seen.role:
             return Action("make_role", "the job has a pod")
@@ -135,10 +147,20 @@ def _presence(now: datetime, in_use: bool, secret: Grant, policy: AccessPolicy) 
 
 
 def _soundness(now: datetime, secret: Grant, fresh: str) -> Action | None:
-    if not secret.fault:
+    if not secret.labelled:
+        return _written("its label was taken away", replace(secret, labelled=True))
+    if not secret.fault or secret.immutable:
         return None
     mended = replace(secret, user=secret.user or fresh, issued=now, fault="")
     return _written(secret.fault, mended, sign=True)
+
+
+def _immutable(secret: Grant, why: str) -> Action | None:
+    """What is left to do where another certificate is needed, and the Secret takes none."""
+    if not secret.immutable or not why:
+        return None
+    reason = f"it is immutable, and {why}: delete it, and the controller makes another"
+    return Action("rest", reason, blocked=True)
 
 
 def _store(seen: AccessSnapshot, secret: Grant) -> Action | None:
@@ -152,19 +174,21 @@ def _store(seen: AccessSnapshot, secret: Grant) -> Action | None:
 
 
 def _rotation(now: datetime, secret: Grant, policy: AccessPolicy, fresh: str) -> Action:
-    if secret.next:
+    if secret.next and not secret.immutable:
         turned = replace(
             secret, user=secret.next, former=secret.user, next="", issued=now, fault=""
         )
         return _written("the store knows the next certificate's user", turned, sign=True)
-    asked = secret.rotate_asked
+    asked = secret.rotate_asked or bool(secret.next)
     overlap_ends, ends = secret.issued + policy.overlap, secret.issued + policy.rotate
     if secret.former:
         if now < overlap_ends:
             return Action("rest", "pods may still have the former certificate", until=overlap_ends)
         return _written("no pod has the former certificate any more", replace(secret, former=""))
     if asked or now >= ends:
-        reason = "a new certificate was asked for" if asked else "the certificate is old"
+        reason = "a new certificate was asked for" if asked else "its certificate is old"
+        if (blocked := _immutable(secret, reason)) is not None:
+            return blocked
         return _written(reason, replace(secret, next=fresh, rotate_asked=False))
     if secret.unused_since is not None:
         return Action(

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 from controller.access.certificates import SPARE, ClientPair
 from controller.access.decision import AccessPolicy, AccessSnapshot, Action, decide
 from controller.access.names import JobName, digest_of, job_of
-from controller.access.secret import grant_of, is_ours, object_of
+from controller.access.secret import grant_of, object_of
 from controller.access.store_keeper import StoreEntry, StoreKeeper
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
+from controller.cluster.events import Events, reference
 from rdzv.errors import ClusterRefused
 from rdzv.store.etcd.accounts import Accounts
 
@@ -30,7 +32,10 @@ STEPS_MOST = 60
 
 
 class AccessExecutor:
-    """Users, roles and Secrets of jobs; ``in_use`` tells whether a job has a pod now."""
+    """Users, roles and Secrets of jobs; ``in_use`` tells whether a job has a pod now.
+
+    ``events``: for what somebody has to do about a Secret.
+    """
 
     def __init__(
         self,
@@ -40,8 +45,10 @@ class AccessExecutor:
         policy: AccessPolicy,
         in_use: Callable[[JobName], bool],
         now: Callable[[], datetime],
+        events: Events,
     ) -> None:
         self._api = api
+        self._events = events
         self._accounts = accounts
         self._keeper = keeper
         self._policy = policy
@@ -49,20 +56,17 @@ class AccessExecutor:
         self._now = now
 
     async def bring_in_line(self, job: JobName) -> datetime | None:
-        """Do all that a job needs; return when to look again, unasked."""
+        """Do all that a job needs; return when to look again, unasked.
+
+        Raises ``ClusterRefused`` also for a Secret that somebody else has to do something about.
+        """
         for _ in range(STEPS_MOST):
             seen, held = await self._read(job)
             fresh = job.user(secrets.token_hex(6))
             action = decide(self._now(), seen, self._policy, fresh)
             if action.kind == "rest":
-                if seen.foreign and seen.in_use:
-                    log.warning(
-                        "access of %s: the Secret %s is there and is not the controller's: rename"
-                        " it, or name it by the annotation muster.dev/etcd-secret",
-                        job,
-                        job.secret,
-                        extra={"event": "access_not_given"},
-                    )
+                if action.blocked and seen.in_use and held is not None:
+                    raise self._refused(job, action, held)
                 return action.until
             try:
                 await self._apply(job, action, held)
@@ -79,6 +83,14 @@ class AccessExecutor:
             )
         log.critical("access of %s: it never comes to rest", job, extra={"event": "defect"})
         return None
+
+    def _refused(self, job: JobName, action: Action, held: Mapping[str, Any]) -> ClusterRefused:
+        """Say it at the Secret, once as long as it is the same, and return it."""
+        about = {"apiVersion": "v1", "kind": "Secret", **held["metadata"]}
+        self._events.say(
+            reference(about, job.namespace), "AccessNotGiven", action.reason, warning=True
+        )
+        return ClusterRefused(f"the Secret {job.secret}: {action.reason}", CONFLICT)
 
     async def jobs(self) -> frozenset[JobName]:
         """Every job that has something in the store; users of none of them are removed."""
@@ -104,7 +116,7 @@ class AccessExecutor:
                 raise
             held = None
         grant = None
-        if held is not None and is_ours(held):
+        if held is not None:
             now, entry = self._now(), self._entry
             grant = grant_of(
                 held,
@@ -112,6 +124,9 @@ class AccessExecutor:
                 entry.members_authority,
                 lambda pair, user: entry.clients.fault(pair, user, now),
             )
+            # A label may get lost; a certificate of the job's own user that is good is ours.
+            if not grant.labelled and grant.fault:
+                grant = None
         seen = AccessSnapshot(
             self._in_use(job),
             users,

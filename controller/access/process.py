@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,7 @@ from controller.access.jobs import JobsWithPods
 from controller.access.reconciler import AccessReconciler
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
+from controller.cluster.events import Events
 from controller.config import ControllerConfig
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
@@ -61,16 +63,17 @@ class StoreAccess:
                 await self._give(self.keeper.entry.access)
 
     async def _give(self, access: Access) -> None:
-        accounts = Accounts(access)
+        accounts, events = Accounts(access), Events(self._api, time.monotonic)
         jobs = JobsWithPods(self._api)
         executor = AccessExecutor(
-            self._api, accounts, self.keeper, self._policy, jobs.__contains__, now
+            self._api, accounts, self.keeper, self._policy, jobs.__contains__, now, events
         )
         reconciler = AccessReconciler(executor, jobs, now)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(jobs.run())
                 tasks.create_task(reconciler.run())
+                tasks.create_task(events.run())
         finally:
             await accounts.close()
 

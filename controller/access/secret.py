@@ -29,7 +29,7 @@ Fault = Callable[[ClientPair, str], str]
 
 
 def is_ours(secret: Object) -> bool:
-    """Whether the controller made it."""
+    """Whether it says that the controller made it."""
     labels = (secret.get("metadata") or {}).get("labels") or {}
     return bool(labels.get(MANAGED_BY) == MANAGER)
 
@@ -64,6 +64,8 @@ def grant_of(secret: Object, job: JobName, authority: bytes, fault: Fault) -> Gr
         unused,
         ROTATE in notes,
         why,
+        secret.get("immutable") is True,
+        is_ours(secret),
     )
 
 
@@ -100,6 +102,7 @@ def object_of(
         "type": "Opaque",
         "metadata": metadata,
         "data": data,
+        **({"immutable": True} if grant.immutable else {}),
     }
 
 

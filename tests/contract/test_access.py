@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -23,7 +24,8 @@ from controller.access.reconciler import AccessReconciler
 from controller.access.secret import KEYS, ROTATE
 from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
-from rdzv.errors import ClusterError, StoreError, StoreRefused
+from controller.cluster.events import Events
+from rdzv.errors import ClusterError, ClusterRefused, StoreError, StoreRefused
 from rdzv.store import Compare, Delete, Put, Range, Store
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
@@ -77,7 +79,9 @@ class Replica:
         executor: AccessExecutor,
         accounts: Accounts,
         jobs: JobsWithPods,
+        events: Events,
     ) -> None:
+        self.events = events
         self.keeper = keeper
         self.executor = executor
         self.accounts = accounts
@@ -95,13 +99,14 @@ async def replica(
         assert keeper.entry is not None
         accounts = Accounts(keeper.entry.access)
         jobs = JobsWithPods(api)
-        executor = AccessExecutor(api, accounts, keeper, POLICY, jobs.__contains__, time)
+        events = Events(api, monotonic)
+        executor = AccessExecutor(api, accounts, keeper, POLICY, jobs.__contains__, time, events)
         reconciler = AccessReconciler(executor, jobs, time)
         running = [tasks.create_task(jobs.run())]
         if at_work:
             running.append(tasks.create_task(reconciler.run()))
         await jobs.known.wait()
-        yield Replica(keeper, executor, accounts, jobs)
+        yield Replica(keeper, executor, accounts, jobs, events)
         for task in running:
             task.cancel()
         await accounts.close()
@@ -334,7 +339,8 @@ async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nob
             await fake.start(job.namespace, f"pod-{job.namespace}", pod_of(job))
         await until(lambda: victim in one.jobs and other in one.jobs)
         await fake.put(path_of(other), {"data": {"mine": ""}})
-        await one.executor.bring_in_line(other)
+        with pytest.raises(ClusterRefused, match="rename it"):
+            await one.executor.bring_in_line(other)
         assert fake.objects[path_of(other)]["data"] == {"mine": ""}
         await one.executor.bring_in_line(victim)
         held = fake.objects[path_of(victim)]["metadata"]
@@ -352,3 +358,50 @@ async def test_a_secret_of_somebody_else_is_left_alone_and_a_forged_one_gets_nob
             await usable(store, other)
             with pytest.raises(StoreRefused, match="permission denied"):
                 await store.range(victim.keys.job)
+
+
+async def test_a_secret_that_has_lost_its_label_is_ours_while_its_certificate_is_and_then_nobodys(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = JobName("team-h", "train")
+    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
+        await fake.start(job.namespace, "pod-h", pod_of(job))
+        await until(lambda: job in one.jobs)
+        await one.executor.bring_in_line(job)
+        made = fake.objects[path_of(job)]
+        without = {**made["metadata"], "labels": {}}
+        await fake.put(path_of(job), {**made, "metadata": without})
+        await one.executor.bring_in_line(job)
+        mended = fake.objects[path_of(job)]
+        assert mended["metadata"]["labels"] == made["metadata"]["labels"]
+        assert mended["data"] == made["data"]
+        await agree(one, fake, job)
+        await fake.put(path_of(job), {"metadata": without, "data": {"mine": ""}})
+        with pytest.raises(ClusterRefused, match="is not the controller's"):
+            await one.executor.bring_in_line(job)
+        assert not [u for u in await one.accounts.users() if job.owns(u)]
+
+
+async def test_an_immutable_secret_is_told_of_at_itself_and_replaced_once_it_is_deleted(
+    fake: PodsApi, cluster: Cluster, tmp_path: Path
+) -> None:
+    job = JobName("team-i", "train")
+    async with replica(fake, cluster, tmp_path / "one", Time(), at_work=False) as one:
+        await fake.start(job.namespace, "pod-i", pod_of(job))
+        await until(lambda: job in one.jobs)
+        await one.executor.bring_in_line(job)
+        made = fake.objects[path_of(job)]
+        notes = {**made["metadata"]["annotations"], ROTATE: "now"}
+        asked = {**made["metadata"], "annotations": notes}
+        await fake.put(path_of(job), {**made, "metadata": asked, "immutable": True})
+        for _ in range(2):
+            with pytest.raises(ClusterRefused, match="delete it, and the controller makes another"):
+                await one.executor.bring_in_line(job)
+            await one.events.write()
+        (told,) = await fake.until_any(f"/api/v1/namespaces/{job.namespace}/events/")
+        assert (told["involvedObject"]["name"], told["reason"]) == (job.secret, "AccessNotGiven")
+        assert told["count"] == 1
+        await fake.remove(path_of(job))
+        await one.executor.bring_in_line(job)
+        assert "immutable" not in fake.objects[path_of(job)]
+        await agree(one, fake, job)

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -32,6 +33,8 @@ class World:
         self.users: dict[str, bool] = {}
         """Whether each has the role."""
         self.secret: Grant | None = None
+        self.foreign = False
+        """Whether somebody else has a Secret of that name."""
         self.signed: dict[str, str] = {}
         """Which user each certificate is of, by the version of the Secret that had it first."""
         self.version = count(1)
@@ -54,12 +57,13 @@ class World:
             case "delete_role":
                 self.role = False
                 self.users = dict.fromkeys(self.users, False)
-            case "create_secret" if held is None:
+            case "create_secret" if held is None and not self.foreign:
                 assert action.secret is not None
                 self.write(action.secret)
             case "write_secret" if held is not None:
                 assert action.secret is not None
                 if action.secret.version == held.version:
+                    assert not (held.immutable and action.sign), "the API server refuses it"
                     self.write(action.secret)
             case "delete_secret" if held is not None:
                 assert action.secret is not None
@@ -89,8 +93,10 @@ class Replica:
                 self.role = world.role
             case 2:
                 self.in_use, self.secret = world.pods, world.secret
+                self.foreign = world.foreign
             case _:
-                seen = AccessSnapshot(self.in_use, self.users, self.granted, self.role, self.secret)
+                held = (self.role, self.secret, self.foreign)
+                seen = AccessSnapshot(self.in_use, self.users, self.granted, *held)
                 action = self.decision(world.now, seen, POLICY, next(world.fresh))
                 if cut_off and action.kind == "make_user":
                     world.users.setdefault(action.user, False)
@@ -132,6 +138,7 @@ EVENTS = st.lists(
         st.sampled_from(["first crashes", "second crashes", "first is cut off"]),
         st.sampled_from(["pods come", "pods go", "an hour", "two days", "a month"]),
         st.sampled_from(["asked to rotate", "Secret deleted", "store restored", "fault"]),
+        st.sampled_from(["made immutable", "label gone", "Secret of others"]),
     ),
     max_size=40,
 )
@@ -149,13 +156,18 @@ def happen(events: list[str], decision: Decide = decide) -> World:
             replicas[name].take_part(what)
         elif event.startswith("pods"):
             world.pods = event == "pods come"
-        elif event == "Secret deleted":
-            world.secret = None
+        elif event in ("Secret deleted", "Secret of others"):
+            world.secret, world.foreign = None, event != "Secret deleted"
         elif event == "store restored":
             world.users, world.role = {}, False
         elif world.secret is not None:
-            changed = {"asked to rotate": {"rotate_asked": True}, "fault": {"fault": "broken"}}
-            world.write(dataclasses.replace(world.secret, **changed[event]))  # type: ignore[arg-type]
+            changed: dict[str, dict[str, Any]] = {
+                "asked to rotate": {"rotate_asked": True},
+                "fault": {"fault": "broken"},
+                "made immutable": {"immutable": True},
+                "label gone": {"labelled": False},
+            }
+            world.write(dataclasses.replace(world.secret, **changed[event]))
     for _ in range(2):
         for replica in replicas.values():
             replica.crash()
@@ -165,12 +177,14 @@ def happen(events: list[str], decision: Decide = decide) -> World:
 
 def check(world: World) -> None:
     if world.secret is None:
-        assert not world.pods
-        assert (world.role, world.users) == (False, {})
+        assert world.foreign or not world.pods
+        assert world.users == {}
+        assert world.pods or not world.role
     else:
         assert world.role
         assert world.users == dict.fromkeys(world.secret.users, True)
-        assert world.secret.fault == ""
+        assert world.secret.labelled
+        assert world.secret.fault == "" or world.secret.immutable
         assert world.pods or world.secret.unused_since is not None
 
 
@@ -250,6 +264,20 @@ PLANTED: dict[str, tuple[Decide, list[str]]] = {
             )
         ),
         ["pods come", "first settles", "pods go", "Secret deleted", "first settles"],
+    ),
+    "the users of a Secret that is somebody else's by now are left": (
+        mutated(lambda seen, action: Action("rest", "planted") if seen.foreign else action),
+        ["pods come", "first settles", "Secret of others"],
+    ),
+    "a Secret without its label is left so": (
+        mutated(
+            lambda seen, action: (
+                Action("rest", "planted")
+                if seen.secret is not None and not seen.secret.labelled
+                else action
+            )
+        ),
+        ["pods come", "first settles", "label gone"],
     ),
     "an unused access is kept for good": (
         mutated(

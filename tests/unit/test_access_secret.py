@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +17,9 @@ from controller.access.jobs import JobsWithPods
 from controller.access.names import JobName
 from controller.access.process import StoreAccess
 from controller.access.reconciler import AccessReconciler
-from controller.access.secret import grant_of, object_of
-from rdzv.errors import ConfigError
+from controller.access.secret import MANAGED_BY, MANAGER, grant_of, object_of
+from rdzv.errors import ClusterRefused, ConfigError
+from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
 
@@ -42,7 +44,11 @@ def decided(annotations: dict[str, str], data: dict[str, bytes]) -> tuple[str, s
     notes = {"muster.dev/store-user": USER, "muster.dev/store-issued": NOW.isoformat()}
     good = {"ca.crt": MEMBERS, "tls.crt": pair.certificate, "tls.key": pair.key}
     held = {
-        "metadata": {"resourceVersion": "5", "annotations": {**notes, **annotations}},
+        "metadata": {
+            "resourceVersion": "5",
+            "labels": {MANAGED_BY: MANAGER},
+            "annotations": {**notes, **annotations},
+        },
         "data": {key: base64.b64encode(text).decode() for key, text in {**good, **data}.items()},
     }
     grant = grant_of(held, JOB, MEMBERS, lambda found, user: AUTHORITY.fault(found, user, NOW))
@@ -127,3 +133,40 @@ async def test_a_defect_of_the_stores_keeping_does_not_take_the_webhook_along() 
     assert (keeper.runs, running.done()) == (2, False)
     running.cancel()
     await asyncio.wait((running,))
+
+
+class Refusing:
+    """An API server that refuses one job's Secret, and answers the other's."""
+
+    def __init__(self) -> None:
+        self.tried_s: list[float] = []
+
+    async def bring_in_line(self, job: JobName) -> datetime | None:
+        if job == JOB:
+            self.tried_s.append(asyncio.get_running_loop().time())
+            raise ClusterRefused("the API server refused it", 422)
+        return None
+
+    async def jobs(self) -> frozenset[JobName]:
+        return frozenset({JOB, OTHER})
+
+
+async def test_what_is_refused_is_tried_again_the_later_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    executor: Any = Refusing()
+    pods = JobsWithPods(None)  # type: ignore[arg-type]
+    pods.known.set()
+    reconciler = AccessReconciler(executor, pods, lambda: NOW)
+    async with beside(reconciler.run()):
+        await asyncio.sleep(400)
+        waited_s = [b - a for a, b in itertools.pairwise(executor.tried_s)]
+        assert [round(wait_s) for wait_s in waited_s] == [5, 10, 20, 40, 60, 60, 60, 60, 60]
+        # Its pods come: somebody may have done something.
+        tried = len(executor.tried_s)
+        reconciler.stir(JOB)
+        await asyncio.sleep(1)
+        assert len(executor.tried_s) == tried + 1
+    assert [one.message for one in caplog.records] == [
+        f"access of {JOB}: the API server refused it"
+    ]

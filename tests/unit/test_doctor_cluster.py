@@ -90,6 +90,12 @@ def test_where_all_is_well_everything_is_told_to_be() -> None:
             "no Secret digits-etcd",
         ),
         (
+            replace(WELL, pods=(replace(POD, immutable="digits-muster-store"), POD)),
+            "access",
+            "warning",
+            "Secret digits-muster-store of namespace team is immutable",
+        ),
+        (
             replace(WELL, renewed={"node-a": NOW + timedelta(seconds=5)}),
             "clocks",
             "warning",

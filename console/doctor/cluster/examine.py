@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
+from controller.access.secret import is_ours
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from injection import sidecar
@@ -125,29 +126,32 @@ async def _pods(api: ClusterApi) -> tuple[AskingPod, ...]:
         of_it = paths.core(namespace["metadata"]["name"], "pods")
         async for pod in _listed(api, f"{of_it}?{selected}%21%3Dfalse"):
             found[_key(pod)] = pod
-    missing = await _missing(api, found.values())
-    return tuple(_asking(pod, missing) for _, pod in sorted(found.items()) if not _is_over(pod))
+    pods = [pod for _, pod in sorted(found.items()) if not _is_over(pod)]
+    missing, immutable = await _amiss(api, pods)
+    return tuple(_asking(pod, missing, immutable) for pod in pods)
 
 
-async def _missing(api: ClusterApi, pods: Any) -> set[tuple[str, str]]:
-    """Secrets that a pod which does not run waits for, and that are not there."""
-    needed = {
-        (pod["metadata"]["namespace"], name)
-        for pod in pods
-        if (pod.get("status") or {}).get("phase") == "Pending"
-        for name in _secrets(pod)
-    }
-    missing = set()
+async def _amiss(
+    api: ClusterApi, pods: Sequence[Object]
+) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """Of the Secrets that pods have, those that are not there, and ours that are immutable."""
+    needed = {(pod["metadata"]["namespace"], name) for pod in pods for name in _secrets(pod)}
+    missing, immutable = set(), set()
     for namespace, name in sorted(needed)[:SECRETS_MOST]:
         try:
-            await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
+            secret = await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
         except ClusterRefused as error:
             if error.status == NOT_THERE:
                 missing.add((namespace, name))
-    return missing
+        else:
+            if secret.get("immutable") is True and is_ours(secret):
+                immutable.add((namespace, name))
+    return missing, immutable
 
 
-def _asking(pod: Object, missing: set[tuple[str, str]]) -> AskingPod:
+def _asking(
+    pod: Object, missing: set[tuple[str, str]], immutable: set[tuple[str, str]]
+) -> AskingPod:
     metadata = pod["metadata"]
     images = [
         one["image"]
@@ -155,9 +159,15 @@ def _asking(pod: Object, missing: set[tuple[str, str]]) -> AskingPod:
         if one["name"] == sidecar.NAME
     ]
     namespace = metadata["namespace"]
-    waits = next((name for name in _secrets(pod) if (namespace, name) in missing), "")
     phase = (pod.get("status") or {}).get("phase", "")
-    return AskingPod(namespace, metadata["name"], phase, images[0] if images else None, waits)
+    # One that runs has the Secret that was there when it started.
+    gone = missing if phase == "Pending" else set()
+    waits, fixed = (
+        next((name for name in _secrets(pod) if (namespace, name) in those), "")
+        for those in (gone, immutable)
+    )
+    image = images[0] if images else None
+    return AskingPod(namespace, metadata["name"], phase, image, waits, fixed)
 
 
 def _secrets(pod: Mapping[str, Any]) -> list[str]:

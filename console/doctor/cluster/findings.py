@@ -215,6 +215,16 @@ def _access(pods: Sequence[AskingPod]) -> Iterator[Finding]:
             f" {counted(len(of_it), 'pod')} cannot start: {_named(of_it)}",
             "make it, with what lets the job into the store: docs/security.md#set-up",
         )
+    for namespace, name in sorted({(pod.namespace, pod.immutable) for pod in pods}):
+        if name:
+            yield Finding(
+                "access",
+                "warning",
+                f"the Secret {name} of namespace {namespace} is immutable: its certificate cannot"
+                " be replaced, and ends",
+                f"kubectl delete secret -n {namespace} {name}; the controller makes another within"
+                " a minute, and the job trains on meanwhile",
+            )
 
 
 def _clocks(seen: Cluster) -> Iterator[Finding]:

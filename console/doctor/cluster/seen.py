@@ -46,7 +46,8 @@ class AskingPod:
     """A pod that asks for a sidecar, or whose namespace does.
 
     ``sidecar``: the image of the one that it has; None without. ``missing``: a Secret that it
-    needs and that is not there.
+    needs and that is not there. ``immutable``: the controller's Secret that it has, where somebody
+    has made that so.
     """
 
     namespace: str
@@ -54,6 +55,7 @@ class AskingPod:
     phase: str
     sidecar: str | None
     missing: str = ""
+    immutable: str = ""
 
 
 @dataclass(frozen=True, slots=True)
