@@ -7,7 +7,6 @@ work at all, an error does.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from injection import conflicts, facts, sidecar
 from injection.cautions import cautions
 from injection.grace import DEFAULT_GRACE_S, GRACE, SHORT_S, granted_s
 from injection.horovod import role_of
+from injection.job_label import job_label
 from injection.member_spec import Demand, demand
 from injection.previous import Former
 from injection.remarks import Remark, warning
@@ -26,8 +26,6 @@ from injection.workloads import Kind, Role, Template, Workload, at
 from injection.yaml_tree import child, value_of
 from rdzv.errors import ConfigError
 from rdzv.flags import named
-
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
 @dataclass(slots=True)
@@ -252,8 +250,9 @@ def _plan_annotations(
 def _plan_label(result: InjectionPlan, metadata: Mapping[str, Any], want: Demand) -> None:
     if LABEL in (metadata.get("labels") or {}):
         result.users.append(f"labels/{LABEL}")
-    elif want.job_name_label is None and _LABEL.fullmatch(want.job):
-        result.labels[LABEL] = want.job
+    else:
+        # Of objects that make one job after the other, the name that all of these have in common.
+        result.labels[LABEL] = job_label(want.job)
 
 
 def _note_pod(result: InjectionPlan, pod: Mapping[str, Any], path: str, want: Demand) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from controller.access.names import JobName, fits_a_label, secret_name
+from controller.access.names import JobName, is_a_name, secret_name
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
 from injection.settings import LABEL, annotation
@@ -33,7 +33,7 @@ def job_of_pod(pod: Object) -> JobName | None:
     notes: dict[str, Any] = metadata.get("annotations") or {}
     job = notes.get(annotation("job")) or (metadata.get("labels") or {}).get(LABEL)
     # Anybody may write any name into a pod of his: one that no job can have gets nothing.
-    if not job or not fits_a_label(str(job)):
+    if not job or not is_a_name(str(job)):
         return None
     if notes.get(annotation("etcd_secret")) != secret_name(str(job)):
         return None

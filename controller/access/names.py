@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from agent.config import parsers as texts
 from rdzv.keys import JobKeys
 
 ROLE_PREFIX = "controller/"
@@ -24,13 +25,15 @@ _SUFFIX = "-muster-store"
 _SUBDOMAIN = re.compile(
     r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*", re.ASCII
 )
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _USER = re.compile(r"muster\.([0-9a-f]{24})\.[0-9a-f]{1,20}", re.ASCII)
 
 
-def fits_a_label(job: str) -> bool:
-    """Whether pods can have the job's name as a label."""
-    return _LABEL.fullmatch(job) is not None
+def is_a_name(job: str) -> bool:
+    """Whether a job can be named so."""
+    try:
+        return texts.name(job) == job
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.access.names import fits_a_label, secret_name
+from controller.access.names import secret_name
 from controller.access.secret import KEYS
 from injection.settings import TABLE, annotation
 from rdzv.errors import ConfigError
@@ -28,8 +28,7 @@ def with_secret(
 ) -> Mapping[str, str]:
     """The settings with the job's own Secret, unless the pod or the chart names another, or etcd.
 
-    Raises ``ConfigError`` for a job that can have none: another namespace's, or one whose name is
-    longer than a label.
+    Raises ``ConfigError`` for a job that can have none: another namespace's.
     """
     notes: Mapping[str, str] = (pod.get("metadata") or {}).get("annotations") or {}
     if environ.get(_SECRET) or any(annotation(name) in notes for name in _OWN):
@@ -43,10 +42,5 @@ def with_secret(
             f"the annotation {annotation('namespace')} names another namespace than the pod's: its"
             " records are for its own pods alone; leave it out, or name a Secret by the annotation"
             f" {annotation('etcd_secret')}"
-        )
-    if not fits_a_label(str(job)):
-        raise ConfigError(
-            f"the job's name {job} is longer than a label may be: give it a shorter one by the"
-            f" annotation {annotation('job')}"
         )
     return {**environ, _JOB: str(job), _SECRET: secret_name(str(job)), _KEYS: ",".join(KEYS)}

@@ -13,6 +13,7 @@ from controller.access.certificates import ClientPair
 from controller.access.decision import Grant
 from controller.access.names import JobName
 from controller.cluster.api import Object
+from injection.job_label import job_label
 from injection.settings import DOMAIN, LABEL
 
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "muster-controller"
@@ -85,7 +86,7 @@ def object_of(
         _UNUSED: grant.unused_since and grant.unused_since.isoformat(timespec="seconds"),
         ROTATE: "asked" if grant.rotate_asked else "",
     }
-    labels = {**(metadata.get("labels") or {}), MANAGED_BY: MANAGER, LABEL: job.job}
+    labels = {**(metadata.get("labels") or {}), MANAGED_BY: MANAGER, LABEL: job_label(job.job)}
     metadata |= {
         "name": job.secret,
         "namespace": job.namespace,

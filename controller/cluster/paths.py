@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+from injection.settings import LABEL
+
 SECRETS = "secrets"
-JOB_LABEL = "muster.dev/job"
 
 _PLURALS = {
     ("apps", "Deployment"): "deployments",
@@ -21,7 +22,7 @@ _PLURALS = {
 }
 """Owners that are read: those that say more of a job than their pods do."""
 
-PODS_OF_JOBS = f"/api/v1/pods?labelSelector={JOB_LABEL}"
+PODS_OF_JOBS = f"/api/v1/pods?labelSelector={LABEL}"
 """The pods that have a sidecar."""
 
 NODES = "/api/v1/nodes"

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.config.sidecar import Config
 from agent.config.table import load, settings_of
 from agent.rundir.files import torch_environment
 from injection import facts
 from injection.injection import Request, inject
+from injection.job_label import job_label
 from rdzv.errors import ConfigError
 from tests.support.injection.corpus import CORPUS
 from tests.support.injection.injecting import (
@@ -414,11 +418,29 @@ def test_the_grace_is_the_users_or_a_minute(grace: int | None, told_s: str) -> N
     assert short == (grace == 2)
 
 
-def test_a_name_too_long_for_a_label_is_no_label() -> None:
-    (made,) = loaded(injected(manifest(), job="j" * 64).text)
-    metadata = made["spec"]["template"]["metadata"]
-    assert "labels" not in metadata
-    assert metadata["annotations"]["muster.dev/job"] == "j" * 64
+@pytest.mark.parametrize(
+    ("text", "flags", "label"),
+    [
+        (manifest(), {}, "digits"),
+        (manifest(), {"job": "j" * 64}, "j" * 46 + "-cb4ae4c4800f8b1a"),
+        (manifest("CronJob"), NO_JOB, "digits"),
+    ],
+)
+def test_every_pod_has_the_label_that_network_policies_select(
+    text: str, flags: dict[str, str | None], label: str
+) -> None:
+    (made,) = loaded(injected(text, **flags).text)
+    spec = made["spec"].get("jobTemplate", made)["spec"]
+    assert spec["template"]["metadata"]["labels"]["muster.dev/job"] == label
+
+
+@given(st.text("ab.-_", min_size=1, max_size=120), st.text("ab.-_", min_size=1, max_size=120))
+def test_labels_are_ones_that_kubernetes_takes_and_no_two_jobs_share_one(
+    one: str, other: str
+) -> None:
+    one, other = f"a{one}", f"a{other}"
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?", job_label(one))
+    assert (job_label(one) == job_label(other)) == (one == other)
 
 
 # --- what is said ---
