@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher_shim.pod.entry_point import started_lightly
+from launcher_shim.pod.launch import Launch, read_launch
 
 PIP = """\
 # -*- coding: utf-8 -*-
@@ -58,7 +59,9 @@ def test_an_installers_script_is_started_by_its_entry_point(
     program.write_text(f"{shebang}\n{body}")
     words = started_lightly(str(program))
     assert words[: len(interpreter) + 1] == [*interpreter, "-c"]
-    assert words[-1] == str(program)  # by which muster-run knows it among the processes
+    assert words[-1] == str(program)
+    # So muster-run knows it among the processes.
+    assert read_launch(7, [*words, "-np", "2"], {}) == Launch("horovodrun", 7)
 
 
 @pytest.mark.parametrize(
