@@ -17,6 +17,7 @@ from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining
 from launcher_shim.c10d.rounds.drain_view import counting, master_token, own
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
+from launcher_shim.c10d.rounds.records import Seat
 from launcher_shim.c10d.rounds.rendezvous import Rendezvous
 from launcher_shim.c10d.rounds.run_membership import MembershipOfRun
 from launcher_shim.c10d.stages import SHARED_RUN, torch_run_id
@@ -41,12 +42,23 @@ class Run:
     members: MembershipOfRun
     tasks: Sequence[asyncio.Task[None]]
     attached: Attachments = field(default_factory=dict)
+    _world: tuple[Seat, ...] = ()
+    _master: str = ""
+    """The newest world whose master's address was there, and that."""
 
     def live_round(self) -> LiveRound:
-        """The round as drains look at it."""
+        """The round as drains look at it.
+
+        A store that was restored to before it has no longer the master's address, which nobody
+        stores again: without it, no rank would be known to be of this world, and none would save.
+        """
         rendezvous = self.rendezvous
-        run_id = torch_run_id(rendezvous.run_id)
+        world, run_id = rendezvous.round.frozen, torch_run_id(rendezvous.run_id)
         master = master_token(run_id, rendezvous.round.number, self.kv.cells.value)
+        if master:
+            self._world, self._master = world, master
+        elif world and world == self._world:
+            master = self._master
         return rendezvous.live_round(master)
 
     def end(self) -> None:

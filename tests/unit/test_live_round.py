@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from launcher_shim.c10d.generation import Run
 from launcher_shim.c10d.rounds.drain_view import (
     counting,
     live_round,
@@ -87,6 +90,21 @@ def test_the_master_names_the_round_once_both_halves_are_set() -> None:
     values[b"/torch.rendezvous.digits.3/MASTER_PORT"] = b"29500"
     assert master_token("digits", 3, values.get) == "10.0.0.2:29500"
     assert master_token("digits", 4, values.get) == ""
+
+
+def test_a_world_keeps_its_master_in_a_store_that_was_restored_to_before_it() -> None:
+    prefix = f"/torch.rendezvous.digits.{WORLD.number}/".encode()
+    stored = {prefix + b"MASTER_ADDR": b"10.0.0.2", prefix + b"MASTER_PORT": b"29500"}
+    rendezvous: Any = SimpleNamespace(run_id="digits", round=WORLD, live_round=str)
+    kv: Any = SimpleNamespace(cells=SimpleNamespace(value=stored.get))
+    run: Any = Run(kv, rendezvous, members=kv, tasks=())
+    assert run.live_round() == "10.0.0.2:29500"
+    stored.clear()
+    rendezvous.round = replace(WORLD, restored=True, mod_revision=4)
+    assert run.live_round() == "10.0.0.2:29500"
+    # The restored store has used the number again, for others.
+    rendezvous.round = replace(world("ca", mod_revision=5), number=WORLD.number)
+    assert run.live_round() == ""
 
 
 def test_of_several_runs_the_newest_that_trains_counts() -> None:
