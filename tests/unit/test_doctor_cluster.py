@@ -76,6 +76,7 @@ def test_where_all_is_well_everything_is_told_to_be() -> None:
         ),
         (replace(WELL, stores=(replace(STORE, ready=2),)), "etcd", "warning", "2 of 3"),
         (replace(WELL, stores=(replace(STORE, ready=1),)), "etcd", "fault", "no write"),
+        (replace(WELL, stores=(replace(STORE, wanted=0, ready=0),)), "etcd", "fault", "no write"),
         (
             replace(WELL, pods=(POD, replace(POD, name="b", sidecar="example.org/s:0.1.0"))),
             "sidecars",
@@ -120,6 +121,11 @@ def test_each_fault_is_told_by_itself(seen: Cluster, check: str, level: str, wor
     ((told, weight, sentence),) = said(seen)
     assert (told, weight) == (check, level)
     assert words in sentence
+
+
+def test_an_api_server_that_takes_long_to_answer_has_no_clock_that_is_behind() -> None:
+    then = NOW - timedelta(seconds=20)
+    assert said(replace(WELL, probe=Probe(True, server_time=then, asked=then))) == []
 
 
 def test_pods_that_started_while_the_webhook_was_away_are_named_with_what_to_type() -> None:

@@ -64,7 +64,7 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         stores += await told("etcd", _parts(api, namespace, "statefulsets"), [])
         certificates |= await told("certificate", _certificates(api, namespace), {})
     pods = await told("injection", _pods(api), ())
-    probe = await _probe(api) if hooks else None
+    probe = await _probe(api, now) if hooks else None
     renewed = await told("clocks", _renewed(api), {})
     return Cluster(
         now=now(),
@@ -184,7 +184,7 @@ def _is_over(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 
-async def _probe(api: ClusterApi) -> Probe:
+async def _probe(api: ClusterApi, now: Callable[[], datetime]) -> Probe:
     """Make a labelled pod that fits every namespace, in a dry run, and look what became of it."""
     context = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     pod = {
@@ -215,6 +215,7 @@ async def _probe(api: ClusterApi) -> Probe:
             ],
         },
     }
+    asked = now()
     try:
         made = await api.create(f"{paths.core(TRIED_IN, 'pods')}?dryRun=All", pod, PROBE_TIMEOUT_S)
     except ClusterError as error:  # also where another webhook that is away lets no pod pass
@@ -224,6 +225,7 @@ async def _probe(api: ClusterApi) -> Probe:
     return Probe(
         injected=any(one["name"] == sidecar.NAME for one in first),
         server_time=datetime.fromisoformat(created) if created else None,
+        asked=asked,
     )
 
 

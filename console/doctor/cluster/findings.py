@@ -155,7 +155,7 @@ def _certificates(seen: Cluster) -> Iterator[Finding]:
 
 def _store(store: ChartPart) -> Iterator[Finding]:
     told = f"{store.name}: {store.ready} of {counted(store.wanted, 'member')} ready, {store.image}"
-    if store.ready == store.wanted:
+    if store.ready == store.wanted > 0:
         yield Finding("etcd", "ok", told)
         return
     level = "warning" if store.ready > store.wanted // 2 else "fault"
@@ -229,11 +229,14 @@ def _access(pods: Sequence[AskingPod]) -> Iterator[Finding]:
 
 def _clocks(seen: Cluster) -> Iterator[Finding]:
     server = seen.probe.server_time if seen.probe else None
-    if server is not None:
-        # It tells whole seconds, of a moment before the answer.
+    if seen.probe is not None and server is not None:
+        # It tells whole seconds, of some moment since it was asked: other webhooks take their time.
         ahead_s = (server - seen.now).total_seconds()
-        if ahead_s > SKEW_S or ahead_s < -SKEW_S - 1:
+        behind_s = ((seen.probe.asked or seen.now) - server).total_seconds()
+        if ahead_s > SKEW_S:
             yield _skewed("the API server", ahead_s)
+        elif behind_s > SKEW_S + 1:
+            yield _skewed("the API server", -behind_s)
     for node, renewed in sorted((seen.renewed or {}).items()):
         ahead_s = (renewed - seen.now).total_seconds()
         if ahead_s > SKEW_S:

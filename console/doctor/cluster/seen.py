@@ -33,12 +33,14 @@ class ChartPart:
 class Probe:
     """What became of a labelled pod that was made in a dry run.
 
-    ``error``: why there is no answer; ``warnings``: what kubectl would have shown.
+    ``error``: why there is no answer. ``server_time``: when it was made, by the API server's clock;
+    ``asked``: when the request began, by this machine's.
     """
 
     injected: bool = False
     error: str = ""
     server_time: datetime | None = None
+    asked: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
