@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -26,6 +27,7 @@ EXTERNAL = ("etcd.enabled=false", "externalEtcd.endpoints={https://a:2379,https:
 MATRIX = {
     "as it is": (),
     "three members": (*THREE, *BACKUP),
+    "restored": (*THREE, *BACKUP, "etcd.restore=muster-etcd-1.db", "etcd.nodeSelector.disk=ssd"),
     "own certificates": (*THREE, "etcd.tls.existingSecret=from-cert-manager"),
     "external": EXTERNAL,
     "external, followed": (*EXTERNAL, "jobs.etcdSecret=store"),
@@ -65,9 +67,6 @@ def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", MATRIX)
 def test_each_kubernetes_takes_it_strictly(case: str, version: str) -> None:
-    # Here, for it takes a second, and each process of the tests reads this file.
-    import kubernetes_validate
-
     for one in rendered(*MATRIX[case], version=version):
         kubernetes_validate.validate(one, version.rpartition(".")[0], strict=True)
 
@@ -86,7 +85,7 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
     for name, spec in seen:
         assert spec["securityContext"]["runAsNonRoot"] is True, name
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
-        for container in spec["containers"]:
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]:
             security = container["securityContext"]
             assert security["allowPrivilegeEscalation"] is False, name
             assert security["readOnlyRootFilesystem"] is True, name
@@ -108,6 +107,8 @@ def test_every_pod_is_restricted_and_only_the_controller_has_a_token(case: str) 
         ("etcd.image.digest=latest", "/etcd/image/digest"),
         ("etcd.enabled=false", "externalEtcd.endpoints is empty"),
         ("etcd.backup.enabled=true", "etcd.backup.claim is empty"),
+        ("etcd.restore=muster-etcd-1.db", "etcd.restore is a file on etcd.backup.claim"),
+        ("etcd.restore=../else", "/etcd/restore"),
         ("etcd.tls.enabled=false", "etcd.auth.enabled needs etcd.tls.enabled"),
         ("access.keepAfter=a day", "/access/keepAfter"),
     ],
@@ -132,6 +133,13 @@ def test_every_value_is_in_the_schema_and_on_the_page() -> None:
     making = [sys.executable, str(ROOT / "scripts" / "generate-chart-docs"), "--print"]
     made = subprocess.run(making, capture_output=True, text=True, check=True).stdout
     assert (CHART / "README.md").read_text() == made, "run scripts/generate-chart-docs"
+
+
+def test_the_doctor_of_helm_test_is_told_of_three_members_in_one_word() -> None:
+    pod = named(rendered(*THREE), "Pod", "muster-test")
+    *words, endpoints = pod["spec"]["containers"][0]["command"]
+    assert words == ["muster", "doctor", "helm-test"]
+    assert endpoints.count(":2379") == 3
 
 
 @pytest.mark.parametrize("case", [case for case in MATRIX if case != "without a controller"])

@@ -14,7 +14,6 @@ from tests.support.cluster.chart_release import (
     RELEASE,
     ChartRelease,
     LabelledJob,
-    command,
 )
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod, delete_rank_0
 from tests.support.cluster.job import KubeJob
@@ -40,11 +39,12 @@ def chart(kubelab: Kubelab, sidecar_in_lab: str) -> Iterator[ChartRelease]:
 def test_a_labelled_deployment_trains_and_loses_no_step(
     chart: ChartRelease, tmp_path: Path
 ) -> None:
-    assert "Phase:          Succeeded" in chart.helm(command("helm test"))
+    chart.test()
     with LabelledJob(chart.lab, tmp_path, DEPLOYMENT) as job:
         world = job.world_of(DEPLOYMENT.replicas)
         job.goes_on(world, STEPS_BETWEEN)
         assert set(job.sidecars().values()) == {True}
+        _the_doctor_finds_nothing_wrong(chart)
         drained = befall(job, job.steps.worlds()[-1], delete_pod)
         assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
         assert chart.lab.get(job.namespace, "secret", f"{NAME}-muster-store")["type"] == "Opaque"
@@ -59,6 +59,7 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
         )
         (late,) = set(job.sidecars()) - before
         assert job.sidecars()[late] is False
+        _the_doctor_names_what_is_wrong(chart, job.namespace, late)
         chart.scale_controller(2)
         job.kubectl("delete", "pod", late, "--wait=false")
         job.until(
@@ -67,6 +68,27 @@ def test_a_labelled_deployment_trains_and_loses_no_step(
             "the pod that takes its place has its sidecar",
         )
         job.world_of(DEPLOYMENT.replicas + 1)
+
+
+def _the_doctor_finds_nothing_wrong(chart: ChartRelease) -> None:
+    status, findings = chart.doctor()
+    parts = ("version", "controller", "webhook", "certificate", "etcd", "sidecars", "clocks")
+    assert {(one["check"], one["level"]) for one in findings} == {(part, "ok") for part in parts}
+    assert status == 0
+
+
+def _the_doctor_names_what_is_wrong(chart: ChartRelease, namespace: str, late: str) -> None:
+    """No controller is there, and a labelled pod has started without its sidecar."""
+    status, findings = chart.doctor()
+    wrong = {one["check"]: one for one in findings if one["level"] not in ("ok", "note")}
+    assert {name: one["level"] for name, one in wrong.items()} == {
+        "controller": "fault",
+        "webhook": "fault",
+        "injection": "warning",
+    }
+    assert f"{namespace}/{late}" in wrong["injection"]["sentence"]
+    assert f"kubectl delete pod -n {namespace} {late}" in wrong["injection"]["remedy"]
+    assert status == 1
 
 
 def _nobody_else_gets_in(lab: Kubelab, trains_in: str) -> None:
@@ -117,9 +139,8 @@ def test_a_job_trains_on_while_the_chart_is_upgraded_and_when_it_is_gone(
     chart: ChartRelease, tmp_path: Path
 ) -> None:
     def upgrade(job: KubeJob, world: World) -> World:
-        words = ["helm", "upgrade", RELEASE, "charts/muster", "--namespace", NAMESPACE, "--wait"]
         before = _authorities(chart.lab)
-        chart.helm([*words, "--reuse-values"], "controller.resources.limits.memory=300Mi")
+        chart.upgrade("controller.resources.limits.memory=300Mi")
         assert _authorities(chart.lab) == before
         job.goes_on(world, STEPS_BETWEEN)
         return delete_pod(job, world)

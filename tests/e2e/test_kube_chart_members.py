@@ -1,56 +1,152 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The chart's etcd of three members, with TLS between them, and one that is killed."""
+"""The chart's etcd of three members, with TLS between them, under a job that trains."""
 
 from __future__ import annotations
 
-import os
-import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.chart_release import ChartRelease, LabelledJob, command
+from tests.support.cluster.chart_release import NAMESPACE, ChartRelease, LabelledJob, command
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod
 from tests.support.cluster.job import KubeJob
 from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.members import PATIENCE_S, Members
 from tests.support.cluster.workload import Workload
 from tests.support.training.step_log import World
 
 pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(1800)]
 
 DEPLOYMENT = Workload(kind="Deployment")
+THREE = 3
+SNAPSHOTS = "snapshots"
+UPGRADE = "helm upgrade muster charts/muster --namespace muster-system --reuse-values --wait"
 
 
-def test_a_job_drains_without_a_lost_step_while_one_of_three_members_is_killed_again_and_again(
-    kubelab: Kubelab, sidecar_in_lab: str, tmp_path: Path
-) -> None:
-    def kill_members(job: KubeJob, world: World) -> World:
-        for number in range(3):
-            name = f"muster-etcd-{number}"
-            job.tell(f"{name} is killed")
-            os.kill(process_of(name), signal.SIGKILL)
-            job.goes_on(world, STEPS_BETWEEN)
-            ready = ("rollout", "status", "statefulset/muster-etcd", "--timeout=180s")
-            kubelab.kubectl("-n", "muster-system", *ready, timeout_s=190)
-        os.kill(process_of("muster-etcd-0"), signal.SIGKILL)
-        return delete_pod(job, world)
+@pytest.fixture(scope="module")
+def chart(
+    kubelab: Kubelab, sidecar_in_lab: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ChartRelease]:
+    folder = tmp_path_factory.mktemp("members")
+    claims = {f"data-muster-etcd-{number}": folder / str(number) for number in range(THREE)}
+    claims[SNAPSHOTS] = folder / SNAPSHOTS
+    backup = ("etcd.backup.enabled=true", f"etcd.backup.claim={SNAPSHOTS}")
+    with ChartRelease(kubelab, f"etcd.replicas={THREE}", *backup, claims=claims) as chart:
+        spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+        meta = {"name": SNAPSHOTS}
+        claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta}
+        kubelab.apply(NAMESPACE, {**claim, "spec": spec})
+        chart.test()
+        yield chart
 
-    with (
-        ChartRelease(kubelab, "etcd.replicas=3") as chart,
-        LabelledJob(kubelab, tmp_path, DEPLOYMENT) as job,
-    ):
-        assert "Phase:          Succeeded" in chart.helm(command("helm test"))
+
+@pytest.fixture
+def members(chart: ChartRelease) -> Members:
+    return Members(chart.lab, THREE)
+
+
+Disturbs = Callable[[LabelledJob, World], World]
+"""Does it, and returns the world that is to go on."""
+
+
+def goes_through(chart: ChartRelease, directory: Path, act: Disturbs) -> None:
+    """A job of three pods does not notice what befalls the store, and then drains one of them."""
+    with LabelledJob(chart.lab, directory, DEPLOYMENT) as job:
+
+        def unnoticed(_: KubeJob, world: World) -> World:
+            after = act(job, world)
+            assert job.steps.worlds()[-1] is after, "another world has formed"
+            return delete_pod(job, after)
+
         job.goes_on(job.world_of(DEPLOYMENT.replicas), STEPS_BETWEEN)
-        drained = befall(job, job.steps.worlds()[-1], kill_members)
-        assert (drained.lost, drained.twice, drained.went_on) == (0, 0, True)
+        done = befall(job, job.steps.worlds()[-1], unnoticed)
+        assert (done.lost, done.twice, done.went_on) == (0, 0, True), job.timeline()
 
 
-def process_of(member: str) -> int:
-    """The process of a member, as this machine sees it, which is all of the lab."""
-    words = f"--name={member}".encode()
-    (found,) = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if words in path.read_bytes().split(b"\0")
-    ]
-    return found
+def test_one_member_after_the_other_is_killed_and_one_pod_replaced(
+    chart: ChartRelease, members: Members, tmp_path: Path
+) -> None:
+    def act(job: LabelledJob, world: World) -> World:
+        for name in members.names:
+            before = members.until_ready()
+            job.tell(f"{name} is killed")
+            members.kill(name)
+            job.goes_on(world, STEPS_BETWEEN)
+            members.until_in_another_life(before, name)
+        before = members.until_ready()
+        job.tell("the pod of one is deleted, without any grace")
+        members.delete(members.names[1])
+        job.goes_on(world, STEPS_BETWEEN)
+        members.until_in_another_life(before, members.names[1])
+        job.tell("one is killed just before a pod of the job is deleted")
+        members.kill(members.names[0])
+        return world
+
+    goes_through(chart, tmp_path, act)
+
+
+def test_an_upgrade_rolls_all_members(
+    chart: ChartRelease, members: Members, tmp_path: Path
+) -> None:
+    def act(job: LabelledJob, world: World) -> World:
+        before = members.until_ready()
+        job.tell("helm upgrade with another quota")
+        chart.upgrade("etcd.quotaBytes=1073741824")
+        members.until_in_another_life(before, *members.names)
+        job.tell("all members are others")
+        job.goes_on(world, STEPS_BETWEEN)
+        return world
+
+    goes_through(chart, tmp_path, act)
+
+
+def test_the_members_certificate_is_renewed_when_it_is_due(
+    chart: ChartRelease, members: Members, tmp_path: Path
+) -> None:
+    def act(job: LabelledJob, world: World) -> World:
+        first = members.certificate()
+        members.age_certificate()
+        aged = members.certificate()
+        job.tell("the certificate is 600 days old")
+        job.until(
+            lambda: members.certificate() not in (first, aged),
+            PATIENCE_S,
+            "another is in its place",
+        )
+        job.until(
+            lambda: members.shown() == {members.certificate()}, PATIENCE_S, "each member shows it"
+        )
+        job.tell("each member shows the new one; one is killed, so that all connect anew to it")
+        before = members.until_ready()
+        members.kill(members.names[2])
+        members.until_in_another_life(before, members.names[2])
+        job.goes_on(world, STEPS_BETWEEN)
+        return world
+
+    goes_through(chart, tmp_path, act)
+
+
+def test_a_snapshot_of_before_the_present_world_is_restored(
+    chart: ChartRelease, members: Members, tmp_path: Path
+) -> None:
+    def act(job: LabelledJob, world: World) -> World:
+        _, *words = command("kubectl -n muster-system create job")
+        chart.lab.kubectl(*words)
+        chart.kubectl("wait", "--for=condition=complete", "job/backup-now", "--timeout=180s")
+        job.tell("a snapshot was taken; it does not know of the next world")
+        world = delete_pod(job, world)
+        job.goes_on(world, STEPS_BETWEEN)
+        before = members.until_ready()
+        chart.helm(command(f"{UPGRADE} --wait-for-jobs"))
+        job.tell("no member runs, and each has the snapshot")
+        job.goes_on(world, STEPS_BETWEEN)
+        chart.helm(command(f"{UPGRADE} --set"))
+        members.until_in_another_life(before, *members.names)
+        job.tell("the members are there again")
+        # The page asks for that: a pod that goes before is let go before all have saved.
+        job.until(job.all_listed, PATIENCE_S, "all pods are listed again, and no other")
+        job.goes_on(world, STEPS_BETWEEN)
+        return world
+
+    goes_through(chart, tmp_path, act)

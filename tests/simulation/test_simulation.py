@@ -21,7 +21,7 @@ from tests.simulation.simulation import simulate
 ROOT = Path(__file__).parents[2]
 
 BATCH = 25
-LONG = 7
+LONG = 4
 """In the long run so many times the daily seeds of each plot are told; ``scripts/simulate --seeds``
 tells any number."""
 

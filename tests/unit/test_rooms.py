@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -36,10 +35,7 @@ def imported(path: Path) -> Iterator[str]:
         yield from (name for name in names if name in MODULES)
 
 
-@cache
-def arrows() -> dict[str, set[str]]:
-    """What each module imports of the others."""
-    return {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+ARROWS = {name: set(imported(path)) - {name} for name, path in MODULES.items()}
 
 
 def arrows_in(room: str) -> dict[str, set[str]]:
@@ -50,7 +46,7 @@ def arrows_in(room: str) -> dict[str, set[str]]:
         return module.removeprefix(room + ".").partition(".")[0] if inside else ""
 
     graph: dict[str, set[str]] = {}
-    for module, targets in arrows().items():
+    for module, targets in ARROWS.items():
         if here := place(module):
             others = {place(target) for target in targets} - {here, ""}
             graph.setdefault(here, set()).update(others)
@@ -63,7 +59,7 @@ def test_no_room_has_a_circle(room: str) -> None:
 
 
 def test_no_files_import_each_other() -> None:
-    TopologicalSorter(arrows()).prepare()
+    TopologicalSorter(ARROWS).prepare()
 
 
 def test_a_circle_is_found() -> None:

@@ -57,6 +57,16 @@ capabilities: {drop: [ALL]}
 {{ $name }}-{{ .number }}.{{ $name }}.{{ .root.Release.Namespace }}.svc
 {{- end -}}
 
+{{/* What members are told of each other. */}}
+{{- define "muster.etcdPeers" -}}
+{{- $all := list -}}
+{{- range $number := until (int .Values.etcd.replicas) -}}
+{{- $host := include "muster.etcdHost" (dict "root" $ "number" $number) -}}
+{{- $all = append $all (printf "%s-%d=%s://%s:2380" (include "muster.etcd" $) $number (include "muster.etcdScheme" $) $host) -}}
+{{- end -}}
+{{ join "," $all }}
+{{- end -}}
+
 {{/* What pods are told: every member, or the external ones. */}}
 {{- define "muster.endpoints" -}}
 {{- if .Values.etcd.enabled -}}

@@ -2,10 +2,11 @@
 
 //go:build tools
 
-// Package tools names what scripts/toolchain/etcd builds, so that go.mod pins it and go.sum verifies it.
+// Package tools names what scripts/toolchain/etcd and etcdutl build, so that go.mod pins it and go.sum verifies it.
 package tools
 
 import (
 	_ "go.etcd.io/etcd/etcdctl/v3"
+	_ "go.etcd.io/etcd/etcdutl/v3"
 	_ "go.etcd.io/etcd/server/v3"
 )

@@ -39,16 +39,16 @@ def pause(programs: Path) -> Path:
     return archive
 
 
-def etcd(binaries: Path) -> Path:
-    """etcd and etcdctl, and nothing else."""
-    archive = directory() / f"etcd-{ETCD_IMAGE.partition(':')[2]}.tar"
+def etcd(binaries: Path, etcdutl: Path) -> Path:
+    """What etcd's own image has: etcd, etcdctl and etcdutl, and nothing else."""
+    archive = directory() / f"etcd-{ETCD_IMAGE.partition(':')[2]}-of-3.tar"
     if not archive.exists():
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             (root / "usr/local/bin").mkdir(parents=True)
             (root / "tmp").mkdir(mode=0o777)
-            for name in ("etcd", "etcdctl"):
-                shutil.copy(binaries / name, root / "usr/local/bin")
+            for program in (binaries / "etcd", binaries / "etcdctl", etcdutl / "etcdutl"):
+                shutil.copy(program, root / "usr/local/bin")
             config = {"Entrypoint": ["/usr/local/bin/etcd"], "Env": [_PATH]}
             pack_root(root, ETCD_IMAGE, archive, config)
     return archive

@@ -77,7 +77,8 @@ def prepare() -> Prepared:
     needs.require()
     programs = needs.programs()
     etcd = needs.toolchain("etcd")
-    archives = [images.pause(programs), images.trainer(), images.etcd(etcd)]
+    of_etcd = images.etcd(etcd, needs.toolchain("etcdutl"))
+    archives = [images.pause(programs), images.trainer(), of_etcd]
     return Prepared(programs, etcd, archives)
 
 

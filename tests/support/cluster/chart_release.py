@@ -7,15 +7,29 @@ import json
 import re
 import secrets
 import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
 from sidecar_image.image import CONTROLLER_IMAGE, controller_archive
 from sidecar_image.image import IMAGE as SIDECAR_IMAGE
-from tests.support.chart import CHART, helm
+from tests.support.chart import CHART, HelmFailed, helm
 from tests.support.cluster.job import KubeJob
-from tests.support.cluster.lab import ETCD_IMAGE, KUBECONFIG, ROOT, Kubelab, Object
+from tests.support.cluster.lab import (
+    ETCD_IMAGE,
+    KUBECONFIG,
+    REMOVAL_TIMEOUT_S,
+    ROOT,
+    KubectlFailed,
+    Kubelab,
+    Object,
+)
+from tests.support.cluster.quickstart import volume
 from tests.support.cluster.workload import NAME, Workload, headless_service
 
 PAGE = ROOT / "docs" / "controller.md"
@@ -29,7 +43,10 @@ IN_THE_LAB = (
     "controller.apiServer.host=10.213.0.1",
 )
 """It has no storage class, an etcd of its own making, and no kube-proxy."""
+KEPT = ("etcd.persistence.enabled=true", "etcd.persistence.size=1Gi")
+"""Where a test makes the members' volumes."""
 HELM_TIMEOUT_S = 400.0
+DOCTOR_TIMEOUT_S = 120.0
 
 
 def command(words: str) -> list[str]:
@@ -49,16 +66,30 @@ def label() -> Object:
 
 
 class ChartRelease:
-    """The chart, from its installation to its removal; ``values`` are more of its values."""
+    """The chart, from its installation to its removal; ``values`` are more of its values.
 
-    def __init__(self, lab: Kubelab, *values: str) -> None:
+    ``claims``: a folder of this machine for each claim of the release's namespace. Where there are
+    any, the members of etcd keep their records when their pods are replaced.
+    """
+
+    def __init__(
+        self, lab: Kubelab, *values: str, claims: Mapping[str, Path] | None = None
+    ) -> None:
         self.lab = lab
         self._values = values
+        self._claims = claims or {}
 
     def __enter__(self) -> ChartRelease:
         self.lab.command("load", str(controller_archive()), timeout_s=300)
+        kept = (
+            ("etcd.persistence.enabled=true", "etcd.persistence.size=1Gi") if self._claims else ()
+        )
         try:
-            self.helm(command("helm install"), *IN_THE_LAB, *self._values)
+            for claim, folder in self._claims.items():
+                folder.mkdir()
+                folder.chmod(0o777)
+                self.lab.apply(NAMESPACE, volume(_volume(claim), NAMESPACE, claim, folder))
+            self.helm(command("helm install"), *IN_THE_LAB, *kept, *self._values)
         except BaseException as error:
             error.add_note(self.story())
             self.__exit__()
@@ -66,12 +97,18 @@ class ChartRelease:
         return self
 
     def __exit__(self, *_: object) -> None:
-        try:
+        with ExitStack() as then:
+            volumes = [_volume(claim) for claim in self._claims]
+            if volumes:
+                gone = ("delete", "persistentvolumes", *volumes, "--ignore-not-found")
+                then.callback(self.lab.kubectl, *gone, "--wait=false", timeout_s=REMOVAL_TIMEOUT_S)
+            # Until it is gone, nothing can be installed there again.
+            gone = ("wait", "--for=delete", f"namespace/{NAMESPACE}", "--timeout=170s")
+            then.callback(self.lab.kubectl, *gone, timeout_s=REMOVAL_TIMEOUT_S)
+            then.callback(self.lab.remove_namespace, NAMESPACE)
             self.helm(
                 ["helm", "uninstall", RELEASE, "--namespace", NAMESPACE, "--ignore-not-found"]
             )
-        finally:
-            self.lab.remove_namespace(NAMESPACE)
 
     def helm(self, words: list[str], *values: str) -> str:
         """Run a command line of helm, with more values."""
@@ -80,25 +117,66 @@ class ChartRelease:
         arguments = [str(CHART) if word == "charts/muster" else word for word in arguments]
         return helm(*arguments, *given, kubeconfig=KUBECONFIG, timeout_s=HELM_TIMEOUT_S)
 
+    def upgrade(self, *values: str) -> None:
+        """``helm upgrade`` with other values, and wait until it has come to rest."""
+        words = ["helm", "upgrade", RELEASE, "charts/muster", "--namespace", NAMESPACE]
+        self.helm([*words, "--wait", "--reuse-values"], *values)
+
+    def test(self) -> None:
+        """The page's ``helm test``; where it fails, its log and all else are in the error."""
+        try:
+            said = self.helm(command("helm test"))
+        except HelmFailed as error:
+            error.add_note(self.story())
+            raise
+        assert "Phase:          Succeeded" in said
+
+    def doctor(self) -> tuple[int, list[dict[str, Any]]]:
+        """``muster doctor --cluster`` from outside of it: its exit status, and what it finds."""
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "console.main", "doctor", "--cluster"),
+                *(f"--kubeconfig={KUBECONFIG}", "--json"),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=DOCTOR_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode in (0, 1), done.stderr
+        return done.returncode, json.loads(done.stdout)["findings"]
+
     def scale_controller(self, replicas: int) -> None:
         """Take all replicas away, or bring them back, and wait until it is so."""
         deployment = f"deployment/{RELEASE}-controller"
-        self._kubectl("scale", deployment, f"--replicas={replicas}")
-        self._kubectl("rollout", "status", deployment, "--timeout=180s")
+        self.kubectl("scale", deployment, f"--replicas={replicas}")
+        self.kubectl("rollout", "status", deployment, "--timeout=180s")
         if not replicas:
             selector = "app.kubernetes.io/component=controller"
-            self._kubectl("wait", "pods", "-l", selector, "--for=delete", "--timeout=120s")
+            self.kubectl("wait", "pods", "-l", selector, "--for=delete", "--timeout=120s")
 
-    def _kubectl(self, *arguments: str) -> str:
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl in the release's namespace."""
         return self.lab.kubectl("-n", NAMESPACE, *arguments, timeout_s=200)
 
     def story(self) -> str:
         """What its pods say, for who looks for what went wrong."""
-        told = [self._kubectl("get", "pods,events", "-o", "wide")]
-        for part in ("controller", "etcd"):
+        asked: list[tuple[str, ...]] = [("get", "pods,events", "-o", "wide")]
+        for part in ("controller", "etcd", "test", "restore"):
             selector = f"app.kubernetes.io/component={part}"
-            told.append(self._kubectl("logs", "-l", selector, "--tail=30", "--prefix"))
-        return "\n".join(told)
+            asked.append(("logs", "-l", selector, "--all-containers", "--tail=30", "--prefix"))
+        return "\n".join(map(self._said, asked))
+
+    def _said(self, arguments: tuple[str, ...]) -> str:
+        try:
+            return self.kubectl(*arguments)
+        except KubectlFailed as error:
+            return str(error)  # a container that has not started yet
+
+
+def _volume(claim: str) -> str:
+    return f"{NAMESPACE}-{claim}"
 
 
 class LabelledJob(KubeJob):
@@ -138,3 +216,14 @@ class LabelledJob(KubeJob):
             )
             for pod in self.pods()
         }
+
+    def all_listed(self) -> bool:
+        """Whether ``muster status`` of one of its pods lists them all, and nobody else."""
+        told = ("-c", "muster", "--", "muster", "status", "--json")
+        names = self.names()
+        try:
+            shown = self.kubectl("exec", min(names), *told)
+        except KubectlFailed:
+            return False  # the store is away
+        states = {one["name"]: one["state"] for one in json.loads(shown)["members"]}
+        return states == dict.fromkeys(names, "listed")
