@@ -15,12 +15,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians, percentile
-from benchmarks.horovod_jobs import HorovodJob, MusterJob, SshJob
+from benchmarks.horovod_jobs import HorovodJob, Leave, MusterJob, SshJob
 from benchmarks.node_processes import REPOSITORY
 from benchmarks.openssh import sshd
 
@@ -33,11 +33,20 @@ SETTLED_S = 1.0
 """A world makes steps for so long before something is done to it."""
 
 
+STAGES = {
+    "delisted": "SIGTERM to a host list without the host",
+    "heard": "from then to the last step with it",
+    "reset": "from that step to the others' next one",
+    "ended": "from that step to its worker's end",
+}
+"""Of each leave, by the name of ``Leave``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Seconds of every leave and of every join, of one kind of job."""
+    """Every leave, and the seconds of every join, of one kind of job."""
 
-    left: list[float] = field(default_factory=list)
+    left: list[Leave] = field(default_factory=list)
     joined: list[float] = field(default_factory=list)
 
 
@@ -45,14 +54,15 @@ async def measure(rounds: int = ROUNDS) -> list[Figure]:
     """Take pairs of jobs through their changes."""
     muster, ssh = Runs(), Runs()
     async with AsyncExitStack() as stack:
-        folder = await horovod_folder()
+        # Where horovodrun is found, and a worker's python.
+        os.environ["PATH"] = os.pathsep.join((await horovod_folder(), os.environ["PATH"]))
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         client = await stack.enter_async_context(sshd(root / "ssh"))
         for turn in range(rounds):
             pair = (
-                (SshJob(root / f"ssh-{turn}", folder, endpoint, NODES, client), ssh),
-                (MusterJob(root / f"muster-{turn}", folder, endpoint, NODES), muster),
+                (SshJob(root / f"ssh-{turn}", endpoint, NODES, client), ssh),
+                (MusterJob(root / f"muster-{turn}", endpoint, NODES), muster),
             )
             await change(pair)
     return figures(muster, ssh)
@@ -73,9 +83,11 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
                 await asyncio.sleep(SETTLED_S)
                 runs.joined.append(await job.join())
                 job.stop()
+                stages = ", ".join(
+                    f"{name} {seconds:.2f}" for name, seconds in asdict(runs.left[-1]).items()
+                )
                 print(
-                    f"{type(job).__name__}: left in {runs.left[-1]:.2f} s,"
-                    f" joined in {runs.joined[-1]:.2f} s",
+                    f"{type(job).__name__}: left in s: {stages}; joined in {runs.joined[-1]:.2f} s",
                     file=sys.stderr,
                 )
     finally:
@@ -86,24 +98,36 @@ async def change(pair: Sequence[tuple[HorovodJob, Runs]]) -> None:
 def figures(muster: Runs, ssh: Runs) -> list[Figure]:
     """Judge what was measured."""
     name = "OpenSSH, a bare file"
+    left, left_ssh = ([leave.whole for leave in runs.left] for runs in (muster, ssh))
     return [
         of_medians(
             "horovod/SIGTERM to the worker's end and the others' step",
             "s",
             Bar("value", "<=", 1.3),
-            muster.left,
-            ssh.left,
+            left,
+            left_ssh,
             name,
         ),
         Figure(
             "horovod/SIGTERM to the worker's end and the others' step, p99",
-            percentile(muster.left, 0.99),
+            percentile(left, 0.99),
             "s",
             Bar("value", "<=", 2.5),
-            tuple(muster.left),
-            percentile(ssh.left, 0.99),
+            tuple(left),
+            percentile(left_ssh, 0.99),
             name,
-            tuple(ssh.left),
+            tuple(left_ssh),
+        ),
+        *(
+            of_medians(
+                f"horovod/leave: {words}",
+                "s",
+                None,
+                [getattr(leave, stage) for leave in muster.left],
+                [getattr(leave, stage) for leave in ssh.left],
+                name,
+            )
+            for stage, words in STAGES.items()
         ),
         of_medians(
             "horovod/join to the first step",

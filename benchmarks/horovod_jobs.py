@@ -16,6 +16,7 @@ import uuid
 from asyncio.subprocess import Process
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -36,6 +37,7 @@ from console.local.processes.marked import end_all, marked
 from console.local.processes.ports import free_ports
 from console.local.processes.readiness import until_ready
 from launcher_shim.horovod.hosts import token_of
+from launcher_shim.rundir import layout
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.store.access import Access
@@ -60,6 +62,22 @@ exec %s "$*"
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """One leave in seconds: all of it, and its stages.
+
+    ``delisted``: until the host list is renamed without the host. ``heard``: from then until the
+    last step of all: horovodrun's next look, and its word to rank 0. ``reset``: until the first
+    step of the others. ``ended``: from that last step until the leaver's process has ended.
+    """
+
+    whole: float
+    delisted: float
+    heard: float
+    reset: float
+    ended: float
+
+
 class Host:
     """One life of a node: a new pod, hence a new name to Horovod."""
 
@@ -71,7 +89,7 @@ class Host:
 class HorovodJob:
     """A horovodrun, and hosts with one worker each; ``hosts`` are those listed, oldest first."""
 
-    def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
+    def __init__(self, directory: Path, endpoint: str, nodes: int) -> None:
         run = uuid.uuid4().hex
         words = ("horovodrun", "--gloo-timeout-seconds", str(GLOO_TIMEOUT_S))
         # -P: the script's folder has a module of the name horovod.
@@ -94,7 +112,6 @@ class HorovodJob:
         self._random = Random(run)
         self.directory = directory
         self.launcher = Host(self._pod(LAUNCHER, "launcher"))
-        self._folder = folder
         self._lives = 0
         self._children: list[Process] = []
         self._steps = Steps(directory / "steps")
@@ -126,18 +143,35 @@ class HorovodJob:
             await self._come()
         await self._until_all_step(0.0)
 
-    async def leave(self, host: Host) -> float:
-        """Let ``host`` go; seconds until it has no worker and the others make their next step."""
+    async def leave(self, host: Host) -> Leave:
+        """Let ``host`` go, until it has no worker and the others make their next step."""
         (pid,) = self._steps.pids(host.token)
+        size = len(self.hosts)
         self.hosts.remove(host)
-        delisted_s = await self.delist(host)
+        began_s = await self.delist(host)
+        delisted_s: float | None = None
         async with asyncio.timeout(CHANGE_TIMEOUT_S):
-            while _runs(pid):  # noqa: ASYNC110 - another's child has no event to give
+            while _runs(pid) or delisted_s is None:
+                delisted_s = delisted_s or self._delisted_s(host)
                 await asyncio.sleep(LOOK_INTERVAL_S)
         gone_s = time.monotonic()
-        stepped_s = await self._until_all_step(delisted_s)
+        stepped_s = await self._until_all_step(began_s)
         await self.bury(host)
-        return max(gone_s, stepped_s) - delisted_s
+        last_s = self._steps.last(size, stepped_s)
+        return Leave(
+            max(gone_s, stepped_s) - began_s,
+            delisted_s - began_s,
+            last_s - delisted_s,
+            stepped_s - last_s,
+            gone_s - last_s,
+        )
+
+    def _delisted_s(self, host: Host) -> float | None:
+        """When the host list was renamed without ``host``; None while it has it."""
+        with (self.launcher.pod.run_dir / layout.HOSTS).open() as file:
+            if host.token in file.read():
+                return None
+            return os.fstat(file.fileno()).st_mtime - time.time() + time.monotonic()
 
     async def join(self) -> float:
         """Let another host come; seconds until all make a step with it."""
@@ -171,11 +205,8 @@ class HorovodJob:
         self, host: Host, command: Sequence[str], environment: Mapping[str, str]
     ) -> Process:
         """Start what the training container of ``host`` runs."""
-        path = environment["PATH"].split(os.pathsep)
-        path.insert(host is self.launcher, self._folder)  # behind the stand-in for ssh
         environment = {
             **environment,
-            "PATH": os.pathsep.join(path),
             "OMP_NUM_THREADS": "1",
             "BENCH_STEPS": str(self._steps.directory),
         }
@@ -225,10 +256,8 @@ class SshJob(HorovodJob):
     All hosts are one sshd; ``ssh`` are the words of its client.
     """
 
-    def __init__(
-        self, directory: Path, folder: str, endpoint: str, nodes: int, ssh: Sequence[str]
-    ) -> None:
-        super().__init__(directory, folder, endpoint, nodes)
+    def __init__(self, directory: Path, endpoint: str, nodes: int, ssh: Sequence[str]) -> None:
+        super().__init__(directory, endpoint, nodes)
         self._ssh = ssh
 
     async def launch(self) -> Process:
@@ -256,7 +285,7 @@ class SshJob(HorovodJob):
         return self._write(self.hosts)
 
     def _write(self, hosts: Sequence[Host]) -> float:
-        target = self.launcher.pod.run_dir / "hosts"
+        target = self.launcher.pod.run_dir / layout.HOSTS
         aside = target.with_name("hosts.new")
         aside.write_text("".join(f"{host.token}:1\n" for host in hosts))
         began_s = time.monotonic()
@@ -271,8 +300,8 @@ class MusterJob(HorovodJob):
     launcher's sidecar may. It leaves by SIGTERM to its container, whose end is waited for.
     """
 
-    def __init__(self, directory: Path, folder: str, endpoint: str, nodes: int) -> None:
-        super().__init__(directory, folder, endpoint, nodes)
+    def __init__(self, directory: Path, endpoint: str, nodes: int) -> None:
+        super().__init__(directory, endpoint, nodes)
         self._endpoint = endpoint
         keys = JobKeys(self.settings.namespace, self.settings.job)
         self._store = EtcdStore([endpoint])
@@ -355,6 +384,11 @@ class Steps:
             if alike:
                 firsts.append(min(alike))
         return firsts
+
+    def last(self, size: int, before_s: float) -> float:
+        """When somebody made the last step of a world of ``size`` before then."""
+        steps = (step for lives in self._steps.values() for own in lives.values() for step in own)
+        return max(at_s for at_s, of in steps if of == size and at_s < before_s)
 
     def _look(self) -> None:
         for path in self.directory.iterdir():

@@ -53,12 +53,16 @@ for _number, _usual in (
 
 TOGETHER = (
     re.compile(r"tests/e2e/test_(kube|operator|inject_server|image)"),
-    re.compile(r"tests/e2e/test_[a-h]"),
+    re.compile(r"tests/e2e/test_([a-i]|li)"),
     re.compile(r"tests/e2e/(?!test_local_nodes)"),
     re.compile(r"tests/chaos/test_(fault_matrix|scale|doctor|idle)"),
 )
 """Four sequences; all tests that use the cluster of Kubernetes are in the first, real jobs in the
-next two, and those whose etcd members would suffer from each other's in the last."""
+next two, which take about as long, and those whose etcd members would suffer from each other's in
+the last."""
+
+# Nothing that a collection of tests makes is ever thrown away: see pytest_collection_finish.
+gc.disable()
 
 COMPUTES = re.compile(r"tests/(chaos/test_drain_|simulation/|unit/)")
 """Tests that wait for nothing, and whose time is virtual where they have any."""
@@ -84,11 +88,15 @@ logging.getLogger("asyncio").addFilter(FormerLoops())
 class Together(LoadScopeScheduling):  # type: ignore[misc]
     """Which tests one process runs, one after another; any other test goes wherever there is room.
 
+    A file of unit tests, or of the chart, is one piece: what it reads once, a process reads once.
+
     The marks of pytest-xdist do not do it: with pytest 9 they have no effect.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path.startswith(("tests/unit/", "tests/chart/")):
+            return path
         return next((files.pattern for files in TOGETHER if files.match(path)), nodeid)
 
 
@@ -101,6 +109,7 @@ def pytest_collection_finish() -> None:
     """Let no garbage collection look through torch and all tests: it took a fifth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _gives_way = False

@@ -86,7 +86,9 @@ class Collection(Generic[T]):
         while True:
             page = await self._api.get(_with(self._path, f"limit={PAGE}{after}"))
             for one in page.get("items") or []:
-                found[one["metadata"]["uid"]] = self._reduced(one)
+                uid = one["metadata"]["uid"]
+                if (reduced := self._seen(one)) is not None:
+                    found[uid] = reduced
             metadata = page.get("metadata") or {}
             if not (token := metadata.get("continue")):
                 break
@@ -103,15 +105,30 @@ class Collection(Generic[T]):
             metadata = told.get("metadata") or {}
             match event.get("type"):
                 case "ADDED" | "MODIFIED":
-                    reduced = self._reduced(told)
+                    reduced = self._seen(told)
                     # Nodes report every few minutes, and pods at each probe, what is nobody's news.
-                    if self._items.get(metadata["uid"]) != reduced:
+                    if reduced is not None and self._items.get(metadata["uid"]) != reduced:
                         self._items[metadata["uid"]] = reduced
                         self._note_change()
                 case "DELETED":
                     self._items.pop(metadata["uid"], None)
                     self._note_change()
             self._version = str(metadata.get("resourceVersion", self._version))
+
+    def _seen(self, one: Object) -> T | None:
+        """What is kept of an object; None of one that brings out a defect: others are not lost."""
+        try:
+            return self._reduced(one)
+        except Exception as error:
+            log.critical(
+                "a defect of muster: %s of %s is not seen: %s",
+                (one.get("metadata") or {}).get("name"),
+                self._path,
+                error,
+                exc_info=error,
+                extra={"event": "defect"},
+            )
+            return None
 
     def _note_change(self) -> None:
         self.sequence += 1

@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from injection.annotations import ANNOTATION
+from injection.settings import ASKS
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 
 REPLICAS = "replicas"
 """In the details of a history entry: the replicas that it was written for."""
-
-_PATHS: Mapping[str, tuple[str, ...]] = {
-    "Deployment": ("replicas",),
-    "StatefulSet": ("replicas",),
-    "Job": ("parallelism",),
-    "PyTorchJob": ("pytorchReplicaSpecs", "*", "replicas"),
-}
-"""Below ``spec``; the sum where there are several. Of other kinds nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +24,82 @@ class Scale:
     replicas: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One pod template of an object, and how many pods are made of it."""
+
+    template: Mapping[str, Any]
+    pods: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether its pods ask for a sidecar, or have it from ``muster inject``."""
+        metadata = _below(self.template, "metadata")
+        asks = _below(metadata, "labels").get(ASKS) == "true"
+        return asks or ANNOTATION in _below(metadata, "annotations")
+
+
 def replicas_of(owner: Mapping[str, Any]) -> int | None:
-    """How many pods an object is to have; None where it does not say."""
-    path = _PATHS.get(str(owner.get("kind")))
-    return None if path is None else _sum(owner.get("spec"), path)
+    """How many pods with a sidecar an object is to have; None where it does not say.
+
+    Where some of its templates are Muster's by their own word, these alone count.
+    """
+    parts = list(_parts(str(owner.get("kind")), _below(owner, "spec")))
+    ours = [part for part in parts if part.is_ours] or parts
+    return sum(part.pods for part in ours) if ours else None
 
 
-def _sum(found: Any, path: tuple[str, ...]) -> int | None:
-    if not path:
-        return found if type(found) is int else None
-    if not isinstance(found, dict):
-        return None
-    below = found.values() if path[0] == "*" else [found.get(path[0])]
-    numbers = [number for one in below if (number := _sum(one, path[1:])) is not None]
-    return sum(numbers) if numbers else None
+def _parts(kind: str, spec: Mapping[str, Any]) -> Iterator[_Part]:
+    """The templates whose pods train. Of other kinds nothing is known."""
+    match kind:
+        case "Deployment" | "StatefulSet" if "replicas" in spec:
+            yield _Part(_below(spec, "template"), _count(spec, "replicas"))
+        case "Job" if "parallelism" in spec:
+            yield _of_job(spec)
+        case "PyTorchJob":
+            for replica in _below(spec, "pytorchReplicaSpecs").values():
+                yield _of_replica(replica)
+        case "MPIJob" if "Worker" in _below(spec, "mpiReplicaSpecs"):
+            # The launcher trains nothing.
+            yield _of_replica(spec["mpiReplicaSpecs"]["Worker"])
+        case "JobSet":
+            for job in spec.get("replicatedJobs") or []:
+                part = _of_job(_below(_below(job, "template"), "spec"))
+                yield _Part(part.template, part.pods * _count(job, "replicas"))
+        case "LeaderWorkerSet":
+            yield from _of_groups(_count(spec, "replicas"), _below(spec, "leaderWorkerTemplate"))
+
+
+def _of_replica(replica: Any) -> _Part:
+    return _Part(_below(replica, "template"), _count(replica, "replicas"))
+
+
+def _of_job(spec: Mapping[str, Any]) -> _Part:
+    """No more pods run at a time than are to complete."""
+    pods = _count(spec, "parallelism")
+    return _Part(_below(spec, "template"), min(pods, _count(spec, "completions", pods)))
+
+
+def _of_groups(groups: int, group: Mapping[str, Any]) -> Iterator[_Part]:
+    """Groups of a leader and its workers; the leader is as they are, unless it is told apart."""
+    if not group:
+        return
+    size, leader = _count(group, "size"), group.get("leaderTemplate")
+    if leader is not None:
+        yield _Part(_below(group, "leaderTemplate"), groups)
+        size -= 1
+    yield _Part(_below(group, "workerTemplate"), groups * size)
+
+
+def _below(found: Any, key: str) -> Mapping[str, Any]:
+    below = found.get(key) if isinstance(found, Mapping) else None
+    return below if isinstance(below, Mapping) else {}
+
+
+def _count(found: Any, key: str, otherwise: int = 1) -> int:
+    """A number of pods; where there is none, what the API server or the operator takes for it."""
+    number = found.get(key) if isinstance(found, Mapping) else None
+    return number if type(number) is int else otherwise
 
 
 def decide(

@@ -20,6 +20,7 @@ from typing import Dict, List, Mapping, Sequence, Tuple
 from launcher_shim.exit_status import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_USAGE
 from launcher_shim.pod.delivery import RunDirectory
 from launcher_shim.pod.early_signals import unblock
+from launcher_shim.pod.entry_point import started_lightly
 from launcher_shim.pod.horovod_line import JobSize, LineError, arguments, environment
 from launcher_shim.pod.horovod_pod import is_launcher
 from launcher_shim.pod.horovodrun_options import TELLS_ONLY, read_options
@@ -47,16 +48,18 @@ def main() -> int:
     environ: Mapping[str, str] = os.environ
     run_dir = RunDirectory.find(environ, sys.argv[0])
     delivered = run_dir.delivered() or {}
+    start = [own]
     if is_launcher(delivered) and not TELLS_ONLY & set(read_options(words).names()):
         try:
             words, environ = _as_launcher(words, environ, run_dir, delivered)
         except LineError as error:
             log.error("%s", error)
             return EXIT_USAGE
+        start = started_lightly(own)
     try:
-        os.execve(own, [own, *words], environ)
+        os.execve(start[0], [*start, *words], environ)
     except OSError as error:
-        log.error("%s: %s", own, error.strerror)
+        log.error("%s: %s", start[0], error.strerror)
         return EXIT_NOT_EXECUTABLE
 
 

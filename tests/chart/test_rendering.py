@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -67,6 +66,9 @@ def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("case", MATRIX)
 def test_each_kubernetes_takes_it_strictly(case: str, version: str) -> None:
+    # Here, for it takes a second, and each process of the tests reads this file.
+    import kubernetes_validate
+
     for one in rendered(*MATRIX[case], version=version):
         kubernetes_validate.validate(one, version.rpartition(".")[0], strict=True)
 

@@ -33,6 +33,7 @@ from controller.owners.reconciler import OwnerReconciler
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
+from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.store import Delete, Put, Store
 from tests.support.cluster_api import FakeApi
@@ -220,6 +221,54 @@ async def test_what_happened_while_both_replicas_were_away_is_told_by_the_next_l
     written = [call for call in fake.calls if call == ("POST", EVENTS.rstrip("/"))]
     assert len(written) == len(seen(fake))
     assert json.loads(json.dumps(fake.objects[LEASE]))["spec"]["leaseTransitions"] >= 2
+
+
+async def form(store: Store, *rounds: int) -> None:
+    for number in rounds:
+        details: dict[str, object] = {"round": number, "nodes": 2}
+        entry = HistoryEntry("round", "a", "all have joined", 1.0, details)
+        revision = (await store.range(KEYS.job)).revision
+        await store.txn(
+            [], [Put(KEYS.history_entry(revision, "a", f"round {number}"), entry.to_json())]
+        )
+
+
+@pytest.mark.parametrize("had", ["owed another Event", "died"])
+async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader(
+    fake: FakeApi, store: Store, monkeypatch: pytest.MonkeyPatch, had: str
+) -> None:
+    """The one before had noted less than it had told."""
+    monkeypatch.setattr(series, "REPEAT_S", 30.0)
+    await begin(store)
+    await join(store, "a", "b")
+    reformed = ("Deployment/trainer", "Reformed")
+    async with replica("one", fake, store):
+        before = await lease_says(fake, lambda lease: told(lease) > 0)
+        for step in (46, 47) if had == "owed another Event" else ():
+            saved = LastCommit(step, 1, 1).to_json()
+            await store.txn([], [Put(KEYS.last_commit, saved)])
+            await until(fake, lambda told: ("Deployment/trainer", "Committed") in told)
+        await form(store, 0)
+        await until(fake, lambda told: reformed in told)
+    if had == "died":
+        held = fake.objects[LEASE]
+        await fake.put(LEASE, {**held, "metadata": {**held["metadata"], **noted(before)}})
+    await form(store, 1, 2)
+    newest = "a world of 2 nodes trains (round 2)"
+    async with replica("two", fake, store):
+        async with asyncio.timeout(60), fake._changed:
+            await fake._changed.wait_for(lambda: newest in messages(fake, "Reformed"))
+        await lease_says(fake, lambda lease: told(lease) > told(before))
+    assert messages(fake, "Reformed").count(newest) == 1
+
+
+def noted(lease: dict[str, Any]) -> dict[str, Any]:
+    return {"annotations": lease["metadata"]["annotations"]}
+
+
+def messages(fake: FakeApi, reason: str) -> list[str]:
+    found = [one for path, one in fake.objects.items() if path.startswith(EVENTS)]
+    return [one["message"] for one in found if one["reason"] == reason]
 
 
 async def test_replicas_become_desired_and_the_owner_is_annotated(

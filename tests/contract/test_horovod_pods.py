@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,29 @@ printf 'ssh=%s\\n' "$(command -v ssh)"
 env | grep -c -e SECRET -e OMPI_MCA
 exit 7
 """
+SCRIPT = """#!{python}
+# -*- coding: utf-8 -*-
+import re
+import sys
+from horovod.runner.launch import run_commandline
+if __name__ == '__main__':
+    sys.argv[0] = re.sub(r'(-script\\.pyw|\\.exe)?$', '', sys.argv[0])
+    sys.exit(run_commandline())
+"""
+"""As pip writes it."""
+ENTRY_POINT = """
+import multiprocessing
+import os
+import sys
+print("imported", flush=True)
+def run_commandline():
+    child = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    child.start()
+    child.join()
+    print(sys.path[0], child.exitcode, *sys.argv, sep="\\n")
+    return 7
+"""
+"""horovodrun's module, which starts a child as it does for each look at the host list."""
 KUBEXEC = """#!/bin/sh
 printf 'kubexec %s\\n' "$@"
 """
@@ -101,6 +125,26 @@ async def test_horovodrun_gets_the_host_list_and_an_ssh_of_musters(
     assert told[told.index("--network-interface") + 1] == "lo"
     assert told[-4:] == ["python", "train.py", f"ssh={run_dir.path}/remote-shell/ssh", "0"]
     assert "/etc/mpi/discover_hosts.sh is overruled" in run.err
+
+
+@pytest.fixture
+def modules(image: Path) -> Path:
+    """A folder of Python's, with the module that the image's horovodrun, now a script, is of."""
+    program, package = image / "horovodrun", image / "modules" / "horovod" / "runner"
+    program.write_text(SCRIPT.format(python=sys.executable))
+    package.mkdir(parents=True)
+    (package / "launch.py").write_text(ENTRY_POINT)
+    return image / "modules"
+
+
+async def test_horovodruns_children_do_not_import_all_of_it_again(
+    launcher: RunDir, image: Path, modules: Path
+) -> None:
+    environ = {"PATH": f"{image}:{os.environ['PATH']}", "PYTHONPATH": str(modules)}
+    async with started(launcher.path, "muster-run", "--", *LINE, **environ) as run:
+        assert await run.ended() == 7
+    assert run.out[:4] == ["imported", str(image), "0", str(image / "horovodrun")]
+    assert run.out[-2:] == ["python", "train.py"]
 
 
 @pytest.fixture

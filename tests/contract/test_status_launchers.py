@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``muster status`` names launchers that go past Muster, and a store that lets everybody in."""
+"""``muster status`` beside its members: launchers that go past Muster, a store that lets everybody
+in, and how far data sets are that are handed out in shards."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from rdzv.records.bypass import Bypass
 from rdzv.records.codec import dump_record
 from rdzv.records.drain import Drain
 from rdzv.records.job import Job, Member
+from rdzv.records.shards import OpenShards, Plan, PodShards, ShardWorld, Share, TrainedShards
 from rdzv.store import Put
 from rdzv.store.access import Access
 from rdzv.store.memory.client import MemoryStore
@@ -89,3 +91,35 @@ async def test_what_is_not_known_of_the_store_is_said(monkeypatch: pytest.Monkey
     assert store.enabled is None
     (warning,) = store.warnings()
     assert warning.title == "whether authentication is on is unknown: no answer"
+
+
+async def test_data_sets_in_shards_are_a_table_and_what_is_wrong_with_them_is_below() -> None:
+    images, texts, lost = (KEYS.shards_of(name) for name in ("images", "texts", "lost"))
+    world = ShardWorld("w1", Plan(10, 2, None), ranks=2, start=0).to_json()
+    share = Share(held=((2, 4),), used=((4, 5),))
+    async with EmbeddedServer() as server:
+        await MemoryStore(server.engine).txn(
+            [],
+            [
+                Put(KEYS.job, Job(1, 4).to_json()),
+                *(Put(one.world, world) for one in (images, texts)),
+                Put(images.open, OpenShards(frontier=6).to_json()),
+                Put(images.pod("a"), PodShards("a", "uid-a", {0: share}).to_json()),
+                Put(texts.trained, TrainedShards(unknown=40).to_json()),
+                Put(lost.world, b"no record"),
+            ],
+        )
+        environ = {"MUSTER_ETCD_ENDPOINTS": server.endpoint, "MUSTER_JOB": "digits"}
+        plain = await muster("status", **environ)
+        state = json.loads((await muster("status", "--json", **environ)).out)
+    rows = [row.split() for row in plain.out.splitlines()]
+    assert ["SHARDS", "OF", "EPOCH", "OPEN", "LEASED", "TRAINED", "DONE"] in rows
+    assert ["images", "0", "2.0", "1.0", "0.5", "1.5"] in rows
+    assert ["texts", "0", "5.0", "0.0", "0.0", "0.0"] in rows
+    assert "shards of texts: nothing was on record" in plain.out
+    assert KEYS.shards_of("lost").world in plain.out
+    assert state["shards"]["images"] == {
+        "progress": {"epoch": 0, "open": 2.0, "leased": 1.0, "trained": 0.5, "done": 1.5},
+        "warning": "",
+    }
+    assert state["shards"]["lost"]["progress"] is None

@@ -11,50 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import Trainer, TrainerCallback, TrainingArguments
-
-from muster.transformers import MusterCallback, last_checkpoint
-from muster.transformers_data import TrainerData
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
-
-ROWS = [{"number": number, "given": torch.ones(2)} for number in range(100)]
-
-
-class Net(nn.Module):  # type: ignore[misc]
-    """Notes which samples it was trained on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Linear(2, 1)
-        self.seen: list[int] = []
-
-    def forward(self, number: Any, given: Any) -> dict[str, Any]:
-        self.seen += number.tolist()
-        return {"loss": self.net(given).square().mean()}
-
-
-class StopAt(TrainerCallback):  # type: ignore[misc]
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            control.should_save = control.should_training_stop = True
-
-
-def life(directory: Path, batch: int, stop: int, **given: Any) -> tuple[Net, Trainer]:
-    arguments = TrainingArguments(
-        str(directory), per_device_train_batch_size=8, seed=3, report_to=[], use_cpu=True,
-        disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
-        save_strategy="no", **given,
-    )  # fmt: skip
-    net = Net()
-    trainer = Trainer(net, arguments, train_dataset=ROWS, callbacks=[StopAt(stop)])
-    with MusterCallback(trainer, global_batch=batch):
-        trainer.train(resume_from_checkpoint=last_checkpoint(str(directory)))
-    return net, trainer
 
 
 @pytest.mark.parametrize("batch", [16, 40, 10])
@@ -62,6 +20,8 @@ def test_i12_another_global_batch_goes_on_at_the_sample_after_the_last_one(
     tmp_path: Path, batch: int
 ) -> None:
     """Three epochs of 7 steps; the first life ends in the middle of the second epoch."""
+    from tests.support.training.transformers_life import life
+
     first, _ = life(tmp_path, 16, 10, num_train_epochs=3)
     second, trainer = life(tmp_path, batch, 10**9, num_train_epochs=3)
     assert Counter(first.seen + second.seen) == Counter(dict.fromkeys(range(100), 3))
@@ -71,6 +31,8 @@ def test_i12_another_global_batch_goes_on_at_the_sample_after_the_last_one(
 
 @pytest.mark.parametrize("batch", [40, 10])
 def test_steps_that_the_user_counts_stay_as_many(tmp_path: Path, batch: int) -> None:
+    from tests.support.training.transformers_life import life
+
     life(tmp_path, 16, 5, max_steps=30)
     second, trainer = life(tmp_path, batch, 10**9, max_steps=30)
     assert trainer.state.global_step == 30
@@ -80,6 +42,10 @@ def test_steps_that_the_user_counts_stay_as_many(tmp_path: Path, batch: int) -> 
 
 def test_a_sample_that_fills_an_empty_share_counts_in_no_tokens() -> None:
     """A last batch of two samples in a world of three: the first rank has none of it."""
+    from transformers import Trainer
+
+    from muster.transformers_data import TrainerData
+
     counts = []
     for rank in range(3):
         args = SimpleNamespace(

@@ -18,8 +18,9 @@ import pytest
 
 from console.local.processes.marked import NODE_MARK, RUN_MARK, end_all, marked
 from rdzv.store.memory.server import EmbeddedServer
+from tests.support.faults.cut_node import CutNode, cut_node
 from tests.support.ports import free_ports
-from tests.support.sidecars.processes import PATIENCE_S, Sidecar, sidecar, until
+from tests.support.sidecars.processes import CONSOLE, PATIENCE_S, Sidecar, sidecar, until
 
 AS_LONG_AS_IT_TAKES = "60"
 SHORT = "2"
@@ -31,20 +32,23 @@ class Pods:
     def __init__(self, directory: Path, endpoint: str, lease_ttl: str, stack: AsyncExitStack):
         self.directory = directory
         self.run = uuid.uuid4().hex
-        self.ports = dict(zip(("launcher", "node-0"), free_ports(2), strict=True))
+        self.ports = dict(zip(("launcher", "node-0", "node-1"), free_ports(3), strict=True))
         self.sidecars: dict[str, Sidecar] = {}
-        self.agent: asyncio.subprocess.Process
-        self.host = ""
+        self.agents: dict[str, asyncio.subprocess.Process] = {}
+        self.hosts: dict[str, str] = {}
         self._endpoint = endpoint
         self._lease_ttl = lease_ttl
         self._stack = stack
 
-    async def start_sidecar(self, name: str) -> None:
-        """Start it, or start another one in its pod."""
+    async def start_sidecar(self, name: str, node: CutNode | None = None) -> None:
+        """Start it, or start another one in its pod; ``node``: not on this one."""
+        port = self._endpoint.rpartition(":")[2]
         one: AbstractAsyncContextManager[Sidecar] = sidecar(
-            self._endpoint,
+            self._endpoint if node is None else f"{node.outside}:{port}",
             self.directory / name,
             name,
+            CONSOLE if node is None else node.runner,
+            MUSTER_ADDRESS="127.0.0.1" if node is None else node.inside,
             MUSTER_POD_UID=f"uid-{name}",
             MUSTER_ROLE="launcher" if name == "launcher" else "worker",
             MUSTER_TUNNEL_PORT=str(self.ports[name]),
@@ -53,15 +57,15 @@ class Pods:
         self.sidecars[name] = await self._stack.enter_async_context(one)
         await self.sidecars[name].until_ready()
 
-    async def start_agent(self) -> None:
-        """Start what the worker's training container runs."""
-        run_dir = self.directory / "node-0"
+    async def start_agent(self, name: str = "node-0") -> None:
+        """Start what a worker's training container runs."""
+        run_dir = self.directory / name
         text = await asyncio.to_thread((run_dir / "env").read_text)
         delivered = dict(line.split("=", 1) for line in text.splitlines())
-        self.host = delivered["MUSTER_HOST"]
-        self.agent = await asyncio.create_subprocess_exec(
+        self.hosts[name] = delivered["MUSTER_HOST"]
+        self.agents[name] = await asyncio.create_subprocess_exec(
             *(run_dir / "bin" / "muster-run", "--", run_dir / "bin" / "muster-exec"),
-            env=self._environ("node-0", MUSTER_RUN_DIR=str(run_dir)),
+            env=self._environ(name, MUSTER_RUN_DIR=str(run_dir)),
             stdin=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -71,12 +75,13 @@ class Pods:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("MUSTER_")}
         return {**clean, RUN_MARK: self.run, NODE_MARK: node, **more}
 
-    async def command(self, script: str) -> asyncio.subprocess.Process:
-        """Run a shell script on the worker, as horovodrun does, once it says that it is up."""
-        told = f"HOROVOD_HOSTNAME={self.host} HOROVOD_LOCAL_RANK=0 COMMAND=1"
+    async def command(self, script: str, name: str = "node-0") -> asyncio.subprocess.Process:
+        """Run a shell script on a worker, as horovodrun does, once it says that it is up."""
+        host = self.hosts[name]
+        told = f"HOROVOD_HOSTNAME={host} HOROVOD_LOCAL_RANK=0 COMMAND=1"
         text = f"cd / > /dev/null 2>&1 ; env {told} sh -c {quote('echo up; ' + script)}"
         process = await asyncio.create_subprocess_exec(
-            *(self.directory / "launcher" / "kubexec.sh", self.host, text),
+            *(self.directory / "launcher" / "kubexec.sh", host, text),
             env=self._environ("launcher"),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -89,7 +94,7 @@ class Pods:
         return process
 
     def commands(self) -> set[int]:
-        """The processes of commands on the worker; reads ``/proc``."""
+        """The processes of commands on node-0; reads ``/proc``."""
         return {pid for pid in marked(self.run, "node-0") if b"\0COMMAND=1\0" in environ_of(pid)}
 
     async def no_command(self) -> bool:
@@ -116,7 +121,7 @@ def environ_of(pid: int) -> bytes:
         return b""
 
 
-StartPods = Callable[[str], AbstractAsyncContextManager[Pods]]
+StartPods = Callable[..., AbstractAsyncContextManager[Pods]]
 
 
 @pytest.fixture
@@ -125,12 +130,14 @@ def start_pods() -> Iterator[StartPods]:
     with tempfile.TemporaryDirectory(prefix="pods-") as directory:
 
         @asynccontextmanager
-        async def start(lease_ttl: str) -> AsyncIterator[Pods]:
-            async with EmbeddedServer() as server, AsyncExitStack() as stack:
-                pods = Pods(Path(directory), server.endpoint, lease_ttl, stack)
+        async def start(lease_ttl: str, node: CutNode | None = None) -> AsyncIterator[Pods]:
+            listen = "127.0.0.1:0" if node is None else "0.0.0.0:0"
+            async with EmbeddedServer(listen) as server, AsyncExitStack() as stack:
+                endpoint = server.endpoint.replace("0.0.0.0", "127.0.0.1")
+                pods = Pods(Path(directory), endpoint, lease_ttl, stack)
                 stack.push_async_callback(pods.end)
                 await pods.start_sidecar("launcher")
-                await pods.start_sidecar("node-0")
+                await pods.start_sidecar("node-0", node)
                 await pods.start_agent()
                 await pods.sidecars["launcher"].until_hosts(1)
                 yield pods
@@ -202,7 +209,7 @@ async def test_a_worker_that_is_gone_with_its_sidecar_is_no_success(start_pods: 
     async with start_pods(SHORT) as pods:
         worker = await pods.command("exec sleep 1000")
         await pods.kill("node-0")
-        os.killpg(pods.agent.pid, signal.SIGKILL)
+        os.killpg(pods.agents["node-0"].pid, signal.SIGKILL)
         left = await asyncio.to_thread(marked, pods.run, "node-0")
         for pid in left:
             with suppress(ProcessLookupError):  # some of them end with the agent
@@ -210,3 +217,36 @@ async def test_a_worker_that_is_gone_with_its_sidecar_is_no_success(start_pods: 
         status, _, err = await finished(worker)
         assert status == 255
         assert b"is no present member of the job" in err
+
+
+@pytest.fixture
+def node() -> Iterator[CutNode]:
+    with cut_node() as node:
+        yield node
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a network namespace")
+async def test_a_node_that_is_cut_off_loses_its_command_and_nobody_elses(
+    start_pods: StartPods, node: CutNode
+) -> None:
+    async with start_pods(SHORT, node) as pods:
+        await pods.start_sidecar("node-1")
+        await pods.start_agent("node-1")
+        await pods.sidecars["launcher"].until_hosts(2)
+        go = pods.directory / "go"
+        other = await pods.command(f"while ! [ -e {go} ]; do sleep 0.05; done; exit 5", "node-1")
+        lost = await pods.command("trap '' TERM; while :; do sleep 0.1; done")
+        await asyncio.to_thread(node.cut)
+        status, _, err = await finished(lost)
+        assert status == 255
+        assert b"is no present member of the job" in err
+        await pods.sidecars["launcher"].until_hosts(1)
+        # Nothing tells the node: that the path carries nothing is noticed late, and then the
+        # command has its lease, and 5 s.
+        await until(pods.no_command, 2 * PATIENCE_S)
+        await asyncio.to_thread(node.mend)
+        await pods.sidecars["launcher"].until_hosts(2)
+        assert await finished(await pods.command("exit 3")) == (3, b"", b"")
+        await pods.touch(go)
+        assert await finished(other) == (5, b"", b"")

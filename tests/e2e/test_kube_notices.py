@@ -49,6 +49,11 @@ def is_told(job: KubeJob, pod: str) -> bool:
     return any(why.startswith(pod) for why in told(job, "Draining").get("Deployment/trainer", ()))
 
 
+def is_formed(job: KubeJob, nodes: int) -> bool:
+    """Whether the Deployment's Events say that a world of so many trains."""
+    return any(f" {nodes} nodes" in why for why in told(job, "Reformed")["Deployment/trainer"])
+
+
 def cordon_and_drain(job: KubeJob, world: World) -> World:
     """A node is cordoned, and its pods are evicted once the save is over."""
     placed = {pod["metadata"]["name"]: pod["spec"]["nodeName"] for pod in job.pods()}
@@ -186,5 +191,9 @@ def test_what_happens_while_no_controller_is_there_is_told_afterwards(
         job.world_of(DEPLOYMENT.replicas - 1, job.patience_s, not_=world)
         assert not is_told(job, pod)
         chart.scale_controller(2)
-        job.until(lambda: is_told(job, pod), TOLD_S, "it is told of")
-        assert any(name.startswith("Deployment/") for name in told(job, "Reformed"))
+        try:
+            job.until(lambda: is_told(job, pod), TOLD_S, "it is told of")
+            job.until(lambda: is_formed(job, DEPLOYMENT.replicas - 1), TOLD_S, "so is the world")
+        except AssertionError as error:
+            error.add_note(chart.story())
+            raise

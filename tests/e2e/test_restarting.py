@@ -28,7 +28,7 @@ long = pytest.mark.long
     ("nodes", "least", "kills"),
     [
         pytest.param(1, 1, 3, id="alone"),
-        pytest.param(2, 2, 4, id="both are needed"),
+        pytest.param(2, 2, 4, id="both are needed", marks=long),
         pytest.param(2, 1, 10, id="one would be enough", marks=long),
         pytest.param(2, 2, 50, id="50 in a row", marks=long),
     ],

@@ -21,7 +21,7 @@ from tests.simulation.simulation import simulate
 ROOT = Path(__file__).parents[2]
 
 BATCH = 25
-LONG = 4
+LONG = 7
 """In the long run so many times the daily seeds of each plot are told; ``scripts/simulate --seeds``
 tells any number."""
 

@@ -38,20 +38,16 @@ class Unreadable(MemoryStore):
         raise ValueError("a defect")
 
 
-class OneItem:
+class Failing:
     async def get(self, path: str) -> dict[str, Any]:
-        return {"items": [{"metadata": {"uid": "a"}}]}
-
-
-def failing(item: Any) -> Any:
-    raise ValueError("a defect")
+        raise ValueError("a defect")
 
 
 @pytest.mark.parametrize(
     "followed",
     [
         lambda: Jobs(Unreadable(), now, Random(1)).following(),
-        lambda: Collection(OneItem(), "/api/v1/pods", failing).following(),  # type: ignore[arg-type]
+        lambda: Collection(Failing(), "/api/v1/pods", dict).following(),  # type: ignore[arg-type]
     ],
 )
 async def test_a_watch_that_fails_ends_those_who_wait_for_it(

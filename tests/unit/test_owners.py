@@ -18,6 +18,28 @@ THEIRS = HistoryEntry("set", "me@desk", "desired is 2 (before: 3)", 2.0)
 MAX = HistoryEntry("set", "me@desk", "max is 8 (before: 4)", 2.0)
 
 
+ASKS = {"metadata": {"labels": {"muster.dev/inject": "true"}}}
+INJECTED = {"metadata": {"annotations": {"muster.dev/added": "spec/volumes"}}}
+FIVE = {"replicas": 5}
+
+
+def job_set(*parts: tuple[int | None, int | None, dict[str, Any]]) -> dict[str, Any]:
+    """A JobSet; of each part the replicas, the parallelism and the pod template."""
+    jobs = []
+    for replicas, parallelism, template in parts:
+        spec = {"template": template}
+        job: dict[str, Any] = {"template": {"spec": spec}}
+        jobs.append(job if replicas is None else {**job, "replicas": replicas})
+        if parallelism is not None:
+            job["template"]["spec"] = {**spec, "parallelism": parallelism}
+    return {"kind": "JobSet", "spec": {"replicatedJobs": jobs}}
+
+
+def groups(**group: Any) -> dict[str, Any]:
+    """A LeaderWorkerSet of two groups."""
+    return {"kind": "LeaderWorkerSet", "spec": {"replicas": 2, "leaderWorkerTemplate": group}}
+
+
 @pytest.mark.parametrize(
     ("owner", "replicas"),
     [
@@ -32,7 +54,19 @@ MAX = HistoryEntry("set", "me@desk", "max is 8 (before: 4)", 2.0)
             },
             3,
         ),
+        ({"kind": "Job", "spec": {"parallelism": 4, "completions": 2}}, 2),
+        ({"kind": "MPIJob", "spec": {"mpiReplicaSpecs": {"Launcher": {}, "Worker": FIVE}}}, 5),
+        ({"kind": "MPIJob", "spec": {"mpiReplicaSpecs": {"Launcher": {"replicas": 1}}}}, None),
+        (job_set((2, 3, {})), 6),
+        (job_set((1, 3, {}), (None, None, {})), 4),
+        (job_set((1, None, {}), (1, 3, ASKS)), 3),
+        (job_set((1, None, {}), (2, 3, INJECTED)), 6),
         ({"kind": "JobSet", "spec": {"replicas": 3}}, None),
+        (groups(size=4, workerTemplate=ASKS), 8),
+        (groups(size=4, workerTemplate=ASKS, leaderTemplate=ASKS), 8),
+        (groups(size=4, workerTemplate=ASKS, leaderTemplate={}), 6),
+        (groups(workerTemplate=ASKS), 2),
+        ({"kind": "LeaderWorkerSet", "spec": {}}, None),
         ({"kind": "Deployment", "spec": None}, None),
         ({}, None),
     ],

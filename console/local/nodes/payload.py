@@ -19,6 +19,7 @@ from console.local.launch.settings import (
     native_delivery,
 )
 from console.local.report.outcome import Closing, Next, after_exit, after_horovodrun
+from launcher_shim.pod.entry_point import started_lightly
 from launcher_shim.rundir import layout
 
 
@@ -109,7 +110,10 @@ class Horovodrun:
             min_nodes=settings.min_nodes,
             max_nodes=settings.max_nodes,
         )
-        return Process(command, horovodrun_environment(settings, node, run_dir))
+        environment = horovodrun_environment(settings, node, run_dir)
+        own = shutil.which(command[0], path=environment["PATH"])
+        start = started_lightly(own) if own is not None else command[:1]
+        return Process((*start, *command[1:]), environment)
 
     def after(self, node: str, status: int, restarts: int) -> tuple[Next, str]:
         """It is never started again: what it trained was in its workers' memory."""
