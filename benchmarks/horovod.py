@@ -124,7 +124,8 @@ def figures(muster: Runs, ssh: Runs) -> list[Figure]:
                 "s",
                 None,
                 [getattr(leave, stage) for leave in muster.left],
-                [getattr(leave, stage) for leave in ssh.left],
+                # For a file, the rename is where the clock begins.
+                [getattr(leave, stage) for leave in ssh.left if stage != "delisted"],
                 name,
             )
             for stage, words in STAGES.items()
