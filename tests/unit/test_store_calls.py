@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -14,7 +15,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from rdzv.errors import StoreUnavailable
+from rdzv.errors import StoreError, StoreUnavailable
 from rdzv.store.access import Access
 from rdzv.store.etcd import login
 from rdzv.store.etcd.calls import Calls, Effect
@@ -22,6 +23,7 @@ from rdzv.store.etcd.deadlines import Patience
 from rdzv.store.etcd.endpoint import (
     AUTHENTICATE,
     HAS_LEADER,
+    KEEP_ALIVE,
     RANGE,
     EtcdEndpoint,
     Metadata,
@@ -47,6 +49,7 @@ class Member(EtcdEndpoint):
         self.calls: list[Method] = []
         self.kicks: list[str] = []
         self.reconnections = 0
+        self.silent = False
         self.fails: Callable[[Method, float], Coroutine[Any, Any, None]] | None = None
 
     async def call(
@@ -62,6 +65,7 @@ class Member(EtcdEndpoint):
 
     def reconnect(self, grace_s: float = 0) -> None:
         self.reconnections += 1
+        self.silent = False
 
     async def close(self) -> None:
         pass
@@ -71,12 +75,16 @@ async def refused(method: Method, timeout_s: float) -> None:
     raise NotSentError("refused")
 
 
+async def unanswered(method: Method, timeout_s: float) -> None:
+    await asyncio.sleep(timeout_s)
+    nothing = grpc.aio.Metadata()
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    raise grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+
+
 async def unanswered_login(method: Method, timeout_s: float) -> None:
     if method is AUTHENTICATE:
-        await asyncio.sleep(timeout_s)
-        nothing = grpc.aio.Metadata()
-        code = grpc.StatusCode.DEADLINE_EXCEEDED
-        raise grpc.aio.AioRpcError(code, nothing, nothing, details="Deadline Exceeded")
+        await unanswered(method, timeout_s)
 
 
 def members(count: int) -> list[Member]:
@@ -207,6 +215,39 @@ async def test_a_login_without_answer_moves_on_and_breaks_nothing(
     # Of whatever the pause leaves of its time.
     await calls.call(RANGE, None, 30, Effect.READ)
     await calls.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_where_no_connection_answers_each_is_made_anew(count: int) -> None:
+    """As when a firewall has forgotten them all: no ping of grpc's tells it within a lease."""
+    some = members(count)
+
+    def dead_until_made_anew(member: Member) -> None:
+        async def fails(method: Method, timeout_s: float) -> None:
+            if not member.reconnections:
+                await unanswered(method, timeout_s)
+
+        member.fails = fails
+
+    for member in some:
+        dead_until_made_anew(member)
+    calls = Calls(some, 0, Access(("m0:1",)), Random(5))
+    # Two calls in turn: what the first has found out, the second knows.
+    for _ in range(2):
+        with suppress(StoreError):
+            await calls.call(KEEP_ALIVE, None, TIMEOUT_S, Effect.IDEMPOTENT)
+    assert [member.reconnections for member in some] == [1] * count
+    assert sum(len(member.calls) for member in some) == count + (1 if count > 1 else 2)
+
+
+async def test_a_silent_member_beside_one_that_answers_keeps_its_connection() -> None:
+    three = members(3)
+    three[0].fails = three[1].fails = unanswered
+    calls = Calls(three, 0, Access(("m0:1",)), Random(6))
+    for _ in range(10):
+        await calls.call(KEEP_ALIVE, None, 10 * TIMEOUT_S, Effect.IDEMPOTENT)
+        calls.rotation.current = three[0]
+    assert [member.reconnections for member in three] == [0, 0, 0]
 
 
 async def test_an_attempt_that_the_deadline_cuts_short_does_not_tell_why() -> None:

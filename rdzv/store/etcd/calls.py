@@ -235,17 +235,30 @@ class Calls:
             failed = _failure(error, method, endpoint)
             timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         else:
+            endpoint.silent = False
             patience.answered(clock() - asked_s)
             return response
+        endpoint.silent &= timed_out
         if failed.outcome in (Outcome.NOT_APPLIED, Outcome.AMBIGUOUS):
             if not timed_out or patience.blames(timeout_s):
                 failed.tried = self.rotation.leave(endpoint, tried)
             if timed_out and patience.whole(timeout_s) and connection == endpoint.connection:
                 patience.missed(timeout_s)
                 endpoint.kick(str(failed))
-                if len(self.rotation) == 1 and failed.outcome is Outcome.AMBIGUOUS:
-                    endpoint.reconnect()
+                endpoint.silent = True
+                if failed.outcome is Outcome.AMBIGUOUS:
+                    self._reconnect_if_all_are_silent()
         raise failed
+
+    def _reconnect_if_all_are_silent(self) -> None:
+        """Where no connection answers, as after a firewall has forgotten them all, make new ones.
+
+        grpc's own pings find that out for one connection after the other, only while a call waits
+        there: together that may take longer than a lease.
+        """
+        if all(one.silent for one in self.rotation):
+            for one in self.rotation:
+                one.reconnect()
 
     async def _logged_in(
         self, login: Login, endpoint: EtcdEndpoint, method: Method, left_s: float

@@ -125,6 +125,8 @@ class EtcdEndpoint:
         keep_grpc_running()
         self.connection = 0
         self.patience = Patience()
+        self.silent = False
+        """Whether the newest attempt here had its whole time, and nothing came back."""
         self._files = files
         self._files_version = 0
         self._channel: grpc.aio.Channel | None = None
@@ -192,6 +194,7 @@ class EtcdEndpoint:
         reach another one, where the old one would hang until its ping fails.
         """
         old = self._channel
+        self.silent = False
         if self._closed or old is None:
             return
         # grpc shares connections between channels of equal options, so these must differ.
