@@ -11,26 +11,60 @@ from __future__ import annotations
 import re
 from typing import List, Optional, Tuple
 
-HEAD_BYTES = 4096
-"""More than such a script has."""
+SCRIPT_BYTES = 4096
+"""More than such a script has; a longer one does more."""
 
 _START = """\
 import os, sys
+try:
+    with open("/proc/self/comm", "wb") as name:
+        name.write(b"horovodrun")
+except OSError:
+    pass
 del sys.argv[0]
 if sys.path[:1] == [""]:
     sys.path[0] = os.path.dirname(os.path.realpath(sys.argv[0]))
 from horovod.runner.launch import run_commandline
 sys.exit(run_commandline())
 """
-"""What the script does. Python searches the script's folder first, and not the working directory,
-in which a user's file may have the name of a module."""
+"""What the script does. Its process gets the script's name, as the kernel gives it: ``pkill`` and
+``pgrep -x`` go by that; where it cannot be given, all else works. Python searches the script's
+folder first, and not the working directory, in which a user's file may have the name of a module.
+"""
 
 _SHEBANG = re.compile(rb"#![ \t]*(\S+)[ \t]*(.*)")
 _PYTHON = re.compile(rb"(.*/)?python[0-9.]*")
-_ENTRY_POINT = re.compile(
-    rb"^from horovod\.runner\.launch import run_commandline\b.*^if __name__ == ['\"]__main__['\"]:",
-    re.MULTILINE | re.DOTALL,
+_IMPORTS = b"from horovod.runner.launch import run_commandline"
+_GUARD = b"if __name__ == '__main__':"
+_ENDS = b"    sys.exit(run_commandline())"
+_SCRIPTS = frozenset(
+    (*modules, _IMPORTS, _GUARD, *cuts, _ENDS)
+    for modules, cuts in (
+        (  # installer, older pip, older uv
+            (b"import re", b"import sys"),
+            (rb"    sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])",),
+        ),
+        (  # conda
+            (b"import re", b"import sys"),
+            (rb"    sys.argv[0] = re.sub(r'(-script\.pyw?|\.exe)?$', '', sys.argv[0])",),
+        ),
+        (  # pip
+            (b"import sys",),
+            (b"    sys.argv[0] = sys.argv[0].removesuffix('.exe')",),
+        ),
+        (  # uv
+            (b"import sys",),
+            (
+                b"    if sys.argv[0].endswith('-script.pyw'):",
+                b"        sys.argv[0] = sys.argv[0][:-11]",
+                b"    elif sys.argv[0].endswith('.exe'):",
+                b"        sys.argv[0] = sys.argv[0][:-4]",
+            ),
+        ),
+    )
 )
+"""What installers write: its lines without comments and blank ones, and with one kind of quotes.
+Those between guard and end cut off what Windows alone adds to the name."""
 
 
 def started_lightly(program: str) -> List[str]:
@@ -40,16 +74,16 @@ def started_lightly(program: str) -> List[str]:
     """
     try:
         with open(program, "rb") as file:
-            interpreter = _interpreter(file.read(HEAD_BYTES))
+            interpreter = _interpreter(file.read(SCRIPT_BYTES + 1))
     except OSError:
         interpreter = None
     return [program] if interpreter is None else [*interpreter, "-c", _START, program]
 
 
-def _interpreter(head: bytes) -> Optional[Tuple[str, ...]]:
+def _interpreter(script: bytes) -> Optional[Tuple[str, ...]]:
     """The first words of such a script's interpreter, as the kernel has them; None for others."""
-    shebang = _SHEBANG.match(head)
-    if shebang is None or not _ENTRY_POINT.search(head):
+    shebang = _SHEBANG.match(script)
+    if shebang is None or len(script) > SCRIPT_BYTES or _code(script) not in _SCRIPTS:
         return None
     name, argument = shebang.group(1), shebang.group(2).rstrip()
     python = argument.split()[-1:] if name.endswith(b"/env") else [name]
@@ -57,3 +91,8 @@ def _interpreter(head: bytes) -> Optional[Tuple[str, ...]]:
         return None
     words = (name, argument) if argument else (name,)
     return tuple(word.decode("utf-8", "surrogateescape") for word in words)
+
+
+def _code(script: bytes) -> Tuple[bytes, ...]:
+    lines = script.replace(b'"', b"'").split(b"\n")
+    return tuple(line for line in lines if line.strip() and not line.startswith(b"#"))

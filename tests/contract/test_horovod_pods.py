@@ -46,7 +46,8 @@ def run_commandline():
     child = multiprocessing.get_context("spawn").Process(target=os.getpid)
     child.start()
     child.join()
-    print(sys.path[0], child.exitcode, *sys.argv, sep="\\n")
+    with open("/proc/self/comm") as name:
+        print(sys.path[0], child.exitcode, name.read().strip(), *sys.argv, sep="\\n")
     return 7
 """
 """horovodrun's module, which starts a child as it does for each look at the host list."""
@@ -143,7 +144,7 @@ async def test_horovodruns_children_do_not_import_all_of_it_again(
     environ = {"PATH": f"{image}:{os.environ['PATH']}", "PYTHONPATH": str(modules)}
     async with started(launcher.path, "muster-run", "--", *LINE, **environ) as run:
         assert await run.ended() == 7
-    assert run.out[:4] == ["imported", str(image), "0", str(image / "horovodrun")]
+    assert run.out[:5] == ["imported", str(image), "0", "horovodrun", str(image / "horovodrun")]
     assert run.out[-2:] == ["python", "train.py"]
 
 
