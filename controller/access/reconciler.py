@@ -95,6 +95,8 @@ class AccessReconciler:
             except Exception as error:  # one job's Secret must not take all others' access along
                 told = {"event": "defect"}
                 log.critical("access of %s: %s", job, error, exc_info=error, extra=told)
+                _, before = self._again.get(job, (0.0, 0))
+                self._again[job] = (asyncio.get_running_loop().time() + LOOK_S, before)
                 return
         self._again.pop(job, None)
         self._diaries.pop(job, None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from controller.access.names import JobName
 from controller.access.process import StoreAccess
 from controller.access.reconciler import AccessReconciler
 from controller.access.secret import MANAGED_BY, MANAGER, grant_of, object_of
-from rdzv.errors import ClusterRefused, ConfigError
+from rdzv.errors import ClusterRefused, ClusterUnavailable, ConfigError
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
@@ -136,15 +137,16 @@ async def test_a_defect_of_the_stores_keeping_does_not_take_the_webhook_along() 
 
 
 class Refusing:
-    """An API server that refuses one job's Secret, and answers the other's."""
+    """What one job's Secret brings out, each time that it is looked at; the other's is well."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors: Iterable[Exception]) -> None:
+        self.errors = iter(errors)
         self.tried_s: list[float] = []
 
     async def bring_in_line(self, job: JobName) -> datetime | None:
         if job == JOB:
             self.tried_s.append(asyncio.get_running_loop().time())
-            raise ClusterRefused("the API server refused it", 422)
+            raise next(self.errors)
         return None
 
     async def jobs(self) -> frozenset[JobName]:
@@ -154,7 +156,8 @@ class Refusing:
 async def test_what_is_refused_is_tried_again_the_later_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    executor: Any = Refusing()
+    refused = ClusterRefused("the API server refused it", 422)
+    executor: Any = Refusing(itertools.repeat(refused))
     pods = JobsWithPods(None)  # type: ignore[arg-type]
     pods.known.set()
     reconciler = AccessReconciler(executor, pods, lambda: NOW)
@@ -170,3 +173,18 @@ async def test_what_is_refused_is_tried_again_the_later_and_said_once(
     assert [one.message for one in caplog.records] == [
         f"access of {JOB}: the API server refused it"
     ]
+
+
+async def test_a_defect_after_the_store_was_away_is_looked_at_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    away, defect = ClusterUnavailable("the API server is away"), ValueError("a defect")
+    executor: Any = Refusing([away, *[defect] * 100])
+    pods = JobsWithPods(None)  # type: ignore[arg-type]
+    pods.known.set()
+    async with beside(AccessReconciler(executor, pods, lambda: NOW).run()):
+        await asyncio.sleep(400)
+    waited_s = [b - a for a, b in itertools.pairwise(executor.tried_s)]
+    assert [round(wait_s) for wait_s in waited_s] == [5, 60, 60, 60, 60, 60, 60]
+    told = [one.event for one in caplog.records]  # type: ignore[attr-defined]
+    assert told == ["access_not_given"] + ["defect"] * 7
