@@ -107,6 +107,13 @@ FOREIGN = (
 )
 
 
+REPLACE = (
+    "delete it, and the controller makes another; then replace the job's pods, on each node all of"
+    " them before the first comes back there, or scale the job to 0 and back: a kubelet goes on"
+    " giving the former Secret to pods of its node while one of them has it"
+)
+
+
 def decide(now: datetime, seen: AccessSnapshot, policy: AccessPolicy, fresh: str) -> Action:
     """The next step for one job; ``fresh`` is a user name that nobody has had."""
     if seen.secret is None:
@@ -159,7 +166,7 @@ def _immutable(secret: Grant, why: str) -> Action | None:
     """What is left to do where another certificate is needed, and the Secret takes none."""
     if not secret.immutable or not why:
         return None
-    reason = f"it is immutable, and {why}: delete it, and the controller makes another"
+    reason = f"it is immutable, and {why}: {REPLACE}"
     return Action("rest", reason, blocked=True)
 
 
@@ -168,6 +175,8 @@ def _store(seen: AccessSnapshot, secret: Grant) -> Action | None:
         return Action("make_role", "the store has no role for the job's Secret")
     for user in sorted(secret.users - seen.granted):
         return Action("make_user", "the store does not know the user of the Secret", user)
+    if secret.immutable and not secret.user:
+        return None  # its certificate stays, and may be that of any of them
     for user in sorted(seen.users - secret.users):
         return Action("delete_user", "no certificate of this user is in use", user)
     return None

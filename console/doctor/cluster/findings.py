@@ -222,8 +222,10 @@ def _access(pods: Sequence[AskingPod]) -> Iterator[Finding]:
                 "warning",
                 f"the Secret {name} of namespace {namespace} is immutable: its certificate cannot"
                 " be replaced, and ends",
-                f"kubectl delete secret -n {namespace} {name}; the controller makes another within"
-                " a minute, and the job trains on meanwhile",
+                f"scale the job to 0, kubectl delete secret -n {namespace} {name}, and scale it"
+                " back: the controller makes another, but a kubelet goes on giving the former one"
+                " to pods of its node while one of them has it. Without scaling, delete the Secret"
+                " and then, on each node, all pods of the job before the first comes back there",
             )
 
 
