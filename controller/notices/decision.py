@@ -63,7 +63,10 @@ class NoticeLifted:
 
 @dataclass(frozen=True, slots=True)
 class NoticeDecision:
-    """``asked``: what is remembered from now on; ``wake_at_s``: when time alone changes this."""
+    """For one job. ``asked``: what is remembered of its pods from now on.
+
+    ``wake_at_s``: when time alone changes this.
+    """
 
     asks: tuple[NoticeGiven, ...] = ()
     lifts: tuple[NoticeLifted, ...] = ()
@@ -75,11 +78,11 @@ def decide(
     now: float,
     nodes: Mapping[str, NodeSeen],
     pods: Mapping[str, PodSeen],
-    jobs: Mapping[JobKeys, JobState],
+    job: JobState,
     asked: Mapping[str, Asked],
     policy: NoticePolicy,
 ) -> NoticeDecision:
-    """Decide at ``now``, monotonic, in seconds. ``nodes`` are by name, ``pods`` by UID.
+    """Decide for a job at ``now``, monotonic, in seconds. ``nodes`` are by name, ``pods`` by UID.
 
     ``asked`` is what was remembered before; the caller adds what it has carried out.
     """
@@ -87,35 +90,34 @@ def decide(
     lifts: list[NoticeLifted] = []
     kept: dict[str, Asked] = {}
     wake_at_s = math.inf
-    for keys, job in jobs.items():
-        going: set[str] = set()
-        for member in sorted(job.snapshot.members.values(), key=lambda one: one.age_order):
-            uid = member.pod_uid
-            pod = pods.get(uid)
-            node = nodes.get(pod.node) if pod is not None else None
-            if pod is None or node is None or pod.deleted:
-                # Nothing is known, or its end has begun, of which the kubelet tells.
-                if uid in asked:
-                    kept[uid] = asked[uid]
-                continue
-            signs = signs_of(pod, node, policy)
-            before = asked.get(uid, Asked())
-            here = replace(before, signs=before.signs & {sign.key for sign in signs})
-            drain = job.snapshot.drains.get(uid)
-            if drain is not None:
-                # Whoever takes it back, whosever it is, has seen these signs.
-                here = replace(here, signs=frozenset(sign.key for sign in signs))
-                if not signs and _may_be_lifted(job, drain):
-                    lifts.append(NoticeLifted(keys, drain, f"{pod.node} is in service again"))
-            elif _is_news(signs, here) and _may_ask(signs, job, member, going):
-                again_s = here.lifted_s + policy.again_s
-                if now >= again_s:
-                    asks.append(NoticeGiven(keys, member, signs))
-                    going.add(uid)
-                else:
-                    wake_at_s = min(wake_at_s, again_s)
-            if here != Asked():
-                kept[uid] = here
+    going: set[str] = set()
+    for member in sorted(job.snapshot.members.values(), key=lambda one: one.age_order):
+        uid = member.pod_uid
+        pod = pods.get(uid)
+        node = nodes.get(pod.node) if pod is not None else None
+        if pod is None or node is None or pod.deleted:
+            # Nothing is known, or its end has begun, of which the kubelet tells.
+            if uid in asked:
+                kept[uid] = asked[uid]
+            continue
+        signs = signs_of(pod, node, policy)
+        before = asked.get(uid, Asked())
+        here = replace(before, signs=before.signs & {sign.key for sign in signs})
+        drain = job.snapshot.drains.get(uid)
+        if drain is not None:
+            # Whoever takes it back, whosever it is, has seen these signs.
+            here = replace(here, signs=frozenset(sign.key for sign in signs))
+            if not signs and _may_be_lifted(job, drain):
+                lifts.append(NoticeLifted(job.keys, drain, f"{pod.node} is in service again"))
+        elif _is_news(signs, here) and _may_ask(signs, job, member, going):
+            again_s = here.lifted_s + policy.again_s
+            if now >= again_s:
+                asks.append(NoticeGiven(job.keys, member, signs))
+                going.add(uid)
+            else:
+                wake_at_s = min(wake_at_s, again_s)
+        if here != Asked():
+            kept[uid] = here
     return NoticeDecision(tuple(asks), tuple(lifts), kept, wake_at_s)
 
 

@@ -12,8 +12,10 @@ from time import time
 
 from controller.cluster.collection import Collection
 from controller.jobs.jobs import Jobs
+from controller.jobs.state import JobState
 from controller.notices.decision import (
     Asked,
+    NoticeDecision,
     NoticeGiven,
     NoticeLifted,
     after_ask,
@@ -34,6 +36,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
 """After a write that failed."""
+DEFECT_AGAIN_S = 30.0
+"""After a defect that one job brought out: it may be well again though nothing has changed."""
 SEE_S = 10.0
 """For the watch to show a write."""
 
@@ -62,6 +66,8 @@ class NoticeExecutor:
         self._me = me
         self._clock = clock
         self._asked: Mapping[str, Asked] = {}
+        self._defective: set[JobKeys] = set()
+        """Jobs that brought out a defect when they were looked at last."""
 
     async def run(self) -> None:
         """Ask and lift until cancelled."""
@@ -70,22 +76,52 @@ class NoticeExecutor:
         while True:
             before = (self._jobs.sequence, self._nodes.sequence, self._pods.sequence)
             nodes = {node.name: node for node in self._nodes.items.values()}
-            decision = decide(
-                self._clock(),
-                nodes,
-                self._pods.items,
-                self._jobs.states(),
-                self._asked,
-                self._policy,
-            )
-            self._asked = decision.asked
-            asked = [await self._ask(one) for one in decision.asks]
-            lifted = [await self._lift(one) for one in decision.lifts]
-            left_s = decision.wake_at_s - self._clock()
-            if not all([*asked, *lifted]):
-                left_s = AGAIN_S
-            await self._change(before, left_s)
+            states = self._jobs.states()
+            self._defective &= states.keys()
+            decided = [self._decided(nodes, job) for job in states.values()]
+            self._asked = {uid: one for made in decided for uid, one in made.asked.items()}
+            due_s = [await self._carry_out(*one) for one in zip(states, decided, strict=True)]
+            await self._change(before, min(due_s, default=math.inf) - self._clock())
             await asyncio.sleep(GATHER_S)
+
+    def _decided(self, nodes: Mapping[str, NodeSeen], job: JobState) -> NoticeDecision:
+        """What one job needs; a defect is its own alone, and what was asked for it is kept."""
+        now = self._clock()
+        try:
+            made = decide(now, nodes, self._pods.items, job, self._asked, self._policy)
+        except Exception as error:
+            self._tell(job.keys, error)
+            uids = {one.pod_uid for one in job.snapshot.members.values()} & self._asked.keys()
+            kept = {uid: self._asked[uid] for uid in uids}
+            return NoticeDecision(asked=kept, wake_at_s=now + DEFECT_AGAIN_S)
+        if not made.asks and not made.lifts:
+            self._defective.discard(job.keys)
+        return made
+
+    async def _carry_out(self, keys: JobKeys, made: NoticeDecision) -> float:
+        """Do what was decided for one job; return when to look again, unasked."""
+        if not made.asks and not made.lifts:
+            return made.wake_at_s
+        try:
+            asked = [await self._ask(one) for one in made.asks]
+            lifted = [await self._lift(one) for one in made.lifts]
+        except Exception as error:
+            self._tell(keys, error)
+            return self._clock() + DEFECT_AGAIN_S
+        self._defective.discard(keys)
+        return made.wake_at_s if all([*asked, *lifted]) else self._clock() + AGAIN_S
+
+    def _tell(self, keys: JobKeys, error: Exception) -> None:
+        """Log a defect, once until the job is well again: each change anywhere is a look at all."""
+        if keys not in self._defective:
+            self._defective.add(keys)
+            log.critical(
+                "a defect of muster: no pod of job %s is asked to drain: %s",
+                keys.job_name,
+                error,
+                exc_info=error,
+                extra={"event": "defect"},
+            )
 
     async def _ask(self, ask: NoticeGiven) -> bool:
         job = self._jobs.state(ask.keys)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,20 @@ from controller.events import reporter
 from controller.events.job_events import job_events
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
+from controller.notices import executor as notices
+from controller.notices.executor import NoticeExecutor
+from controller.notices.node import NodeSeen
+from controller.notices.policy import NoticePolicy
+from controller.owners.pods import PodSeen
 from rdzv.errors import ConfigError
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.history import HistoryEntry
-from rdzv.records.job import Job
+from rdzv.records.job import Incarnation, Job
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from tests.support.clocks.virtual import now
+from tests.support.records import member
 from tests.support.tasks import beside
 
 pytestmark = pytest.mark.virtual
@@ -139,6 +146,56 @@ async def test_a_job_that_brings_out_a_defect_silences_no_other(
     said = await reports(store, None, both_commit)
     assert said.said == [("good", "all ranks have saved step 46")]
     assert [one.event for one in caplog.records] == ["defect"]  # type: ignore[attr-defined]
+
+
+class Shown:
+    """Objects of the cluster that stay as they are."""
+
+    sequence = 1
+
+    def __init__(self, **items: Any) -> None:
+        self.items = items
+
+    async def changed_after(self, sequence: int) -> None:
+        if sequence:
+            await asyncio.sleep(1_000_000)
+
+
+@pytest.mark.parametrize("part", ["decide", "first_write"])
+async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = getattr(notices, part)
+
+    def with_a_defect(*given: Any) -> Any:
+        if BAD in [getattr(one, "keys", one) for one in given]:
+            raise ValueError("a defect")
+        return real(*given)
+
+    monkeypatch.setattr(notices, part, with_a_defect)
+    store = MemoryStore()
+    for keys in (BAD, GOOD):
+        one = replace(member("a", uid=keys.job_name), version="0.2.0")
+        held = Incarnation("a", 1, one.pod_uid)
+        puts = [
+            Put(keys.job, Job(1, 4).to_json()),
+            Put(keys.in_generation(1).member("a"), one.to_json()),
+            Put(keys.incarnation("a"), held.to_json()),
+        ]
+        await store.txn([], puts)
+    nodes: Any = Shown(n=NodeSeen("n", shutting_down=True))
+    pods: Any = Shown(
+        **{uid: PodSeen(uid, "team", uid, "n", None, None) for uid in ("good", "bad")}
+    )
+    async with Jobs(store, now, Random(1)).following() as jobs:
+        await jobs.changed_after(0)
+        asking = NoticeExecutor(jobs, nodes, pods, NoticePolicy(), "controller-0", now)
+        async with beside(asking.run()):
+            await asyncio.sleep(200)
+        drains = [state.snapshot.drains for state in map(jobs.state, (BAD, GOOD)) if state]
+    assert [len(one) for one in drains] == [0, 1]
+    told = [one.event for one in caplog.records if one.levelname == "CRITICAL"]  # type: ignore[attr-defined]
+    assert told == ["defect"]
 
 
 async def test_what_was_before_a_leader_came_is_told_once_and_by_the_first_not_at_all() -> None:

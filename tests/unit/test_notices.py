@@ -120,10 +120,8 @@ def test_a_node_that_is_gone_lifts_nothing() -> None:
     cluster = Cluster()
     held = drain("a", source=CONTROLLER)
     cluster.drains["uid-a"] = held
-    states = {KEYS: cluster.state()}
-    made = decide(
-        0.0, {}, cluster.pods, states, {"uid-a": Asked(frozenset({"cordon"}))}, NoticePolicy()
-    )
+    asked = {"uid-a": Asked(frozenset({"cordon"}))}
+    made = decide(0.0, {}, cluster.pods, cluster.state(), asked, NoticePolicy())
     assert made.lifts == ()
     assert made.asked["uid-a"].signs == {"cordon"}
 

@@ -153,7 +153,7 @@ class Cluster:
         """Decide once, hold that against the rules, and carry it out."""
         before = dict(self.drains)
         state = self.state()
-        made = decide(self.now, self.nodes, self.pods, {KEYS: state}, self.asked, POLICY)
+        made = decide(self.now, self.nodes, self.pods, state, self.asked, POLICY)
         self.asked = dict(made.asked)
         for lift in made.lifts:
             held = before[lift.drain.pod_uid]
