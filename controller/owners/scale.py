@@ -38,14 +38,21 @@ class _Part:
         asks = _below(metadata, "labels").get(ASKS) == "true"
         return asks or ANNOTATION in _below(metadata, "annotations")
 
+    @property
+    def refuses(self) -> bool:
+        """Whether its pods want no sidecar, though their namespace may ask for one."""
+        return _below(_below(self.template, "metadata"), "labels").get(ASKS) == "false"
+
 
 def replicas_of(owner: Mapping[str, Any]) -> int | None:
     """How many pods with a sidecar an object is to have; None where it does not say.
 
-    Where some of its templates are Muster's by their own word, these alone count.
+    Where some of its templates are Muster's by their own word, these alone count; else all but
+    those that refuse a sidecar.
     """
     parts = list(_parts(str(owner.get("kind")), _below(owner, "spec")))
-    ours = [part for part in parts if part.is_ours] or parts
+    ours = [part for part in parts if part.is_ours]
+    ours = ours or [part for part in parts if not part.refuses]
     return sum(part.pods for part in ours) if ours else None
 
 

@@ -19,6 +19,7 @@ MAX = HistoryEntry("set", "me@desk", "max is 8 (before: 4)", 2.0)
 
 
 ASKS = {"metadata": {"labels": {"muster.dev/inject": "true"}}}
+REFUSES = {"metadata": {"labels": {"muster.dev/inject": "false"}}}
 INJECTED = {"metadata": {"annotations": {"muster.dev/added": "spec/volumes"}}}
 FIVE = {"replicas": 5}
 
@@ -61,6 +62,8 @@ def groups(**group: Any) -> dict[str, Any]:
         (job_set((1, 3, {}), (None, None, {})), 4),
         (job_set((1, None, {}), (1, 3, ASKS)), 3),
         (job_set((1, None, {}), (2, 3, INJECTED)), 6),
+        (job_set((1, 2, REFUSES), (1, 3, {})), 3),  # the namespace asks for both
+        (job_set((1, 2, REFUSES)), None),
         ({"kind": "JobSet", "spec": {"replicas": 3}}, None),
         (groups(size=4, workerTemplate=ASKS), 8),
         (groups(size=4, workerTemplate=ASKS, leaderTemplate=ASKS), 8),
