@@ -25,7 +25,8 @@ PAGE = 500
 class Collection(Generic[T]):
     """What ``reduced`` keeps of each object, by UID. It stays as it was while nobody answers.
 
-    ``path`` may select by label. ``sequence`` grows with each change.
+    ``path`` may select by label. ``sequence`` grows with each change. An object that brings out a
+    defect is not among them until it is good again.
     """
 
     def __init__(self, api: ClusterApi, path: str, reduced: Callable[[Object], T]) -> None:
@@ -34,6 +35,7 @@ class Collection(Generic[T]):
         self._path = path
         self._reduced = reduced
         self._items: dict[str, T] = {}
+        self._defective: set[str] = set()
         self._version = ""
         self._changed = asyncio.Event()
         self._diary = Diary(log)
@@ -82,18 +84,21 @@ class Collection(Generic[T]):
 
     async def _list(self) -> None:
         found: dict[str, T] = {}
+        defective: set[str] = set()
         after = ""
         while True:
             page = await self._api.get(_with(self._path, f"limit={PAGE}{after}"))
             for one in page.get("items") or []:
                 uid = one["metadata"]["uid"]
-                if (reduced := self._seen(one)) is not None:
+                if (reduced := self._seen(uid, one)) is not None:
                     found[uid] = reduced
+                else:
+                    defective.add(uid)
             metadata = page.get("metadata") or {}
             if not (token := metadata.get("continue")):
                 break
             after = f"&continue={token}"
-        self._items = found
+        self._items, self._defective = found, defective
         self._note_change()
         self._version = str(metadata.get("resourceVersion", ""))
 
@@ -105,21 +110,31 @@ class Collection(Generic[T]):
             metadata = told.get("metadata") or {}
             match event.get("type"):
                 case "ADDED" | "MODIFIED":
-                    reduced = self._seen(told)
-                    # Nodes report every few minutes, and pods at each probe, what is nobody's news.
-                    if reduced is not None and self._items.get(metadata["uid"]) != reduced:
-                        self._items[metadata["uid"]] = reduced
-                        self._note_change()
+                    self._take_in(metadata["uid"], self._seen(metadata["uid"], told))
                 case "DELETED":
+                    self._defective.discard(metadata["uid"])
                     self._items.pop(metadata["uid"], None)
                     self._note_change()
             self._version = str(metadata.get("resourceVersion", self._version))
 
-    def _seen(self, one: Object) -> T | None:
+    def _take_in(self, uid: str, reduced: T | None) -> None:
+        # Nodes report every few minutes, and pods at each probe, what is nobody's news.
+        if self._items.get(uid) == reduced:
+            return
+        if reduced is None:
+            del self._items[uid]
+        else:
+            self._items[uid] = reduced
+        self._note_change()
+
+    def _seen(self, uid: str, one: Object) -> T | None:
         """What is kept of an object; None of one that brings out a defect: others are not lost."""
         try:
-            return self._reduced(one)
+            reduced = self._reduced(one)
         except Exception as error:
+            if uid in self._defective:
+                return None  # it was told
+            self._defective.add(uid)
             log.critical(
                 "a defect of muster: %s of %s is not seen: %s",
                 (one.get("metadata") or {}).get("name"),
@@ -129,6 +144,8 @@ class Collection(Generic[T]):
                 extra={"event": "defect"},
             )
             return None
+        self._defective.discard(uid)
+        return reduced
 
     def _note_change(self) -> None:
         self.sequence += 1
