@@ -35,6 +35,7 @@ from rdzv.members.losses import Losses
 from rdzv.members.registrar import Registrar
 from rdzv.members.registration import EMPTY_LEASE_TIMES, Held
 from rdzv.members.roll_back import RollBack
+from rdzv.shards.ledger import ShardLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +133,12 @@ def drains_of(
     rounds: RoundSource,
     run_dir: RunDir,
     notice_path: Path | None,
+    ledgers: Callable[[], Sequence[ShardLedger]] = tuple,
 ) -> Drains:
-    """Make what sees drains through for a member whose launcher is in ``rounds``."""
+    """Make what sees drains through for a member whose launcher is in ``rounds``.
+
+    ``ledgers`` gives those of all data sets in shards.
+    """
     return Drains(
         run_dir,
         member.client,
@@ -142,6 +147,7 @@ def drains_of(
         notice_path=notice_path,
         grace_s=settings.grace_s,
         below_min=settings.below_min,
+        ledgers=ledgers,
         clock=around.clock,
         boot_clock=around.boot_clock,
         random=around.random,
@@ -168,7 +174,10 @@ def launcher_parts(
         nudges=identity.role == "launcher",
     )
     endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir, steps=run_dir.steps)
-    drains = drains_of(around, settings, member, endpoint, run_dir, sockets.notice_path)
+    desk = ShardDesk(client, registrar, endpoint, random=around.random)
+    drains = drains_of(
+        *(around, settings, member, endpoint, run_dir, sockets.notice_path), ledgers=desk.ledgers
+    )
     policy = LauncherPolicy(
         settings.keys.job_name,
         identity.min_workers,
@@ -185,7 +194,6 @@ def launcher_parts(
         ready=ready,
         clock=around.clock,
     )
-    desk = ShardDesk(client, registrar, endpoint, random=around.random)
     shards = ShardSocket(sockets.shards_path, desk.answer)
     tunnel = tunnel_of(around, member, sockets, settings.lease_ttl_s)
     return LauncherParts(hosts, endpoint, drains, lookout, tunnel, shards, desk)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -23,6 +23,7 @@ from rdzv.drain.inputs import DrainPolicy
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.commit import Commit
+from rdzv.shards.ledger import ShardLedger
 
 
 class Drains:
@@ -30,6 +31,7 @@ class Drains:
 
     ``notice_path``: where notices are taken, or None where nobody gives any by a socket.
     ``grace_s``: the pod's termination grace. ``below_min``: as in ``rdzv.drain.inputs.Policy``.
+    ``ledgers`` gives those of all data sets in shards.
     ``clock`` is monotonic, ``boot_clock`` that of ``agent.boot_clock``; both in seconds.
     """
 
@@ -43,13 +45,14 @@ class Drains:
         notice_path: Path | None,
         grace_s: float,
         below_min: Literal["hold", "commit"],
+        ledgers: Callable[[], Sequence[ShardLedger]],
         clock: Callable[[], float],
         boot_clock: Callable[[], float],
         random: Random,
     ) -> None:
         identity = registrar.identity
         voted = VotedEpoch(run_dir)
-        sight = DrainView(client, rounds, identity.pod_uid, run_dir, voted)
+        sight = DrainView(client, rounds, identity.pod_uid, run_dir, voted, ledgers)
 
         def writing() -> DrainWriter:
             # Each of them has its own: who loses a race makes nobody else pause.

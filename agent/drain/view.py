@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agent.drain.voted_epoch import VotedEpoch
@@ -11,6 +12,7 @@ from agent.rundir.files import RunDir
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
 from rdzv.job import JobClient
 from rdzv.listing import Listing, Places, decide
+from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
 
@@ -32,7 +34,8 @@ class DrainView:
 
     An epoch that was seen counts as used like the one that was ``voted`` in: the ranks of others
     may have acknowledged in it, though a restored store has lost it, and what they said then must
-    not count for another attempt.
+    not count for another attempt. ``ledgers`` gives those of all data sets in shards; that they
+    change wakes nobody.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class DrainView:
         pod_uid: str,
         run_dir: RunDir,
         voted: VotedEpoch,
+        ledgers: Callable[[], Sequence[ShardLedger]] = tuple,
     ) -> None:
         self._client = client
         self._seen = 0
@@ -49,6 +53,7 @@ class DrainView:
         self._pod_uid = pod_uid
         self._run_dir = run_dir
         self._voted = voted
+        self._ledgers = ledgers
         self._listed: tuple[Snapshot, Places, Listing] | None = None
 
     async def snapshot(self) -> DrainingSnapshot:
@@ -69,6 +74,7 @@ class DrainView:
             commands=commands,
             used_epoch=max(self._voted.epoch, self._seen),
             own_round=rounds.own,
+            ledgers=self._ledgers(),
         )
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:

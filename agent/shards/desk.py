@@ -68,6 +68,10 @@ class ShardDesk:
         found = {name: progress(self._view.ledger(name)) for name in self._view.names}
         return {name: one for name, one in found.items() if one is not None}
 
+    def ledgers(self) -> list[ShardLedger]:
+        """What the store knows of each data set that has been handed out."""
+        return [self._view.ledger(name) for name in self._view.names]
+
     async def answer(self, request: ShardRequest) -> ShardReply:
         """Answer one request, within ``ANSWER_S``."""
         trouble = "other requests of this pod come first"

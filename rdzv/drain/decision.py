@@ -24,6 +24,7 @@ from rdzv.drain.inputs import (
     LiveRound,
     ReformCause,
 )
+from rdzv.drain.known_weights import is_known
 from rdzv.drain.launcher_save import is_of_launcher, released
 from rdzv.listing import Listing
 from rdzv.records.commit import Commit, LastCommit, Vote
@@ -363,6 +364,8 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
         differ = difference(step, given)
         if differ:
             return _differs(scene, differ)
+        if not is_known(step, round, scene.snapshot.ledgers):
+            return _unknown(scene, step)
         decision = scene.becomes(
             f"all have saved step {step}{left_to_others(given)}",
             phase="done",
@@ -435,6 +438,17 @@ def _differs(scene: _Scene, why: str) -> DrainDecision:
     alone are not let in so: the world would lose the steps since its last save.
     """
     if scene.commit.failures and scene.leavers and scene.may_grant:
+        return _refused(scene, why)
+    return _void(scene, why, failures=scene.commit.failures + 1)
+
+
+def _unknown(scene: _Scene, step: int) -> DrainDecision:
+    """Void a save that no world could begin from. Another attempt would be of the same world.
+
+    Its ranks are told by their next requests for shards to end, and newcomers come in then.
+    """
+    why = f"the store has lost which records the weights of step {step} contain"
+    if scene.leavers and scene.may_grant:
         return _refused(scene, why)
     return _void(scene, why, failures=scene.commit.failures + 1)
 

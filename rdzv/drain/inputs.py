@@ -8,13 +8,14 @@ when it happened, so that no deadline is taken for over too soon.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from rdzv.listing import NO_ROUND, Listing, Places
 from rdzv.records.commit import Commit, Phase, Vote
 from rdzv.records.drain import Drain
+from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
 ReformCause = Literal["", "join", "shrink", "pause"]
@@ -31,7 +32,8 @@ class LiveRound:
     ``succeeded``: it is closed, and all ranks have ended well.
     ``master`` is ``MASTER_ADDR:MASTER_PORT``, which names the round to its ranks; empty while
     unknown. ``first``: the run begins with it, in this generation. ``mod_revision`` is that of
-    the round key. ``asking``: who asks for a place.
+    the round key. ``asking``: who asks for a place. ``restored``: the store was restored to before
+    it, or has lost keys of it.
     """
 
     run: str
@@ -47,6 +49,7 @@ class LiveRound:
     first: bool = False
     mod_revision: int = 0
     asking: frozenset[str] = frozenset()
+    restored: bool = False
 
     @property
     def live(self) -> bool:
@@ -92,6 +95,8 @@ class DrainingSnapshot:
     would count from an earlier one again, and old progress would count for the wrong attempt."""
     own_round: LiveRound | None = None
     """The one that this pod's ranks are in; None if they are in none."""
+    ledgers: Sequence[ShardLedger] = ()
+    """Of the data sets that are handed out in shards."""
 
     @property
     def commit(self) -> Commit:

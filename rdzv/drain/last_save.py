@@ -3,7 +3,8 @@
 
 Each pod puts on record which steps all of its ranks have saved in this round. A step that every
 member of the round's frozen list names becomes the last commit: a world that begins after it can
-go on from there. Only of the live round: of a former one, nothing is put on record late.
+go on from there. Only of the live round: of a former one, nothing is put on record late. Nor is a
+step put on record that no world of shards could begin from, as after a restore of the store.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rdzv.drain.cursors import agreed, difference, left_to_others
 from rdzv.drain.gate import RankProgress
 from rdzv.drain.inputs import DrainingSnapshot, LiveRound
+from rdzv.drain.known_weights import is_known
 from rdzv.keys import JobKeys
 from rdzv.records.commit import LastCommit
 from rdzv.records.saves import STEPS_MAX, PodSaves
@@ -96,9 +98,11 @@ def decide(
     newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
     said = {step: [(one.ranks, one.member, one.cursor_of(step)) for one in told] for step in newer}
     differ = {step: difference(step, given) for step, given in said.items()}
-    step = next((step for step in newer if not differ[step]), None)
+    alike = (step for step in newer if not differ[step])
+    step = next((step for step in alike if is_known(step, round, snapshot.ledgers)), None)
     if step is None:
-        return None, differ[newer[0]] if newer else "no newer step is saved by all ranks"
+        lost = "the store has lost which records their weights contain"
+        return None, (differ[newer[0]] or lost) if newer else "no newer step is saved by all ranks"
     epoch = last.epoch if last is not None else 0
     saved = LastCommit(
         step,

@@ -637,6 +637,15 @@ def lost_saves_of_shards_unseen() -> list[Patch]:
     return [patch("rdzv.shards.decision._forgotten", lambda ask, known: False)]
 
 
+@plant("shards-restored", 25)
+def lost_saves_of_shards_on_record() -> list[Patch]:
+    """What all ranks have saved counts, though a restored store has lost what is in it."""
+    return [
+        patch("rdzv.drain.last_save.is_known", lambda step, round, ledgers: True),
+        patch("rdzv.drain.decision.is_known", lambda step, round, ledgers: True),
+    ]
+
+
 # --- bounds ---
 
 

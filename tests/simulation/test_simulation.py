@@ -130,6 +130,12 @@ def test_i11_nobody_waits_for_an_address_that_a_restored_store_has_lost() -> Non
     _run("earlier-lives-restored", 375, 1)
 
 
+@pytest.mark.parametrize("seed", [15, 144])
+def test_i11_no_save_counts_that_a_restored_store_knows_no_shards_of(seed: int) -> None:
+    # The same world tells of it anew: by a periodic save, and for a newcomer.
+    _run("shards-restored", seed, 1)
+
+
 def test_i11_a_foreign_key_among_the_drains_keeps_nobody_out() -> None:
     _run("aliens", 18843, 1)
 

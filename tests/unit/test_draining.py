@@ -18,6 +18,8 @@ from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
 from rdzv.records.job import Incarnation, Job
+from rdzv.records.shards import Plan, PodShards, ShardWorld, Share, TrainedShards
+from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Delete, Put
 from tests.support.records import member
@@ -258,6 +260,25 @@ def test_i7_done_is_all_acknowledgements_and_comes_with_the_last_commit() -> Non
     assert decision.commit is not None
     assert (decision.commit.phase, decision.commit.took_s) == ("done", 4.0)
     assert decision.last_commit == LastCommit(10, 3, 5)
+
+
+def test_a_save_of_shards_that_a_restored_store_has_lost_is_void_and_lets_the_drain_go() -> None:
+    began = ShardWorld("run 3", Plan(100, 10, None), 2, 5, "run", 3)
+    pods = {name: PodShards(name, "", {0: Share(held=((0, 1),))}) for name in "ab"}
+    lost = (ShardLedger(began, trained=TrainedShards(base=5), pods=pods),)
+    saved = replace(scene(SAVE, A, votes=SAVED), ledgers=lost)
+    decision = decided(saved)
+    assert decision.commit is not None
+    assert (decision.commit.phase, decision.commit.refused) == ("void", True)
+    assert decision.last_commit is None
+    assert decided(replace(scene(decision.commit, A), ledgers=lost)).drains["uid-a"].outcome == (
+        "uncommitted"
+    )
+    # Newcomers alone are let in by the end of a world whose shards the store has lost.
+    joins = replace(SAVE, leaving=(), joins=True)
+    live = replace(ROUND, reforms="join")
+    commit = becomes(replace(scene(joins, live=live, votes=SAVED), ledgers=lost))
+    assert (commit.phase, commit.refused, commit.failures) == ("void", False, 1)
 
 
 @pytest.mark.parametrize("other", [vote("b", acked=11), vote("b", failed="disk full")])

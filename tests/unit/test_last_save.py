@@ -18,6 +18,8 @@ from rdzv.keys import JobKeys
 from rdzv.records.commit import Commit, LastCommit, Phase
 from rdzv.records.job import Job
 from rdzv.records.saves import PodSaves
+from rdzv.records.shards import Plan, PodShards, Saved, ShardWorld, Share, TrainedShards
+from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Put
 from tests.support.records import member
@@ -82,6 +84,39 @@ def test_i3_a_step_that_not_all_of_the_live_round_have_saved_never_counts(
     pods: tuple[PodSaves, ...],
 ) -> None:
     assert found(scene(), *pods) is None
+
+
+def shards(round: int, *steps: int) -> ShardLedger:
+    """Those of a world that began with step 5, where all ranks have told of these saves."""
+    saves = tuple(Saved(step, ()) for step in steps)
+    pods = {name: PodShards(name, "", {0: Share(held=((0, 1),), saves=saves)}) for name in "ab"}
+    began = ShardWorld(f"run {round}", Plan(100, 10, None), 2, 5, "run", round)
+    return ShardLedger(began, trained=TrainedShards(base=5), pods=pods)
+
+
+RESTORED = replace(ROUND, restored=True)
+
+
+@pytest.mark.parametrize(
+    ("live", "ledgers", "step"),
+    [
+        (ROUND, [shards(3, 10, 20)], 20),
+        (ROUND, [shards(3, 10)], 10),
+        (ROUND, [shards(3)], None),
+        (ROUND, [shards(3, 10, 20), shards(3)], None),
+        (ROUND, [shards(2)], 20),
+        (RESTORED, [shards(2)], None),
+        (RESTORED, [], 20),
+    ],
+    ids=["known", "one", "none", "of another data set", "former", "restored", "no shards"],
+)
+def test_no_step_is_put_on_record_that_shards_cannot_begin_from(
+    live: LiveRound, ledgers: list[ShardLedger], step: int | None
+) -> None:
+    told = {name: pod(name, 20, 10) for name in "ab"}
+    saved, why = decide(replace(scene(live=live), ledgers=ledgers), told)
+    assert (saved and saved.step) == step
+    assert step or "the store has lost" in why
 
 
 @pytest.mark.parametrize("phase", ["hold", "commit", "done"])

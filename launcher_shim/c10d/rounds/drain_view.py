@@ -37,6 +37,7 @@ def live_round(
         mod_revision=current.mod_revision,
         asking=frozenset(node.member for node in snapshot.asking())
         - snapshot.membership.quarantined,
+        restored=current.restored,
     )
 
 
