@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chart import HelmFailed
 from tests.support.cluster.chart_release import NAMESPACE, ChartRelease, LabelledJob, command
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod
 from tests.support.cluster.job import KubeJob
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.kubelab, pytest.mark.long, pytest.mark.timeout(1800)]
 DEPLOYMENT = Workload(kind="Deployment")
 THREE = 3
 SNAPSHOTS = "snapshots"
+SNAPSHOT_TIMEOUT_S = 320.0
+"""Longer than the page has its reader wait."""
 UPGRADE = "helm upgrade muster charts/muster --namespace muster-system --reuse-values --wait"
 
 
@@ -131,11 +134,21 @@ def test_a_snapshot_of_before_the_present_world_is_restored(
     chart: ChartRelease, members: Members, tmp_path: Path
 ) -> None:
     def act(job: LabelledJob, world: World) -> World:
-        _, *words = command("kubectl -n muster-system create job")
-        chart.lab.kubectl(*words)
-        chart.kubectl("wait", "--for=condition=complete", "job/backup-now", "--timeout=180s")
+        for step in ("delete job backup-now", "create job", "wait --for=condition=complete"):
+            _, *words = command(f"kubectl -n muster-system {step}")
+            chart.lab.kubectl(*words, timeout_s=SNAPSHOT_TIMEOUT_S)
         job.tell("a snapshot was taken; it does not know of the next world")
         world = delete_pod(job, world)
+        job.goes_on(world, STEPS_BETWEEN)
+        before = members.until_ready()
+        with pytest.raises(HelmFailed):
+            chart.helm(command(f"{UPGRADE} --wait-for-jobs"), "etcd.restore=not-there.db")
+        left = ("-l", "app.kubernetes.io/component=restore", "-o", "name")
+        assert not chart.kubectl("get", "jobs", *left).strip(), "its Jobs outlive the command"
+        job.tell("that file is not there; no member runs, and each has what it had")
+        chart.helm(command(f"{UPGRADE} --set"))
+        members.until_in_another_life(before, *members.names)
+        job.until(job.all_listed, PATIENCE_S, "all pods are listed again, and no other")
         job.goes_on(world, STEPS_BETWEEN)
         before = members.until_ready()
         chart.helm(command(f"{UPGRADE} --wait-for-jobs"))

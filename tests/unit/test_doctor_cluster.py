@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from console.doctor.cluster.examine import SECRETS_MOST, needed_secrets
 from console.doctor.cluster.findings import findings_of
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
 
@@ -96,6 +98,7 @@ def test_where_all_is_well_everything_is_told_to_be() -> None:
             "warning",
             "Secret digits-muster-store of namespace team is immutable",
         ),
+        (replace(WELL, secrets_left=12), "access", "note", "12 Secrets"),
         (
             replace(WELL, renewed={"node-a": NOW + timedelta(seconds=5)}),
             "clocks",
@@ -121,6 +124,20 @@ def test_each_fault_is_told_by_itself(seen: Cluster, check: str, level: str, wor
     ((told, weight, sentence),) = said(seen)
     assert (told, weight) == (check, level)
     assert words in sentence
+
+
+def test_secrets_that_pods_wait_for_are_read_before_those_of_pods_that_run() -> None:
+    """Only so many are read, and one that is not there is a fault of a pending pod alone."""
+
+    def pod(namespace: str, phase: str) -> dict[str, Any]:
+        volume = {"name": "muster-etcd", "secret": {"secretName": "digits-muster-store"}}
+        metadata = {"namespace": namespace, "name": "digits-0"}
+        return {"metadata": metadata, "spec": {"volumes": [volume]}, "status": {"phase": phase}}
+
+    running = [pod(f"team-{number:02}", "Running") for number in range(SECRETS_MOST)]
+    needed = needed_secrets([*running, pod("zeta", "Running"), pod("zeta", "Pending")])
+    assert needed[0] == ("zeta", "digits-muster-store")
+    assert needed[1:] == [(f"team-{n:02}", "digits-muster-store") for n in range(SECRETS_MOST)]
 
 
 def test_an_api_server_that_takes_long_to_answer_has_no_clock_that_is_behind() -> None:

@@ -29,7 +29,7 @@ HOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 PAGE = 500
 SECRETS_MOST = 50
-"""Of those that pods name; one job has one."""
+"""Of those that pods name; one job has one. Each is read by itself."""
 OURS = "labelSelector=app.kubernetes.io%2Fname%3Dmuster"
 PROBE_TIMEOUT_S = 60.0
 """For the pod in a dry run: the API server asks one webhook after another, up to 30 s each."""
@@ -63,7 +63,7 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         controllers += await told("controller", _parts(api, namespace, "deployments"), [])
         stores += await told("etcd", _parts(api, namespace, "statefulsets"), [])
         certificates |= await told("certificate", _certificates(api, namespace), {})
-    pods = await told("injection", _pods(api), ())
+    pods, secrets_left = await told("injection", _pods(api), ((), 0))
     probe = await _probe(api, now) if hooks else None
     renewed = await told("clocks", _renewed(api), {})
     return Cluster(
@@ -75,6 +75,7 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         certificates=certificates,
         probe=probe,
         pods=pods,
+        secrets_left=secrets_left,
         renewed=renewed,
         unread=unread,
     )
@@ -116,8 +117,11 @@ async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
     return found
 
 
-async def _pods(api: ClusterApi) -> tuple[AskingPod, ...]:
-    """Pods with the label, and those in namespaces with it that do not say no."""
+async def _pods(api: ClusterApi) -> tuple[tuple[AskingPod, ...], int]:
+    """Pods with the label, and those in namespaces with it that do not say no.
+
+    And how many of the Secrets that they name were not read.
+    """
     selected = f"labelSelector={LABEL.replace('/', '%2F')}"
     found: dict[str, Object] = {}
     async for pod in _listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
@@ -127,17 +131,30 @@ async def _pods(api: ClusterApi) -> tuple[AskingPod, ...]:
         async for pod in _listed(api, f"{of_it}?{selected}%21%3Dfalse"):
             found[_key(pod)] = pod
     pods = [pod for _, pod in sorted(found.items()) if not _is_over(pod)]
-    missing, immutable = await _amiss(api, pods)
-    return tuple(_asking(pod, missing, immutable) for pod in pods)
+    needed = needed_secrets(pods)
+    missing, immutable = await _amiss(api, needed[:SECRETS_MOST])
+    asking = tuple(_asking(pod, missing, immutable) for pod in pods)
+    return asking, len(needed[SECRETS_MOST:])
+
+
+def needed_secrets(pods: Sequence[Object]) -> list[tuple[str, str]]:
+    """Namespace and name of each Secret that pods have; those that pods wait for come first."""
+    found = [
+        (pod["metadata"]["namespace"], name, _is_pending(pod))
+        for pod in pods
+        for name in _secrets(pod)
+    ]
+    waited_for = {(namespace, name) for namespace, name, pending in found if pending}
+    every = {(namespace, name) for namespace, name, _ in found}
+    return [*sorted(waited_for), *sorted(every - waited_for)]
 
 
 async def _amiss(
-    api: ClusterApi, pods: Sequence[Object]
+    api: ClusterApi, needed: Sequence[tuple[str, str]]
 ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """Of the Secrets that pods have, those that are not there, and ours that are immutable."""
-    needed = {(pod["metadata"]["namespace"], name) for pod in pods for name in _secrets(pod)}
+    """Of these Secrets, those that are not there, and ours that are immutable."""
     missing, immutable = set(), set()
-    for namespace, name in sorted(needed)[:SECRETS_MOST]:
+    for namespace, name in needed:
         try:
             secret = await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
         except ClusterRefused as error:
@@ -161,7 +178,7 @@ def _asking(
     namespace = metadata["namespace"]
     phase = (pod.get("status") or {}).get("phase", "")
     # One that runs has the Secret that was there when it started.
-    gone = missing if phase == "Pending" else set()
+    gone = missing if _is_pending(pod) else set()
     waits, fixed = (
         next((name for name in _secrets(pod) if (namespace, name) in those), "")
         for those in (gone, immutable)
@@ -178,6 +195,10 @@ def _secrets(pod: Mapping[str, Any]) -> list[str]:
         for one in volumes
         if one["name"].startswith("muster-") and "secret" in one
     ]
+
+
+def _is_pending(pod: Mapping[str, Any]) -> bool:
+    return (pod.get("status") or {}).get("phase") == "Pending"
 
 
 def _is_over(pod: Mapping[str, Any]) -> bool:

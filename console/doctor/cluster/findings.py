@@ -31,7 +31,7 @@ def findings_of(seen: Cluster) -> list[Finding]:
         *(finding for one in seen.stores for finding in _store(one)),
         *_sidecars(seen.pods),
         *_without(seen.pods),
-        *_access(seen.pods),
+        *_access(seen.pods, seen.secrets_left),
         *_clocks(seen),
         *(
             Finding(what, "note", f"not looked at: {why}", "ask for the right to read it")
@@ -204,7 +204,7 @@ def _without(pods: Sequence[AskingPod]) -> Iterator[Finding]:
     )
 
 
-def _access(pods: Sequence[AskingPod]) -> Iterator[Finding]:
+def _access(pods: Sequence[AskingPod], secrets_left: int) -> Iterator[Finding]:
     waiting = [pod for pod in pods if pod.missing]
     for missing in sorted({(pod.namespace, pod.missing) for pod in waiting}):
         of_it = [pod for pod in waiting if (pod.namespace, pod.missing) == missing]
@@ -227,6 +227,14 @@ def _access(pods: Sequence[AskingPod]) -> Iterator[Finding]:
                 " to pods of its node while one of them has it. Without scaling, delete the Secret"
                 " and then, on each node, all pods of the job before the first comes back there",
             )
+    if secrets_left:
+        yield Finding(
+            "access",
+            "note",
+            f"{counted(secrets_left, 'Secret')} that pods name more than are looked at; those that"
+            " pending pods wait for come first",
+            "kubectl get pods -A --field-selector=status.phase=Pending shows who still waits",
+        )
 
 
 def _clocks(seen: Cluster) -> Iterator[Finding]:

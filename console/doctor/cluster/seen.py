@@ -64,8 +64,9 @@ class AskingPod:
 class Cluster:
     """Everything that was seen at ``now``, by the clock of this machine.
 
-    ``certificates``: the end of each, by Secret and key. ``renewed``: when each node's lease was,
-    by that node's clock. ``unread``: why something could not be looked at, by what it is.
+    ``certificates``: the end of each, by Secret and key. ``secrets_left``: how many of the Secrets
+    that pods name were not read, as they are too many. ``renewed``: when each node's lease was, by
+    that node's clock. ``unread``: why something could not be looked at, by what it is.
     """
 
     now: datetime
@@ -76,5 +77,6 @@ class Cluster:
     certificates: Mapping[str, datetime] | None = None
     probe: Probe | None = None
     pods: tuple[AskingPod, ...] = ()
+    secrets_left: int = 0
     renewed: Mapping[str, datetime] | None = None
     unread: Mapping[str, str] | None = None
