@@ -13,6 +13,7 @@ from typing import Any
 from controller.access.reference import with_secret
 from controller.admission.json_patch import Operation, difference
 from controller.admission.manifest import manifest_of
+from controller.admission.operator_containers import with_security_context
 from controller.admission.owner import Owner
 from injection import sidecar
 from injection.annotations import ANNOTATION
@@ -55,7 +56,8 @@ def decide(
     """
     if has_sidecar(pod):
         return Verdict((), (), "it has its sidecar already")
-    manifest, path, role = manifest_of(pod, namespace, owner, read)
+    restricted = with_security_context(pod, owner)
+    manifest, path, role = manifest_of(restricted, namespace, owner, read)
     try:
         if access:
             environ = with_secret(manifest, pod, namespace, environ)
@@ -63,7 +65,7 @@ def decide(
     except ConfigError as error:
         faults = in_words_of_a_pod(str(error)).splitlines()
         return Verdict((), tuple(WITHOUT + line for line in faults), "; ".join(faults))
-    after = {**pod, **made.template}
+    after = {**restricted, **made.template}
     complete = owner is None or owner.read is None or read is not None
     # What was not read is not there for the plan: what it says of that would be guesses.
     warnings = [str(note) for note in made.notes if note.level == "warning"] if complete else []

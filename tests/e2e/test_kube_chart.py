@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from tests.support.cluster.chart_release import (
     LabelledJob,
 )
 from tests.support.cluster.drills import STEPS_BETWEEN, befall, delete_pod, delete_rank_0
+from tests.support.cluster.horovod_job import launcher_pod
 from tests.support.cluster.job import KubeJob
-from tests.support.cluster.lab import Kubelab
+from tests.support.cluster.lab import KubectlFailed, Kubelab
 from tests.support.cluster.operator_job import ElasticPyTorchJob
 from tests.support.cluster.other_namespace import attempts
 from tests.support.cluster.workload import NAME, Workload
@@ -28,6 +30,8 @@ pytestmark = [pytest.mark.kubelab, pytest.mark.timeout(1800)]
 DEPLOYMENT = Workload(kind="Deployment")
 PYTORCH_JOB = ElasticPyTorchJob(replicas=2, least=1, most=3)
 WITHOUT_S = 180.0
+ENFORCE = "pod-security.kubernetes.io/enforce"
+DRY_RUN = ("create", "--dry-run=server", "-o", "json", "-f", "-")
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +108,23 @@ def _nobody_else_gets_in(lab: Kubelab, trains_in: str) -> None:
     for name, (status, said) in tried.items():
         assert status != 0, name
         assert "permission denied" in said, f"{name}: {said}"
+
+
+def test_a_restricted_namespace_takes_the_launcher_that_an_operator_makes(
+    chart: ChartRelease,
+) -> None:
+    """Asked of the API server alone: nothing is made."""
+    lab, namespace = chart.lab, f"restricted-{secrets.token_hex(4)}"
+    lab.make_namespace(namespace)
+    try:
+        lab.kubectl("label", "namespace", namespace, f"{ENFORCE}=restricted")
+        with pytest.raises(KubectlFailed, match=r'violates PodSecurity "restricted.*delivery'):
+            lab.kubectl(*DRY_RUN, "-n", namespace, stdin=json.dumps(launcher_pod(labelled=False)))
+        made = lab.kubectl(*DRY_RUN, "-n", namespace, stdin=json.dumps(launcher_pod(labelled=True)))
+    finally:
+        lab.remove_namespace(namespace)
+    names = {one["name"] for one in json.loads(made)["spec"]["initContainers"]}
+    assert names == {"muster", "kubectl-delivery"}
 
 
 @pytest.mark.long

@@ -165,6 +165,36 @@ def test_what_only_the_owner_can_say_is_asked_for_and_not_claimed_to_be_added() 
     assert seen == {None: ["is missing"], "Never": ["is Never"], "ExitCode": []}
 
 
+RESTRICTED = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
+
+
+@pytest.mark.parametrize(
+    ("users", "operators", "expected"),
+    [
+        (RESTRICTED, None, RESTRICTED),
+        (RESTRICTED, {"runAsUser": 7}, {"runAsUser": 7}),
+        (None, None, None),
+    ],
+)
+def test_the_operators_own_container_is_as_restricted_as_the_users(
+    users: Any, operators: Any, expected: Any
+) -> None:
+    pods = pods_of(loaded(CORPUS["elastic-mpi"])[0])
+    ((pod, read),) = [(pod, read) for path, pod, read in pods if "Launcher" in path]
+    delivery = {"name": "kubectl-delivery", "image": "example.org/kubectl-delivery"}
+    other = {"name": "users-own", "image": "example.org/fetch"}
+    if operators is not None:
+        delivery["securityContext"] = operators
+    if users is not None:
+        pod["spec"]["containers"][0]["securityContext"] = users
+    pod["spec"]["initContainers"] = [delivery, other]
+    verdict, made = admitted(pod, read, FLAGS)
+    assert verdict.injected, verdict.reason
+    contexts = {one["name"]: one.get("securityContext") for one in made["spec"]["initContainers"]}
+    assert contexts["kubectl-delivery"] == expected
+    assert contexts["users-own"] is None
+
+
 @pytest.mark.parametrize(
     ("version", "name"),
     [

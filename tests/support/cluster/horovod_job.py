@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,37 @@ def prepare(lab: Kubelab) -> None:
     status = json.dumps({"status": {"capacity": storage, "allocatable": storage}})
     for node in ("node-a", "node-b"):
         lab.kubectl("patch", "node", node, "--subresource=status", "--type=merge", "-p", status)
+
+
+def launcher_pod(*, labelled: bool) -> Object:
+    """The launcher as the operator makes it: with a container of its own before the user's."""
+    line = (
+        "horovodrun -np 2 --min-np 1 --max-np 3 --host-discovery-script /etc/mpi/discover_hosts.sh"
+    )
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "MPIJob", "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{NAME}-launcher",
+            "labels": {
+                "training.kubeflow.org/replica-type": "launcher",
+                **({"muster.dev/inject": "true"} if labelled else {}),
+            },
+            "ownerReferences": [{**owner, "name": NAME, "uid": str(uuid.uuid4())}],
+        },
+        "spec": {
+            "initContainers": [{"name": "kubectl-delivery", "image": DELIVERY_IMAGE}],
+            "containers": [
+                {
+                    "name": "launcher",
+                    "image": TRAINER_IMAGE,
+                    "command": [*line.split(), "python", "train.py"],
+                    "securityContext": RESTRICTED,
+                }
+            ],
+        },
+    }
 
 
 @dataclass(frozen=True)
