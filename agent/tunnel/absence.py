@@ -5,7 +5,13 @@ from __future__ import annotations
 
 ABSENT_S = 1.5
 """For how long a healthy watch must miss a member until its commands are given up: one whose lease
-ran out while it was busy registers again at once. With the worker's grace it is below 5 s."""
+ran out while it was busy registers again at once. With the second by which a store may notice late
+that a lease has run out, and the grace of a worker that is killed, it is within
+``launcher_shim.horovod.exec.lease.MARGIN_S``: no worker outlives its launcher by more than the
+lease and that."""
+
+LOOK_S = 0.25
+"""Between two looks for one that is missed, beside those that changes bring."""
 
 RETURN_S = 15.0
 """How long after a gap in the watch none is given up: what hid the store from here may have hidden

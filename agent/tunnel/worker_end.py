@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agent.tunnel.absence import ABSENT_S, Absence
+from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
 from agent.tunnel.connections import Connections
 from agent.tunnel.handshake import HandshakeError, answer, notice_lost_path
 from agent.tunnel.identity import TunnelIdentity
@@ -216,7 +216,7 @@ class WorkerEnd:
                     )
                     await self._abandon(Attaching(self._host, session))
             with suppress(TimeoutError):
-                async with asyncio.timeout(ABSENT_S / 2):
+                async with asyncio.timeout(LOOK_S):
                     await self._client.membership.changed_from(snapshot)
 
     async def _abandon(self, attaching: Attaching) -> None:

@@ -80,7 +80,12 @@ def command(*argv: str, local_rank: int = 0, host: str = HOST, **environ: str) -
     return f"cd / > /dev/null 2>&1 ; env {sent} {' '.join(map(quote, argv))}"
 
 
-CONSTANTS = {"MARGIN_S": "lease.py", "LEASE_TTL_S": "lease.py", "TERM_GRACE_S": "worker.py"}
+CONSTANTS = {
+    "MARGIN_S": "lease.py",
+    "LEASE_TTL_S": "lease.py",
+    "ABANDONED_GRACE_S": "lease.py",
+    "TERM_GRACE_S": "worker.py",
+}
 """What a test may set in the programs of both containers, and the module where it stands."""
 
 
@@ -146,7 +151,7 @@ class Pods:
 @pytest.fixture
 def constants() -> dict[str, float]:
     """Without a sidecar nobody says that the launcher's side is gone; it is soon taken for it."""
-    return {"MARGIN_S": 1}
+    return {"MARGIN_S": 3}
 
 
 @pytest.fixture(params=PYTHONS, ids=lambda python: Path(python).name)
@@ -159,7 +164,9 @@ def pods(request: pytest.FixtureRequest, constants: dict[str, float]) -> Iterato
 
 
 about_ending_well = pytest.mark.parametrize(
-    "constants", [{"MARGIN_S": 1, "TERM_GRACE_S": 60.0}], ids=["grace"]
+    "constants",
+    [{"MARGIN_S": 61, "ABANDONED_GRACE_S": 60.0, "TERM_GRACE_S": 60.0}],
+    ids=["grace"],
 )
 """The worker is not killed before a busy machine lets it do as it is told."""
 

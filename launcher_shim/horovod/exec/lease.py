@@ -7,6 +7,7 @@ and the standard library.
 
 from __future__ import annotations
 
+import math
 import os
 
 from launcher_shim.rundir import layout
@@ -14,7 +15,11 @@ from launcher_shim.rundir import layout
 LEASE_TTL_S = 10
 """The sidecar's, where it is not told."""
 MARGIN_S = 5
-"""Beyond the lease: for another sidecar to start, and to be found."""
+"""Beyond the lease: for another sidecar to start, and to be found. A worker whose launcher is gone
+with its sidecar has been killed by then: see ``agent/tunnel/absence.py``."""
+ABANDONED_GRACE_S = 1.5
+"""Between SIGTERM and SIGKILL of a command whose launcher's side is gone. A longer one helps a
+worker that tidies up, and is taken from the margin."""
 
 _NAME = "MUSTER_LEASE_TTL"
 
@@ -36,5 +41,13 @@ def delivered_lease_ttl_s(run_dir: str) -> int:
 
 
 def patience_s(lease_ttl_s: int) -> int:
-    """How long a command runs on, and is looked for, without a way between its two sides."""
+    """How long the launcher's side looks for a command to which there is no way."""
     return lease_ttl_s + MARGIN_S
+
+
+def detached_max_s(lease_ttl_s: int) -> int:
+    """How long a command without a way to the launcher's side runs on until it gets SIGTERM.
+
+    In whole seconds, and so that it has been killed by when that side gives up.
+    """
+    return patience_s(lease_ttl_s) - math.ceil(ABANDONED_GRACE_S)

@@ -19,7 +19,7 @@ from launcher_shim.horovod.exec.frames import (
     Frame,
     encode,
 )
-from launcher_shim.horovod.exec.lease import patience_s
+from launcher_shim.horovod.exec.lease import ABANDONED_GRACE_S, detached_max_s
 from launcher_shim.horovod.exec.stream import Stream
 from launcher_shim.horovod.exec.worker import OUTPUT_GRACE_S, Output, Worker
 
@@ -33,7 +33,7 @@ class CommandSession:
 
     def __init__(self, host: str, lease_ttl_s: int) -> None:
         self.host = host
-        self._patience_s = patience_s(lease_ttl_s)
+        self._detached_max_s = detached_max_s(lease_ttl_s)
         self.gone = ""
         self.over = asyncio.Event()
         self.worker: Optional[Worker] = None
@@ -77,9 +77,9 @@ class CommandSession:
         return counting
 
     async def _outlast(self) -> None:
-        for _ in range(self._patience_s):
+        for _ in range(self._detached_max_s):
             await asyncio.sleep(1.0)  # so, a time in which this process stood still is none
-        self.abandon("nothing was heard of the launcher's side for %d s" % self._patience_s)
+        self.abandon("nothing was heard of the launcher's side for %d s" % self._detached_max_s)
 
     def abandon(self, why: str) -> None:
         """End the command, and tell nobody how: the launcher's side of it is gone."""
@@ -90,7 +90,8 @@ class CommandSession:
         if self.worker is None or self._last_word:
             self.over.set()
         else:
-            self._ending.add(asyncio.get_event_loop().create_task(self.worker.end()))
+            ending = self.worker.end(ABANDONED_GRACE_S)
+            self._ending.add(asyncio.get_event_loop().create_task(ending))
 
     # -- what it says
 

@@ -14,7 +14,7 @@ from launcher_shim.exit_status import EXIT_TERMINATED
 from launcher_shim.horovod.exec.command import WorkerCommand, merge_environment
 
 TERM_GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL of a worker that is to end."""
+"""Between SIGTERM and SIGKILL of a worker that is to end, unless its launcher's side is gone."""
 OUTPUT_GRACE_S = 2.0
 """How long to read output after the end, from other processes that hold the pipe."""
 
@@ -60,14 +60,14 @@ class Worker:
                 self.status = EXIT_TERMINATED
         return self.status
 
-    async def end(self) -> None:
-        """Send SIGTERM, and SIGKILL after the grace."""
+    async def end(self, grace_s: float = TERM_GRACE_S) -> None:
+        """Send SIGTERM, and SIGKILL ``grace_s`` later."""
         self.look()  # one that has ended by itself was not terminated
         if not self.exited.is_set():
             self.terminating = True
         self.signal(signal.SIGTERM)
         with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.exited.wait(), TERM_GRACE_S)
+            await asyncio.wait_for(self.exited.wait(), grace_s)
         self.signal(signal.SIGKILL)
         await self.exited.wait()
 

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A command whose launcher's side is gone is over before the lease and the margin are."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.tunnel.absence import ABSENT_S, LOOK_S, Absence
+from launcher_shim.horovod.exec.attaching import Attaching
+from launcher_shim.horovod.exec.lease import patience_s
+from launcher_shim.horovod.exec.session import CommandSession
+from launcher_shim.horovod.exec.worker import Worker
+from tests.support.clocks.virtual import now
+
+pytestmark = pytest.mark.virtual
+
+LEASES_S = [2, 10, 60]
+STORE_LATE_S = 1.0
+"""etcd looks for leases that have run out twice a second."""
+LONG_S = 3600.0
+
+
+class Stubborn(Worker):
+    """One that ignores SIGTERM."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Any, SimpleNamespace(pid=0)))
+        self.told: list[signal.Signals] = []
+
+    def look(self) -> None:
+        pass
+
+    def signal(self, number: signal.Signals) -> None:
+        self.told.append(number)
+        if number == signal.SIGKILL:
+            self.exited.set()
+
+
+class Connection(SimpleNamespace):
+    def write(self, _: bytes) -> None:
+        pass
+
+    def writelines(self, _: list[bytes]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def running(lease_ttl_s: int) -> tuple[CommandSession, Stubborn, asyncio.StreamWriter]:
+    """A command with a connection."""
+    session, worker = CommandSession("node-0", lease_ttl_s), Stubborn()
+    session.worker = worker
+    connection = cast(asyncio.StreamWriter, Connection())
+    session.attach(connection, Attaching("node-0", "0" * 32, 1))
+    return session, worker, connection
+
+
+@pytest.mark.parametrize("lease_ttl_s", LEASES_S)
+async def test_it_is_killed_before_the_launchers_side_gives_up_looking_for_it(
+    lease_ttl_s: int,
+) -> None:
+    session, worker, connection = running(lease_ttl_s)
+    session.detach(connection)
+    await asyncio.sleep(patience_s(lease_ttl_s))
+    assert worker.told == [signal.SIGTERM, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("lease_ttl_s", LEASES_S)
+async def test_it_is_killed_in_time_where_the_lease_was_granted_just_before(
+    lease_ttl_s: int,
+) -> None:
+    """The launcher and its sidecar are killed before the first renewal; its watch tells of it."""
+    session, worker, _ = running(lease_ttl_s)
+    given_up = asyncio.create_task(asyncio.sleep(patience_s(lease_ttl_s)))
+    await asyncio.sleep(lease_ttl_s + STORE_LATE_S)
+    absence = Absence(ABSENT_S)
+    assert not absence.lasts(now(), LONG_S)
+    await asyncio.sleep(ABSENT_S + LOOK_S)  # the look before was a moment too early
+    assert absence.lasts(now(), LONG_S)
+    session.abandon("no member any more")
+    await worker.exited.wait()
+    assert worker.told == [signal.SIGTERM, signal.SIGKILL]
+    assert not given_up.done()
+    given_up.cancel()
+
+
+async def test_it_goes_on_where_another_sidecar_is_found_in_time() -> None:
+    session, worker, connection = running(10)
+    session.detach(connection)
+    await asyncio.sleep(12.0)  # the lease, and as long as a sidecar takes to start
+    session.attach(cast(asyncio.StreamWriter, Connection()), Attaching("node-0", "0" * 32, 2))
+    await asyncio.sleep(60.0)
+    assert worker.told == []
