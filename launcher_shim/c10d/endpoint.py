@@ -10,6 +10,7 @@ from random import Random
 
 from launcher_shim.c10d.generation import Generation, Run
 from launcher_shim.c10d.generations import Generations
+from launcher_shim.c10d.kept_masters import KeptMasters
 from launcher_shim.c10d.kept_stages import Kept, KeptStages
 from launcher_shim.c10d.launchers import Launchers
 from launcher_shim.c10d.pod_seat import PodSeat
@@ -80,6 +81,7 @@ class Endpoint:
             steps=steps,
         )
         self._stages = KeptStages(kept)
+        self._masters = KeptMasters(kept)
         seat = PodSeat(self.launchers)
         self._starts = StageStarts(
             self._generations,
@@ -94,8 +96,10 @@ class Endpoint:
     async def run(self) -> None:
         """Serve until cancelled; raises ``ConfigError`` if the port is taken."""
         await self._stages.read()
+        await self._masters.read()
         async with asyncio.TaskGroup() as self._tasks:
             self._tasks.create_task(self._quarantining.run(), name="quarantine")
+            self._tasks.create_task(self._masters.run(), name="masters")
             self.sessions.open(self._tasks)
             try:
                 if self._wanted_port is not None:
@@ -186,6 +190,7 @@ class Endpoint:
             client=self._client,
             registrar=self._registrar,
             quarantining=self._quarantining,
+            masters=self._masters,
             policy=self._policy,
             since_s=self._clock(),
             clock=self._clock,

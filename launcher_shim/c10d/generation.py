@@ -12,6 +12,7 @@ from random import Random
 
 from launcher_shim.c10d.attachment import Attachment
 from launcher_shim.c10d.clean_up import clean_up
+from launcher_shim.c10d.kept_masters import KeptMasters
 from launcher_shim.c10d.known_rounds import KnownRounds
 from launcher_shim.c10d.past_rounds import PastRounds
 from launcher_shim.c10d.quarantining import Quarantining
@@ -40,25 +41,30 @@ class Run:
     kv: Kv
     rendezvous: Rendezvous
     members: MembershipOfRun
+    masters: KeptMasters
     tasks: Sequence[asyncio.Task[None]]
     attached: Attachments = field(default_factory=dict)
-    _world: tuple[Seat, ...] = ()
+    _world: tuple[int, tuple[Seat, ...]] = (-1, ())
     _master: str = ""
-    """The newest world whose master's address was there, and that."""
+    """The number and the seats of the newest world, and its master; empty while that is unknown."""
 
     def live_round(self) -> LiveRound:
         """The round as drains look at it.
 
-        A store that was restored to before it has no longer the master's address, which nobody
-        stores again: without it, no rank would be known to be of this world, and none would save.
+        Its master is the one that is kept, where a restored store has lost that.
         """
-        rendezvous = self.rendezvous
-        world, run_id = rendezvous.round.frozen, torch_run_id(rendezvous.run_id)
-        master = master_token(run_id, rendezvous.round.number, self.kv.cells.value)
-        if master:
-            self._world, self._master = world, master
-        elif world and world == self._world:
+        rendezvous, current = self.rendezvous, self.rendezvous.round
+        if not current.frozen:
+            return rendezvous.live_round("")
+        world, run_id = (current.number, current.frozen), torch_run_id(rendezvous.run_id)
+        master = master_token(run_id, current.number, self.kv.cells.value)
+        if master and (world, master) != (self._world, self._master):
+            self.masters.note(rendezvous.run_id, current, master)
+        elif not master and world == self._world:
             master = self._master
+        elif not master:
+            master = self.masters.of(rendezvous.run_id, current)
+        self._world, self._master = world, master
         return rendezvous.live_round(master)
 
     def end(self) -> None:
@@ -83,6 +89,7 @@ class Generation:
         client: JobClient,
         registrar: Registrar,
         quarantining: Quarantining,
+        masters: KeptMasters,
         policy: Callable[[], RoundPolicy],
         since_s: float,
         clock: Callable[[], float],
@@ -94,6 +101,7 @@ class Generation:
         self._client = client
         self._registrar = registrar
         self._quarantining = quarantining
+        self._masters = masters
         self._policy = policy
         self._since_s = since_s
         self._clock = clock
@@ -190,7 +198,7 @@ class Generation:
         past = PastRounds(client, kv, rendezvous)
         work = {"rendezvous": rendezvous.run(), "rounds": past.run(self._tasks)}
         tasks = [self._tasks.create_task(one, name=f"{part} {name}") for part, one in work.items()]
-        return Run(kv, rendezvous, members, tasks)
+        return Run(kv, rendezvous, members, self._masters, tasks)
 
     def _fenced_name(self) -> str | None:
         return self._member if self._registrar.fenced else None

@@ -31,20 +31,20 @@ class Liveness:
         self._job = job
         self._break = break_
         self._healthy_since_s: dict[str, float] = {}
-        self._trained_s = -math.inf
+        self.trained_s = -math.inf
         self._paused_s = math.inf
         self._shapes = 1
 
     def trained(self, rank: Rank) -> None:
         """A rank has finished a step; all others of its world have begun it."""
-        self._trained_s = self._job.loop.time()
+        self.trained_s = self._job.loop.time()
 
     def look(self) -> None:
         """Take note of who is healthy now, and hold the job to it."""
         now = self._job.loop.time()
         bound_s = STUCK_S if self._job.sticks else BOUND_S
         self._paused_s = min(self._paused_s, now) if self._job.paused else math.inf
-        if self._trained_s > self._paused_s + bound_s:
+        if self.trained_s > self._paused_s + bound_s:
             self._break(f"a world trains, though the job has been paused for {bound_s:.0f} s")
         present = () if self._job.paused else self._job.present()
         healthy = {pod.pod_uid for pod in present if is_healthy(pod)}
@@ -55,7 +55,7 @@ class Liveness:
         self._healthy_since_s = {uid: since_s.get(uid, now) for uid in healthy}
         for_long = sorted(uid for uid in healthy if now - self._healthy_since_s[uid] > bound_s)
         least = self._job.sizes.smallest
-        if len(for_long) >= least and now - self._trained_s > bound_s:
+        if len(for_long) >= least and now - self.trained_s > bound_s:
             self._break(
                 f"I11: {for_long} have asked for {bound_s:.0f} s, {least} are enough, and no world"
                 " trains"

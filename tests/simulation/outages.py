@@ -99,7 +99,13 @@ def crash(story: Story) -> None:
 def crash_briefly(story: Story) -> None:
     """Kill one sidecar, which is back before anybody could miss it."""
     pod = story.any()
-    if pod is not None and pod.sidecar is not None:
+    if pod is not None:
+        start_again(story, pod)
+
+
+def start_again(story: Story, pod: Pod) -> None:
+    """Kill the sidecar of a pod, and start another one in its place at once."""
+    if pod.sidecar is not None:
         pod.crash()
         story.later(story.random.uniform(0.1, 1.0), lambda: story.restart(pod))
 

@@ -30,6 +30,7 @@ from agent.drain.notice_socket import Phase
 from agent.drain.own import OwnDrain
 from agent.drain.writer import DrainWriter
 from agent.hosts import HostDelivery
+from launcher_shim.c10d.kept_masters import KeptMasters
 from launcher_shim.c10d.rounds import rank_order
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.mirrored_run import MirroredRun
@@ -171,6 +172,16 @@ def former_uids_forgotten() -> list[Patch]:
         patch("rdzv.members.registration._former_uids", lambda stored, uid: ()),
         patch("rdzv.members.registration.CONTESTED_LEASE_TIMES", 0),
     ]
+
+
+@plant("restores-and-drains", 40)
+def masters_forgotten() -> list[Patch]:
+    """A sidecar that starts does not know its ranks' world where the store has lost its address."""
+
+    async def read(self: KeptMasters) -> None:
+        return
+
+    return [patch.object(KeptMasters, "read", read)]
 
 
 @plant("restores", 15)

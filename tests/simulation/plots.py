@@ -48,7 +48,7 @@ from tests.simulation.plot import (
     short_of_patience,
     tight,
 )
-from tests.simulation.restores import backup_of_former_lives, restore
+from tests.simulation.restores import backup_of_former_lives, restore, restore_and_start_again
 from tests.simulation.returns import drain_behind_a_cut, lose_first_rank
 from tests.simulation.roll_outs import roll_out, set_bounds, straggler
 from tests.simulation.stages import start_container_again
@@ -272,7 +272,12 @@ PLOTS = (
         daily=50,
     ),
     Plot("restores", RESTORES, FEW, daily=25),
-    Plot("restores-and-drains", {**RESTORES, notice: 6}, (3, 4), daily=25),
+    Plot(
+        "restores-and-drains",
+        {**RESTORES, restore_and_start_again: 3, notice: 6},
+        (3, 4),
+        daily=25,
+    ),
     # Of who was there at the time of the backup, often nobody is any more.
     Plot("former-pods-restored", {notice: 10, restore: 4}, FEW, daily=25),
     Plot("earlier-lives-restored", RESTORES, FEW, prologue=backup_of_former_lives, daily=25),

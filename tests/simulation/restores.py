@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.simulation.network import Backup
+from tests.simulation.outages import start_again
 from tests.simulation.strays import former_lives
 
 if TYPE_CHECKING:
     from tests.simulation.story import Story
 
+
+SEEN_S = (0.0, 5.0)
+"""Until a sidecar that has seen the restore is started anew."""
 
 FORMED_S = 2.0
 """What ranks told each other through the store as they met, they have read after so long. Lost
@@ -25,6 +31,15 @@ def backup_of_former_lives(story: Story) -> None:
 
 def restore(story: Story) -> None:
     """Take the store away from all, and bring it back as it was some time ago."""
+    _restore(story, lambda: None)
+
+
+def restore_and_start_again(story: Story) -> None:
+    """Likewise, and start all sidecars anew once they have seen it."""
+    _restore(story, lambda: _start_again(story))
+
+
+def _restore(story: Story, then: Callable[[], None]) -> None:
     if not story.job.whole:
         return
     backup = story.job.engine.backup()
@@ -32,7 +47,7 @@ def restore(story: Story) -> None:
         backup = story.backup
     story.say(None, f"a backup is at revision {backup.revision}")
     life = story.job.engine.life
-    story.later(story.random.uniform(0.0, 15.0), lambda: _lose(story, backup, life))
+    story.later(story.random.uniform(0.0, 15.0), lambda: _lose(story, backup, life, then))
 
 
 def _back_up(story: Story) -> None:
@@ -40,7 +55,7 @@ def _back_up(story: Story) -> None:
     story.say(None, f"the store is backed up at {story.backup.revision}")
 
 
-def _lose(story: Story, backup: Backup, life: int) -> None:
+def _lose(story: Story, backup: Backup, life: int, then: Callable[[], None]) -> None:
     if not story.job.whole:
         return
     if story.job.engine.life != life and backup is not story.backup:
@@ -48,11 +63,11 @@ def _lose(story: Story, backup: Backup, life: int) -> None:
         story.say(None, f"the backup of revision {backup.revision} is out of date")
         return
     if story.job.loop.time() - story.invariants.rounds.formed_s < FORMED_S or _forms(story):
-        story.later(0.5, lambda: _lose(story, backup, life))
+        story.later(0.5, lambda: _lose(story, backup, life, then))
         return
     story.say(None, f"the store is lost at revision {story.job.engine.revision}")
     story.job.cut_all(refuses=True)
-    story.later(story.random.uniform(0.5, 15.0), lambda: _bring_back(story, backup))
+    story.later(story.random.uniform(0.5, 15.0), lambda: _bring_back(story, backup, then))
 
 
 def _forms(story: Story) -> bool:
@@ -60,9 +75,27 @@ def _forms(story: Story) -> bool:
     return any(one.round is not None and one.rank is None for one in torchruns)
 
 
-def _bring_back(story: Story, backup: Backup) -> None:
-    story.say(None, f"the store is restored to revision {backup.revision}")
-    story.job.engine.restore(backup)
-    story.invariants.restored()
-    story.job.shards.restored()
+def _bring_back(story: Story, backup: Backup, then: Callable[[], None]) -> None:
+    if _unknown_to_all(story, backup):
+        # docs/operations.md tells people to start no pod then; here some may be on their way.
+        story.say(None, "no sidecar has seen what the backup lacks: the store comes back as it was")
+    else:
+        story.say(None, f"the store is restored to revision {backup.revision}")
+        story.job.engine.restore(backup)
+        story.invariants.restored()
+        story.job.shards.restored()
     story.job.mend_all()
+    then()
+
+
+def _unknown_to_all(story: Story, backup: Backup) -> bool:
+    """Whether the backup is from before the first world, and no sidecar has seen that."""
+    if not story.invariants.rounds.frozen or any(key.endswith(b"/round") for key in backup.kvs):
+        return False
+    sidecars = [pod.sidecar for pod in story.job.present() if pod.sidecar is not None]
+    return all(sidecar.mirror.revision <= backup.revision for sidecar in sidecars)
+
+
+def _start_again(story: Story) -> None:
+    for pod in story.job.present():
+        story.later(story.random.uniform(*SEEN_S), partial(start_again, story, pod))

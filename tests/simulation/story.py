@@ -31,6 +31,9 @@ But for a member whose torchrun has died so often that it has to live for longer
 quarantine takes: it must be let in by so much later.
 """
 
+STEP_S = 15.0
+"""A world in which nobody wants anything trains a step in less."""
+
 
 class Story:
     """Lets things happen to a job, at random times, and ends with a calm.
@@ -167,8 +170,20 @@ class Story:
         self.job.mend_all()
         self.job.disks_fail = False
         await self._until_settled()
+        await self._until_a_step()
         if self.job.sharded:
             self.job.shards.check()
+
+    async def _until_a_step(self) -> None:
+        """See a world train on: one that has stood still since its second step looks settled."""
+        job, rounds, liveness = self.job, self.invariants.rounds, self.invariants.liveness
+        began_s = job.loop.time()
+        if not self.plot.trains or job.paused or "crashing" in job.launchers.values():
+            return
+        while rounds.round.complete and not rounds.round.closed and liveness.trained_s < began_s:
+            if job.loop.time() > began_s + STEP_S:
+                raise Broken(f"I11: no step in {STEP_S:.0f} s after everything had settled")
+            await self._pass(1.0)
 
     async def _until_settled(self) -> None:
         """See everything come right; who is quarantined for longer than usual comes in later."""

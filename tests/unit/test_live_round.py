@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from launcher_shim.c10d.generation import Run
+from launcher_shim.c10d.kept_masters import WORLDS_MAX, KeptMasters
 from launcher_shim.c10d.rounds.drain_view import (
     counting,
     live_round,
@@ -21,6 +22,7 @@ from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.observations import RoundObservations, stand
 from launcher_shim.c10d.rounds.records import ROUNDS_PER_LIFE, Node, Round
 from launcher_shim.c10d.rounds.reform import reform
+from launcher_shim.rundir import layout
 from rdzv.drain.inputs import LiveRound
 from rdzv.records.commit import Commit, Phase
 from rdzv.records.drain import Outcome
@@ -92,19 +94,63 @@ def test_the_master_names_the_round_once_both_halves_are_set() -> None:
     assert master_token("digits", 4, values.get) == ""
 
 
-def test_a_world_keeps_its_master_in_a_store_that_was_restored_to_before_it() -> None:
-    prefix = f"/torch.rendezvous.digits.{WORLD.number}/".encode()
-    stored = {prefix + b"MASTER_ADDR": b"10.0.0.2", prefix + b"MASTER_PORT": b"29500"}
+class Files(dict[str, bytes]):
+    """A run directory."""
+
+    content = dict.get
+    put = dict.__setitem__
+
+
+async def sidecar(files: Files, stored: dict[bytes, bytes]) -> Any:
+    """What a sidecar follows of a run, once it has started; the master alone is its live round."""
+    masters = KeptMasters(files)
+    await masters.read()
     rendezvous: Any = SimpleNamespace(run_id="digits", round=WORLD, live_round=str)
     kv: Any = SimpleNamespace(cells=SimpleNamespace(value=stored.get))
-    run: Any = Run(kv, rendezvous, members=kv, tasks=())
-    assert run.live_round() == "10.0.0.2:29500"
+    return Run(kv, rendezvous, members=kv, masters=masters, tasks=())
+
+
+async def test_a_world_keeps_its_master_in_a_store_that_was_restored_to_before_it() -> None:
+    prefix = f"/torch.rendezvous.digits.{WORLD.number}/".encode()
+    stored = {prefix + b"MASTER_ADDR": b"10.0.0.2", prefix + b"MASTER_PORT": b"29500"}
+    files = Files()
+    first = await sidecar(files, stored)
+    assert first.live_round() == "10.0.0.2:29500"
     stored.clear()
-    rendezvous.round = replace(WORLD, restored=True, mod_revision=4)
-    assert run.live_round() == "10.0.0.2:29500"
-    # The restored store has used the number again, for others.
-    rendezvous.round = replace(world("ca", mod_revision=5), number=WORLD.number)
+    lost = replace(WORLD, restored=True, mod_revision=4)
+    first.rendezvous.round = replace(WORLD, complete=False, frozen=())
+    assert first.live_round() == ""
+    first.rendezvous.round = lost
+    assert first.live_round() == "10.0.0.2:29500"
+    await first.masters.keep()
+
+    second = await sidecar(files, {})
+    second.rendezvous.round = lost
+    assert second.live_round() == "10.0.0.2:29500"
+    # The restored store has used the number again, for others; a later world is of the same seats.
+    for other in (
+        replace(world("ca", mod_revision=5), number=WORLD.number),
+        replace(WORLD, number=WORLD.number + ROUNDS_PER_LIFE),
+        replace(WORLD, number=WORLD.number + 1),
+    ):
+        second.rendezvous.round = other
+        assert second.live_round() == ""
+
+
+async def test_a_damaged_file_of_masters_is_none() -> None:
+    files = Files({layout.MASTERS: b"{"})
+    run = await sidecar(files, {})
     assert run.live_round() == ""
+
+
+def test_masters_of_the_newest_worlds_are_kept() -> None:
+    masters = KeptMasters(None)
+    worlds = [replace(WORLD, number=number) for number in range(WORLDS_MAX + 1)]
+    for one in worlds:
+        masters.note("digits", one, f"10.0.0.2:{one.number}")
+    known = [masters.of("digits", one) for one in worlds]
+    assert known == ["", *(f"10.0.0.2:{one.number}" for one in worlds[1:])]
+    assert masters.of("other", WORLD) == ""
 
 
 def test_of_several_runs_the_newest_that_trains_counts() -> None:

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps by which master's address the ranks of a world know it, also for the next sidecar.
+
+A store that was restored to before a world has no longer that address, which nobody stores again.
+Without it no rank would be known to be of this world: those that wait at a boundary would do so
+until it is over, and when a pod goes none would save.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Mapping
+
+from launcher_shim.c10d.kept_stages import Kept
+from launcher_shim.c10d.rounds.records import Round
+from launcher_shim.rundir import layout
+from rdzv.errors import RecordError
+from rdzv.records.codec import dump_record, load_record, take
+
+log = logging.getLogger(__name__)
+
+WORLDS_MAX = 16
+"""The newest that were seen. More than one: a restored store may show an older world first."""
+
+
+class KeptMasters:
+    """The masters of the newest worlds. ``files``: None where no sidecar will come after this one.
+
+    A world is a round's number and its seats: a restored store may use the number again for others.
+    """
+
+    def __init__(self, files: Kept | None) -> None:
+        self._files = files
+        self._masters: dict[str, str] = {}
+        """By world, the one that was noted last at the end."""
+        self._noted = asyncio.Event()
+
+    async def read(self) -> None:
+        """Take over what the sidecar before knew."""
+        if self._files is None:
+            return
+        try:
+            content = await asyncio.to_thread(self._files.content, layout.MASTERS)
+            if content is not None:
+                self._masters = _from_json(content)
+        except (OSError, RecordError) as error:
+            log.warning(
+                "%s is unreadable (%s): in a store that has lost this world, its ranks will not be"
+                " asked to save",
+                layout.MASTERS,
+                error,
+            )
+
+    async def run(self) -> None:
+        """Write down what is noted, until cancelled."""
+        while True:
+            await self._noted.wait()
+            self._noted.clear()
+            await self.keep()
+
+    async def keep(self) -> None:
+        """Write down what is known."""
+        if self._files is None:
+            return
+        try:
+            await asyncio.to_thread(self._files.put, layout.MASTERS, _to_json(self._masters))
+        except OSError as error:
+            log.warning(
+                "%s cannot be written (%s): were the store restored to before this world and this"
+                " sidecar started again, its ranks would not be asked to save",
+                layout.MASTERS,
+                error.strerror,
+            )
+
+    def note(self, run: str, round: Round, master: str) -> None:
+        """Keep by which ``master`` the ranks of a complete round know it."""
+        world = _world(run, round)
+        if self._masters.get(world) == master:
+            return
+        self._masters.pop(world, None)
+        self._masters[world] = master
+        while len(self._masters) > WORLDS_MAX:
+            del self._masters[next(iter(self._masters))]
+        self._noted.set()
+
+    def of(self, run: str, round: Round) -> str:
+        """Return the master of exactly this world; empty if it is not known."""
+        return self._masters.get(_world(run, round), "")
+
+
+def _world(run: str, round: Round) -> str:
+    """Name a world in a few bytes, however many seats it has."""
+    seats = "".join(f"{tuple(seat)}\n" for seat in round.frozen)
+    return hashlib.sha256(f"{run}\n{round.number}\n{seats}".encode()).hexdigest()[:32]
+
+
+def _to_json(masters: Mapping[str, str]) -> bytes:
+    return dump_record({"masters": masters})
+
+
+def _from_json(content: bytes) -> dict[str, str]:
+    fields = load_record(layout.MASTERS, content)
+    masters = take(layout.MASTERS, fields, "masters", dict)
+    return {world: take(layout.MASTERS, masters, world, str) for world in masters}
