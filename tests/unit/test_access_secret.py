@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
+import logging
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -156,6 +157,7 @@ class Refusing:
 async def test_what_is_refused_is_tried_again_the_later_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "controller")
     refused = ClusterRefused("the API server refused it", 422)
     executor: Any = Refusing(itertools.repeat(refused))
     pods = JobsWithPods(None)  # type: ignore[arg-type]
@@ -178,6 +180,7 @@ async def test_what_is_refused_is_tried_again_the_later_and_said_once(
 async def test_a_defect_after_the_store_was_away_is_looked_at_now_and_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO, "controller")
     away, defect = ClusterUnavailable("the API server is away"), ValueError("a defect")
     executor: Any = Refusing([away, *[defect] * 100])
     pods = JobsWithPods(None)  # type: ignore[arg-type]

@@ -262,6 +262,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         for process in self._processes:
             process.dead = False
             self.thaw(process)
+        # A story that broke in its last turn has asked the loop to stop, which is still queued.
+        self.call_soon(self.stop, context=self.director.context)
+        self.run_forever()
         # What lay in the queues of the dead may start more.
         while tasks := asyncio.all_tasks(self):
             for task in tasks:
