@@ -99,7 +99,8 @@ class RunDir:
             self._make_dir(self.path / layout.MODULES, 0o755)
             for package in LIBRARY:
                 self._make_dir(self.path / layout.MODULES / package, 0o755)
-                for source in files(package.replace("/", ".")).iterdir():
+                # By their path below muster: muster.data would be imported, and numpy with it.
+                for source in files("muster").joinpath(*package.split("/")[1:]).iterdir():
                     if source.name.endswith(".py") and source.name != "__main__.py":
                         name = f"{layout.MODULES}/{package}/{source.name}"
                         self._write(name, source.read_bytes(), 0o644)
