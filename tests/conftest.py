@@ -19,6 +19,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from blockbuster import blockbuster_ctx
@@ -40,6 +41,12 @@ if not os.environ.get("MUSTER_TEST_RANDOM"):
     # which they are depends on the tests it was given. There is no setting for it, and a version of
     # hypothesis that names this otherwise is an error here.
     pytest.MonkeyPatch().setattr(providers, "_get_local_constants", Constants)
+
+# Each Python that a test starts finds its sitecustomize.py there.
+_startup = str(Path(__file__).parent / "support" / "startup")
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [_startup, *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # Under nohup, or in the background of a shell, some are ignored, which every program that a test
 # starts would inherit.

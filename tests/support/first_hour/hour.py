@@ -156,7 +156,7 @@ def _environ(folder: Path, store: int) -> dict[str, str]:
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}",
-        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), kept["PYTHONPATH"]]),
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(folder),
         "MUSTER_ETCD_ENDPOINTS": f"127.0.0.1:{store}",

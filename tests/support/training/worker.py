@@ -26,7 +26,7 @@ def worker(
     address, _, port = master.partition(":")
     env = {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ['PYTHONPATH']}",
         "HOME": str(run_dir),
         "MUSTER_RUN_DIR": str(run_dir),
         "OMP_NUM_THREADS": "1",
