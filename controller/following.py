@@ -16,6 +16,7 @@ from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
 from controller.config import ControllerConfig
+from controller.defect import tell_defect
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader.leadership import Leadership
@@ -70,8 +71,7 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def _tell(what: str, error: BaseException) -> None:
-    told = f"a defect of muster: {what} for {AGAIN_S:g} s: {error}"
-    log.critical("%s", told, exc_info=error, extra={"event": "defect"})
+    tell_defect(f"{what} for {AGAIN_S:g} s: {error}", error)
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,13 +18,12 @@ from controller.access.store_keeper import StoreKeeper, StoreSecrets
 from controller.cluster.api import ClusterApi
 from controller.cluster.events import Events
 from controller.config import ControllerConfig
+from controller.defect import tell_defect
 from injection.settings import TABLE
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.etcd.accounts import Accounts
-
-log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
 """After a defect: pods go on being answered for meanwhile."""
@@ -50,8 +48,7 @@ class StoreAccess:
             try:
                 await self._run(give=give)
             except Exception as error:
-                told = {"event": "defect"}
-                log.critical("a defect of muster: %s", error, exc_info=error, extra=told)
+                tell_defect(str(error), error)
             await asyncio.sleep(AGAIN_S)
 
     async def _run(self, *, give: bool) -> None:

@@ -16,6 +16,7 @@ from controller.admission.owner import Owner, owner_of
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.events import Events, reference
+from controller.defect import tell_defect
 from rdzv.errors import ClusterError
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,7 @@ class Injector:
                 asked.pod, asked.namespace, owner, read, self._environ, access=self._access
             )
         except Exception as error:  # a pod must start, whatever is wrong here
-            told = {"event": "defect", "pod": name}
-            log.critical("a defect of muster: %s", error, exc_info=error, extra=told)
+            tell_defect(str(error), error, pod=name)
             verdict = DEFECT
         spent_s = time.thread_time() - cpu_begun_s
         self._metrics.count(verdict, time.monotonic() - begun_s, spent_s)

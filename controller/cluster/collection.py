@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from controller.cluster.api import ClusterApi, Object
 from controller.cluster.watching import AGAIN_FIRST_S, AGAIN_MOST_S
+from controller.defect import tell_defect
 from rdzv.diary import Diary
 from rdzv.errors import ClusterError, ClusterRefused
 
@@ -135,14 +136,8 @@ class Collection(Generic[T]):
             if uid in self._defective:
                 return None  # it was told
             self._defective.add(uid)
-            log.critical(
-                "a defect of muster: %s of %s is not seen: %s",
-                (one.get("metadata") or {}).get("name"),
-                self._path,
-                error,
-                exc_info=error,
-                extra={"event": "defect"},
-            )
+            name = (one.get("metadata") or {}).get("name")
+            tell_defect(f"{name} of {self._path} is not seen: {error}", error)
             return None
         self._defective.discard(uid)
         return reduced

@@ -4,21 +4,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from controller.cluster.events import Events
 from controller.cluster.series import told_up_to
+from controller.defect import tell_defect
 from controller.events.job_events import WARNINGS, JobEvent, job_events
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.leader.leadership import Leadership
 from controller.owners.owners import Owners
 from rdzv.keys import JobKeys
-
-log = logging.getLogger(__name__)
 
 GATHER_S = 0.2
 """Changes that come together are told of together: a world that forms changes dozens of keys."""
@@ -65,13 +63,8 @@ class EventReporter:
         try:
             await self._tell(before, state, since)
         except Exception as error:
-            log.critical(
-                "a defect of muster: what is new of job %s is not told: %s",
-                state.keys.job_name,
-                error,
-                exc_info=error,
-                extra={"event": "defect"},
-            )
+            job = state.keys.job_name
+            tell_defect(f"what is new of job {job} is not told: {error}", error)
 
     async def _tell(self, before: JobState | None, state: JobState, since: int) -> None:
         new = job_events(before, state, since)

@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 
+from controller.defect import tell_defect
 from controller.jobs.state import JobState
 from rdzv.keys import ROOT, JobKeys, job_of, spelled_of_any_job
 from rdzv.membership import Membership
 from rdzv.mirror import Mirror, Watching
 from rdzv.store import Store, WatchEvent
-
-log = logging.getLogger(__name__)
 
 _LOOKED_AT = re.compile(
     r"(?:job|last_commit|g/[0-9]+/commit|g/[0-9]+/c10d/[^/]+/round)$"
@@ -48,13 +46,8 @@ class _Job:
                 self._state = self._read()
             except Exception as error:  # one job's records must not take all others along
                 self._defective = True
-                log.critical(
-                    "a defect of muster: nothing is seen of job %s: %s",
-                    self._membership.keys.job_name,
-                    error,
-                    exc_info=error,
-                    extra={"event": "defect"},
-                )
+                job = self._membership.keys.job_name
+                tell_defect(f"nothing is seen of job {job}: {error}", error)
         return self._state
 
     def _read(self) -> JobState:

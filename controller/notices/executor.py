@@ -11,6 +11,7 @@ from contextlib import suppress
 from time import time
 
 from controller.cluster.collection import Collection
+from controller.defect import tell_defect
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.notices.decision import (
@@ -115,13 +116,7 @@ class NoticeExecutor:
         """Log a defect, once until the job is well again: each change anywhere is a look at all."""
         if keys not in self._defective:
             self._defective.add(keys)
-            log.critical(
-                "a defect of muster: no pod of job %s is asked to drain: %s",
-                keys.job_name,
-                error,
-                exc_info=error,
-                extra={"event": "defect"},
-            )
+            tell_defect(f"no pod of job {keys.job_name} is asked to drain: {error}", error)
 
     async def _ask(self, ask: NoticeGiven) -> bool:
         job = self._jobs.state(ask.keys)

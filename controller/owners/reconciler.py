@@ -11,6 +11,7 @@ from dataclasses import replace
 from time import time
 
 from controller.cluster.api import ClusterApi
+from controller.defect import tell_defect
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.owners.annotations import annotations_of, due_s
@@ -87,13 +88,8 @@ class OwnerReconciler:
             if self._annotates:
                 await self._note(keys, job, owner)
         except Exception as error:
-            log.critical(
-                "a defect of muster: nothing is done for the owner of job %s: %s",
-                keys.job_name,
-                error,
-                exc_info=error,
-                extra={"event": "defect"},
-            )
+            told = f"nothing is done for the owner of job {keys.job_name}: {error}"
+            tell_defect(told, error)
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
         found = {"kind": owner.reference["kind"], **(owner.found or {})}
