@@ -20,7 +20,8 @@ from pathlib import Path
 
 from benchmarks.etcd_server import etcd_server
 from benchmarks.figures import Bar, Figure, of_medians, percentile
-from benchmarks.horovod_jobs import HorovodJob, Leave, MusterJob, SshJob
+from benchmarks.horovod_job import HorovodJob, Leave
+from benchmarks.horovod_jobs import MusterJob, SshJob
 from benchmarks.node_processes import REPOSITORY
 from benchmarks.openssh import sshd
 
