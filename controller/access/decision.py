@@ -105,8 +105,6 @@ FOREIGN = (
     "it is there and is not the controller's: rename it, or name it by the annotation"
     " muster.dev/etcd-secret"
 )
-
-
 REPLACE = (
     "delete it, and the controller makes another; then replace the job's pods, on each node all of"
     " them before the first comes back there, or scale the job to 0 and back: a kubelet goes on"

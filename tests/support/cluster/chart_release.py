@@ -81,9 +81,7 @@ class ChartRelease:
 
     def __enter__(self) -> ChartRelease:
         self.lab.command("load", str(controller_archive()), timeout_s=300)
-        kept = (
-            ("etcd.persistence.enabled=true", "etcd.persistence.size=1Gi") if self._claims else ()
-        )
+        kept = KEPT if self._claims else ()
         try:
             for claim, folder in self._claims.items():
                 folder.mkdir()
