@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from console.doctor.cluster.examine import SECRETS_MOST, needed_secrets
+from console.doctor.cluster.examine import SECRETS_MOST, examine, needed_secrets
 from console.doctor.cluster.findings import findings_of
 from console.doctor.cluster.seen import AskingPod, ChartPart, Cluster, Hook, Probe
+from rdzv.errors import ClusterRefused
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 SIDECAR = "example.org/muster-sidecar:0.2.0"
@@ -152,3 +153,33 @@ def test_pods_that_started_while_the_webhook_was_away_are_named_with_what_to_typ
     assert "team/digits-4 and 4 more" in sentence
     (finding,) = [one for one in findings_of(replace(WELL, pods=pods)) if one.check == "injection"]
     assert "kubectl delete pod -n team digits-0" in finding.remedy
+
+
+class Guarded:
+    """An API server with two pending pods: the Secret of the one is not ours to read."""
+
+    async def get(self, path: str) -> dict[str, Any]:
+        if path.startswith("/api/v1/pods?"):
+            return {"items": [self._pod("closed"), self._pod("open")]}
+        if path.startswith("/api/v1/namespaces/closed/secrets/"):
+            raise ClusterRefused("secrets is forbidden", 403)
+        if path.startswith("/api/v1/namespaces/open/secrets/"):
+            raise ClusterRefused("not found", 404)
+        return {"gitVersion": "v1.36.3"} if path == "/version" else {}
+
+    def _pod(self, namespace: str) -> dict[str, Any]:
+        volume = {"name": "muster-etcd", "secret": {"secretName": "digits-muster-store"}}
+        return {
+            "metadata": {"namespace": namespace, "name": "digits-0"},
+            "spec": {"volumes": [volume]},
+            "status": {"phase": "Pending"},
+        }
+
+
+async def test_a_secret_that_may_not_be_read_is_noted_and_those_after_it_are_looked_at() -> None:
+    api: Any = Guarded()
+    seen = await examine(api, lambda: NOW)
+    told = [one for one in said(seen) if one[0] == "access"]
+    assert [level for _, level, _ in told] == ["fault", "note"]
+    assert "namespace open has no Secret digits-muster-store" in told[0][2]
+    assert told[1][2] == "not looked at: secrets is forbidden"

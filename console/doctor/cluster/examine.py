@@ -63,7 +63,10 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         controllers += await told("controller", _parts(api, namespace, "deployments"), [])
         stores += await told("etcd", _parts(api, namespace, "statefulsets"), [])
         certificates |= await told("certificate", _certificates(api, namespace), {})
-    pods, secrets_left = await told("injection", _pods(api), ((), 0))
+    pods = await told("injection", _pods(api), [])
+    needed = needed_secrets(pods)
+    # Each by itself: who may read those of one namespace alone is told of that one.
+    secrets = {one: await told("access", _secret(api, *one), {}) for one in needed[:SECRETS_MOST]}
     probe = await _probe(api, now) if hooks else None
     renewed = await told("clocks", _renewed(api), {})
     return Cluster(
@@ -74,8 +77,8 @@ async def examine(api: ClusterApi, now: Callable[[], datetime]) -> Cluster:
         stores=tuple(stores),
         certificates=certificates,
         probe=probe,
-        pods=pods,
-        secrets_left=secrets_left,
+        pods=tuple(_asking(pod, secrets) for pod in pods),
+        secrets_left=len(needed[SECRETS_MOST:]),
         renewed=renewed,
         unread=unread,
     )
@@ -117,11 +120,8 @@ async def _certificates(api: ClusterApi, namespace: str) -> dict[str, datetime]:
     return found
 
 
-async def _pods(api: ClusterApi) -> tuple[tuple[AskingPod, ...], int]:
-    """Pods with the label, and those in namespaces with it that do not say no.
-
-    And how many of the Secrets that they name were not read.
-    """
+async def _pods(api: ClusterApi) -> list[Object]:
+    """Pods with the label, and those in namespaces with it that do not say no."""
     selected = f"labelSelector={LABEL.replace('/', '%2F')}"
     found: dict[str, Object] = {}
     async for pod in _listed(api, f"/api/v1/pods?{selected}%3Dtrue"):
@@ -130,11 +130,7 @@ async def _pods(api: ClusterApi) -> tuple[tuple[AskingPod, ...], int]:
         of_it = paths.core(namespace["metadata"]["name"], "pods")
         async for pod in _listed(api, f"{of_it}?{selected}%21%3Dfalse"):
             found[_key(pod)] = pod
-    pods = [pod for _, pod in sorted(found.items()) if not _is_over(pod)]
-    needed = needed_secrets(pods)
-    missing, immutable = await _amiss(api, needed[:SECRETS_MOST])
-    asking = tuple(_asking(pod, missing, immutable) for pod in pods)
-    return asking, len(needed[SECRETS_MOST:])
+    return [pod for _, pod in sorted(found.items()) if not _is_over(pod)]
 
 
 def needed_secrets(pods: Sequence[Object]) -> list[tuple[str, str]]:
@@ -149,26 +145,18 @@ def needed_secrets(pods: Sequence[Object]) -> list[tuple[str, str]]:
     return [*sorted(waited_for), *sorted(every - waited_for)]
 
 
-async def _amiss(
-    api: ClusterApi, needed: Sequence[tuple[str, str]]
-) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-    """Of these Secrets, those that are not there, and ours that are immutable."""
-    missing, immutable = set(), set()
-    for namespace, name in needed:
-        try:
-            secret = await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
-        except ClusterRefused as error:
-            if error.status == NOT_THERE:
-                missing.add((namespace, name))
-        else:
-            if secret.get("immutable") is True and is_ours(secret):
-                immutable.add((namespace, name))
-    return missing, immutable
+async def _secret(api: ClusterApi, namespace: str, name: str) -> Object | None:
+    """A Secret; None where it is not there. Raises ``ClusterRefused`` where it may not be read."""
+    try:
+        return await api.get(f"{paths.core(namespace, paths.SECRETS)}/{name}")
+    except ClusterRefused as error:
+        if error.status != NOT_THERE:
+            raise
+        return None
 
 
-def _asking(
-    pod: Object, missing: set[tuple[str, str]], immutable: set[tuple[str, str]]
-) -> AskingPod:
+def _asking(pod: Object, secrets: Mapping[tuple[str, str], Object | None]) -> AskingPod:
+    """A pod, and what is amiss with its Secrets; one that was refused says nothing."""
     metadata = pod["metadata"]
     images = [
         one["image"]
@@ -177,14 +165,25 @@ def _asking(
     ]
     namespace = metadata["namespace"]
     phase = (pod.get("status") or {}).get("phase", "")
+    read = {
+        name: secrets[namespace, name] for name in _secrets(pod) if (namespace, name) in secrets
+    }
     # One that runs has the Secret that was there when it started.
-    gone = missing if _is_pending(pod) else set()
-    waits, fixed = (
-        next((name for name in _secrets(pod) if (namespace, name) in those), "")
-        for those in (gone, immutable)
-    )
+    gone = [name for name, secret in read.items() if secret is None and _is_pending(pod)]
+    fixed = [name for name, secret in read.items() if secret is not None and _is_fixed(secret)]
     image = images[0] if images else None
-    return AskingPod(namespace, metadata["name"], phase, image, waits, fixed)
+    return AskingPod(
+        namespace,
+        metadata["name"],
+        phase,
+        image,
+        missing=next(iter(gone), ""),
+        immutable=next(iter(fixed), ""),
+    )
+
+
+def _is_fixed(secret: Object) -> bool:
+    return secret.get("immutable") is True and is_ours(secret)
 
 
 def _secrets(pod: Mapping[str, Any]) -> list[str]:
