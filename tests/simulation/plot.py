@@ -70,8 +70,8 @@ class Plot:
     ``length``: how many events, from and to. ``misfits``: what is wrong with the launchers of some
     pods, from the beginning to the end; as many as ``min`` and one at least are in order.
     ``blocks``: over how many its pods are spread; 0: they know of no topology. ``shards``: its
-    ranks train shards. ``prologue``: what happened before the first pod came. ``daily``: how many
-    seeds of it CI tells; a seed that names no plot draws one by these.
+    ranks train shards. ``prologue``: what happened before the first pod came. ``weight``: how
+    often a seed that names no plot draws it, and how much of the long proof is of it.
     """
 
     name: str
@@ -88,4 +88,4 @@ class Plot:
     blocks: int = 0
     shards: bool = False
     prologue: Event | None = None
-    daily: int = 0
+    weight: int = 1

@@ -72,7 +72,7 @@ def plot_of(seed: int) -> str:
 
 
 def _plot(random: Random) -> Plot:
-    return random.choices(PLOTS, [plot.daily for plot in PLOTS])[0]
+    return random.choices(PLOTS, [plot.weight for plot in PLOTS])[0]
 
 
 def _simulate(seed: int, mutation: str, asked: str) -> Outcome:

@@ -15,15 +15,17 @@ import pytest
 
 from tests.simulation.invariants import Broken
 from tests.simulation.planted import PLANTS
-from tests.simulation.plots import BY_NAME, PLOTS
+from tests.simulation.plot import Plot
+from tests.simulation.plots import PLOTS
 from tests.simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 
-BATCH = 25
+DAILY = 25
+"""So many seeds of each plot are told every day."""
 LONG = 7
-"""In the long run so many times the daily seeds of each plot are told; ``scripts/simulate --seeds``
-tells any number."""
+"""And in the long proof so many times as many, times the plot's weight; any number is told by
+``scripts/simulate --seeds``."""
 
 LIVE = (
     "failing-pods",
@@ -40,39 +42,34 @@ LIVE = (
 )
 """Plots in which some pods cannot train, ever or for a while, and the others must."""
 
-DAILY = [
-    (plot.name, first)
-    for plot in PLOTS
-    if plot.name not in LIVE
-    for first in range(0, plot.daily, BATCH)
-]
-DAILY_LIVE = [(name, first) for name in LIVE for first in range(0, BY_NAME[name].daily, BATCH)]
+OTHERS = [plot.name for plot in PLOTS if plot.name not in LIVE]
 
 
-def _run(plot: str, first: int, count: int = BATCH) -> None:
+def _run(plot: str, first: int, count: int = DAILY) -> None:
     for seed in range(first, first + count):
         outcome = simulate(seed, plot=plot)
         assert outcome.failure is None, outcome.report()
 
 
-@pytest.mark.parametrize(("plot", "first"), DAILY)
-def test_invariants_hold(plot: str, first: int) -> None:
+@pytest.mark.parametrize("plot", OTHERS)
+def test_invariants_hold(plot: str) -> None:
     """I1-I7 and I10 at each step, and everything comes right once the faults are over."""
-    _run(plot, first)
+    _run(plot, 0)
 
 
-@pytest.mark.parametrize(("plot", "first"), DAILY_LIVE)
-def test_i11_those_who_can_train_do_whatever_the_others_do(plot: str, first: int) -> None:
-    _run(plot, first)
+@pytest.mark.parametrize("plot", LIVE)
+def test_i11_those_who_can_train_do_whatever_the_others_do(plot: str) -> None:
+    _run(plot, 0)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("plot", [plot.name for plot in PLOTS])
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
 @pytest.mark.parametrize("part", range(1, LONG))
-def test_invariants_hold_for_many_more(plot: str, part: int) -> None:
-    daily = BY_NAME[plot].daily
-    _run(plot, part * daily, daily)
+def test_invariants_hold_for_many_more(plot: Plot, part: int) -> None:
+    size = DAILY * plot.weight
+    first = part * size if part > 1 else DAILY
+    _run(plot.name, first, (part + 1) * size - first)
 
 
 @pytest.mark.parametrize("name", sorted(PLANTS))
@@ -147,7 +144,7 @@ def test_a_store_from_before_all_present_pods_costs_them_nothing(seed: int) -> N
 
 
 def test_a_seed_is_one_story_whatever_python_hashes_by() -> None:
-    plots = sorted(BY_NAME)
+    plots = sorted(plot.name for plot in PLOTS)
     ours = [simulate(0, plot=plot).timeline.digest() for plot in plots]
     # In another order, so that nothing may be left over from the one before either.
     program = (
