@@ -272,11 +272,13 @@ async def write(
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             while (planned := plan(membership.snapshot())) is not None:
-                sequence = mirror.sequence
                 try:
                     result = await store.txn(*planned)
                 except StoreAmbiguous:
-                    await mirror.changed_after(sequence)
+                    # A read tells whether it was applied, or is planned anew; should it land yet,
+                    # the compares let only one of the two through.
+                    read = await store.range(client.keys.job, timeout_s=WRITE_TIMEOUT_S)
+                    await mirror.reached(read.revision)
                     continue
                 except StoreFull:
                     revision = await _applied(store, planned[1])

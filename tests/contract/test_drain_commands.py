@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from console.job.drain import write
-from rdzv.errors import StoreFull
+from rdzv.errors import StoreAmbiguous, StoreFull
 from rdzv.store import Compare, Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine
+from rdzv.store.memory.faults import Faults
 from tests.support.sidecars.drain_commands import terminal
 from tests.support.sidecars.drains import HERE
 from tests.support.sidecars.jobs import KEYS, NoRoom, client
@@ -34,6 +35,24 @@ HASTY_RUNNER = (
     "console.job.drain.RECORDED_S = 0.5; from console.main import main; main()",
 )
 """Waits for moments for a drain to be put back that the store has lost."""
+
+
+class Unanswered(Faults):
+    """Answers the first transaction with nothing, which may have been ``applied`` all the same."""
+
+    def __init__(self, *, applied: bool) -> None:
+        self._left = [applied]
+
+    async def before(self, call: str) -> None:
+        self._lose(call, now=False)
+
+    async def after(self, call: str) -> None:
+        self._lose(call, now=True)
+
+    def _lose(self, call: str, *, now: bool) -> None:
+        if call == "txn" and self._left == [now]:
+            self._left.clear()
+            raise StoreAmbiguous("no answer")
 
 
 def phases(ended: Ended) -> list[str]:
@@ -293,3 +312,21 @@ async def test_a_write_that_is_refused_for_want_of_room_is_looked_for(applied: b
         with nullcontext() if applied else pytest.raises(StoreFull, match="space"):
             await write(one, plan)
         assert len((await one.store.range(key)).kvs) == applied
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_write_without_an_answer_is_made_once(applied: bool) -> None:
+    engine = MemoryEngine()
+    key = KEYS.in_generation(1).drain("uid-b")
+    planned: list[int] = []
+    async with client(engine, Unanswered(applied=applied)) as one:
+
+        def plan(_: object) -> tuple[list[Compare], list[Operation]] | None:
+            if key in one.mirror.kvs:
+                return None
+            planned.append(one.mirror.revision)
+            return [Compare(key, "create", "=", 0)], [Put(key, b"{}")]
+
+        await write(one, plan)
+        assert len((await one.store.range(key)).kvs) == 1
+        assert len(planned) == (1 if applied else 2)
