@@ -100,9 +100,14 @@ class Container:
                 os.killpg(self._process.pid, number)
             except ProcessLookupError:
                 return
+            except PermissionError:
+                # All of it is another user's, as after a change of user without CAP_KILL.
+                log.warning("%s reaches nothing of the command: not permitted", number.name)
 
     async def group_ended(self, deadline_s: float) -> None:
         """Wait until nobody of the command's group is left, or the loop's clock says so.
+
+        Who is left that no signal may reach, another user's process, is not waited for.
 
         A shell that a signal has ended leaves a torchrun that is still ending its workers.
         """
@@ -110,16 +115,20 @@ class Container:
         while self._process is not None and loop.time() < deadline_s:
             try:
                 os.killpg(self._process.pid, 0)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):
                 return
             await asyncio.sleep(LOOK_S)
 
     async def kill_rest(self) -> None:
-        """SIGKILL whatever is left below this process, and reap it."""
+        """SIGKILL whatever is left below this process, and reap it.
+
+        What belongs to another user, such as a daemon that sudo has started, stays.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + KILL_TIMEOUT_S
+        spared: Set[int] = set()
         while loop.time() < deadline_s:
-            left = descendants(os.getpid())
+            left = descendants(os.getpid()) - spared
             if not left:
                 return
             for pid in left:
@@ -127,6 +136,9 @@ class Container:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
+                except PermissionError:
+                    log.info("process %d is left: it is another user's", pid)
+                    spared.add(pid)
             await asyncio.sleep(0.01)
             self.reap()
 

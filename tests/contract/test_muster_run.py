@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,32 @@ while True:
     time.sleep(0.05)
 """
 """A command that says which signals reach it, and ends by SIGTERM with the status it is given."""
+
+CAP_KILL, PR_CAPBSET_DROP = 5, 24
+WITHOUT_CAP_KILL = f"""#!{sys.executable}
+import ctypes, os, sys
+ctypes.CDLL(None).prctl({PR_CAPBSET_DROP}, {CAP_KILL}, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command as a root that may signal no process of another user, as in many a container."""
+DAEMON = """
+import os, subprocess, sys, time
+what = sys.argv[1]
+drop = "import os, time; os.setuid(65534); print(os.getpid(), flush=True); time.sleep(600)"
+if what == "the command":
+    os.execv(sys.executable, [sys.executable, "-c", drop])
+daemon = subprocess.Popen(
+    [sys.executable, "-c", drop],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    start_new_session=what == "a daemon",
+)
+print(daemon.stdout.readline().decode(), end="", flush=True)
+if what == "in its group":
+    time.sleep(600)
+sys.exit(3)
+"""
+"""A command that leaves a process of another user, or is one, and says that one's number."""
 
 
 @pytest.fixture
@@ -118,6 +144,38 @@ async def test_it_leaves_nothing_behind_and_reaps_what_is_not_its_own(bare: Path
         return lines
 
     assert await asyncio.to_thread(found) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize(
+    ("what", "status"),
+    [
+        ("a daemon", 3),
+        ("in its group", 128 + signal.SIGTERM),
+        ("the command", 128 + signal.SIGKILL),
+    ],
+)
+async def test_a_process_of_another_user_changes_no_status(
+    bare: Path, what: str, status: int
+) -> None:
+    path = bare / "bin" / "without-cap-kill"
+    await asyncio.to_thread(path.write_text, WITHOUT_CAP_KILL)
+    await asyncio.to_thread(path.chmod, 0o755)
+    command = (str(bare / "bin" / "muster-run"), "--", sys.executable, "-c", DAEMON, what)
+    async with started(bare, path.name, *command) as run:
+        pid = int(await run.line())
+        try:
+            if what != "a daemon":
+                run.process.send_signal(signal.SIGTERM)
+            if what == "the command":
+                said = await run.complaint()
+                assert said == "muster-run: SIGTERM reaches nothing of the command: not permitted"
+                os.kill(pid, signal.SIGKILL)
+            assert await run.ended() == status
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert "Traceback" not in run.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGHUP, signal.SIGINT])

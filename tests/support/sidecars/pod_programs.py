@@ -27,14 +27,26 @@ class Started:
         self.process = process
         self.out: list[str] = []
 
-    async def said(self, line: str) -> None:
-        """Read its output up to a line."""
+    async def line(self) -> str:
+        """Read the next line of its output."""
         assert self.process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
+            read = await self.process.stdout.readline()
+        assert read, self.out
+        self.out.append(read.decode().rstrip("\n"))
+        return self.out[-1]
+
+    async def complaint(self) -> str:
+        """Read the next line of its standard error."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return (await self.process.stderr.readline()).decode().rstrip("\n")
+
+    async def said(self, line: str) -> None:
+        """Read its output up to a line."""
+        async with asyncio.timeout(PATIENCE_S):
             while line not in self.out:
-                read = await self.process.stdout.readline()
-                assert read, self.out
-                self.out.append(read.decode().rstrip("\n"))
+                await self.line()
 
     async def ended(self) -> int:
         """Read on to its end; return its status."""
