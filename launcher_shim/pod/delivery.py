@@ -41,7 +41,10 @@ class RunDirectory:
         return os.path.join(self.path, layout.NOTICE_SOCKET)
 
     def delivered(self) -> Optional[Dict[str, str]]:
-        """Return the variables for the command, or None while there are none."""
+        """Return the variables for the command, or None while there are none.
+
+        Raises ``OSError`` or ``ValueError`` where they cannot be read.
+        """
         try:
             with open(os.path.join(self.path, layout.ENVIRONMENT), encoding="utf-8") as file:
                 lines = file.read().splitlines()

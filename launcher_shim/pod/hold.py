@@ -10,6 +10,8 @@ import asyncio
 import logging
 import os
 import sys
+from contextlib import suppress
+from typing import Dict
 
 from launcher_shim.exit_status import EXIT_USAGE
 from launcher_shim.pod.delivery import RunDirectory
@@ -31,8 +33,11 @@ def main() -> int:
         sys.stderr.write(USAGE + "\n")
         return 0 if sys.argv[1:] == ["--help"] else EXIT_USAGE
     run_dir = RunDirectory.find(os.environ, sys.argv[0])
+    delivered: Dict[str, str] = {}
+    with suppress(OSError, ValueError):  # SIGTERM is held all the same, for the usual grace
+        delivered = run_dir.delivered() or {}
     try:
-        grace = grace_s({**os.environ, **(run_dir.delivered() or {})})
+        grace = grace_s({**os.environ, **delivered})
     except ValueError as error:
         log.error("%s", error)
         return EXIT_USAGE

@@ -173,7 +173,9 @@ class CommandRun:
             return not drained and not self._passed and status not in NEVER_AGAIN
         ended = Ended(status, steps, frozenset(self._passed), drained)
         # What is delivered now counts: another sidecar may be there, or the job is to end.
-        delivered = self._run_dir.delivered() or self._delivered or {}
+        delivered = self._delivered or {}
+        with suppress(OSError, ValueError):  # one that cannot be read changes no status
+            delivered = self._run_dir.delivered() or delivered
         try:
             again, sentence = starts_again(ended, restart_steps({**os.environ, **delivered}))
         except ValueError as error:

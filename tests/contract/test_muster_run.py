@@ -506,6 +506,17 @@ async def test_a_command_that_ends_by_itself_while_it_is_held_keeps_its_status(
             assert await run.ended() == 9
 
 
+UNREADABLE = ["rm {0}; mkdir {0}", "printf '\\377' > {0}"]
+"""What becomes of the file of variables that the sidecar has delivered, by whoever may write."""
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+async def test_what_was_delivered_may_be_unreadable_at_the_end(run_dir: Path, spoil: str) -> None:
+    command = spoil.format(shlex.quote(str(run_dir / "env"))) + "; exit 4"
+    async with started(run_dir, "muster-run", "--", "sh", "-c", command) as run:
+        assert (await run.ended(), run.err) == (4, "")
+
+
 async def test_without_a_sidecar_there_is_nothing_to_hold_for(run_dir: Path, bare: Path) -> None:
     async with started(bare, "muster-run", *telltale(5)) as run:
         await run.said("ready")
@@ -529,6 +540,19 @@ async def test_the_hold_ends_with_the_drain(run_dir: Path) -> None:
         server.say("released", "every rank has saved", outcome="committed")
         assert await hold.ended() == 0
         assert "every rank has saved" in hold.err
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+async def test_it_holds_also_where_what_was_delivered_is_unreadable(
+    run_dir: Path, spoil: str
+) -> None:
+    async with notice_server(run_dir) as server:
+        command = spoil.format(shlex.quote(str(run_dir / "env")))
+        assert await (await asyncio.create_subprocess_shell(command)).wait() == 0
+        async with started(run_dir, "muster-hold") as hold:
+            await server.came()
+            server.say("released", outcome="committed")
+            assert (await hold.ended(), "Traceback" in hold.err) == (0, False)
 
 
 async def test_the_hold_ends_before_the_grace_does(run_dir: Path) -> None:
