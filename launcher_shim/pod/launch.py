@@ -175,7 +175,7 @@ class Reporter:
             report = json.loads(read_untrusted(self._path, REPORT_MAX_BYTES))
             if isinstance(report, dict) and report.get("started") == self._started:
                 os.unlink(self._path)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             # There is no report, or it is not this process's to remove.
             log.debug("no report of a launcher was removed: %s", error)
 

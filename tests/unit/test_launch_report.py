@@ -166,6 +166,15 @@ def test_what_was_told_is_taken_back_but_not_what_another_one_tells(tmp_path: Pa
     assert not place.exists()
 
 
+def test_what_is_no_report_is_not_taken_back(tmp_path: Path) -> None:
+    (tmp_path / layout.LAUNCH).mkdir()
+    place = tmp_path / layout.LAUNCH / layout.LAUNCHER
+    for content in (b"{", b"[]", b"\xff", b"[" * REPORT_MAX_BYTES):
+        place.write_bytes(content)
+        Reporter(str(tmp_path)).withdraw()
+        assert place.read_bytes() == content
+
+
 def test_a_sidecar_that_asks_for_no_report_gets_none(tmp_path: Path) -> None:
     assert not Reporter(str(tmp_path)).report(Report("torchrun", 7))
     assert list(tmp_path.iterdir()) == []
