@@ -190,7 +190,7 @@ def _access_to(etcd_endpoints: str) -> Access:
 
 
 def _find_launcher(command: Sequence[str]) -> LaunchLine | HorovodLine:
-    line = read_launch_line(command)
+    line = read_launch_line(command, os.environ)
     if shutil.which(command[0]) is None:
         raise ConfigError(
             f"{command[0]} is not found: activate the environment that it is installed in, "

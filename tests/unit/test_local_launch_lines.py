@@ -21,7 +21,7 @@ from rdzv.errors import ConfigError
 
 
 def line_of(command: str) -> HorovodLine:
-    line = read_launch_line(command.split())
+    line = read_launch_line(command.split(), {})
     assert isinstance(line, HorovodLine)
     return line
 
@@ -46,9 +46,21 @@ def options_of(command: tuple[str, ...]) -> dict[str, str]:
     ],
 )
 def test_what_each_node_runs_of_torchrun(command: str, slots: int) -> None:
-    line = read_launch_line(command.split())
+    line = read_launch_line(command.split(), {})
     assert line.slots == slots
     assert line.command == tuple(command.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "slots"), [("torchrun train.py", 2), ("torchrun --nproc-per-node=3 train.py", 3)]
+)
+def test_torchruns_own_variable_counts_where_the_command_does_not_say(
+    command: str, slots: int
+) -> None:
+    line = read_launch_line(command.split(), {"PET_NPROC_PER_NODE": "2"})
+    assert line.slots == slots
+    with pytest.raises(ConfigError, match=r"^PET_NPROC_PER_NODE=gpu: give a number"):
+        read_launch_line(["torchrun", "train.py"], {"PET_NPROC_PER_NODE": "gpu"})
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,7 @@ def test_what_the_user_says_of_times_is_not_said_again() -> None:
 )
 def test_what_is_refused_says_why_and_what_to_do_instead(command: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
-        read_launch_line(command.split())
+        read_launch_line(command.split(), {})
     assert "\n" not in str(refused.value)
 
 

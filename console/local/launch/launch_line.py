@@ -8,12 +8,12 @@ beginning of an option stands for the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
 from console.local.launch.horovod_line import HorovodLine, read_horovod_line
-from launcher_shim.pod.torchrun_options import OPTIONS, SWITCHES
+from launcher_shim.pod.torchrun_options import OPTIONS, SWITCHES, VARIABLES
 from rdzv.errors import ConfigError
 
 _REFUSED = {
@@ -49,34 +49,46 @@ class LaunchLine:
     script: str | None = None
 
 
-def read_launch_line(command: Sequence[str]) -> LaunchLine | HorovodLine:
-    """Check the user's command; raises ``ConfigError`` with one sentence."""
+def read_launch_line(
+    command: Sequence[str], environ: Mapping[str, str]
+) -> LaunchLine | HorovodLine:
+    """Check the user's command; raises ``ConfigError`` with one sentence.
+
+    ``environ``: torchrun takes the number of its workers from there where the command says none.
+    """
     if not command:
         raise ConfigError("no command: say what each node runs, as in -- torchrun train.py")
     launcher, program = _find_launcher(command)
     if launcher == "horovodrun":
         return read_horovod_line(command, program)
     options, script = _read(command[program:])
-    slots, max_restarts = 1, None
+    max_restarts = None
     for name, value in options:
         if name in _REFUSED:
             raise ConfigError(
                 f"torchrun's {name} cannot be given here: {_REFUSED[name]}; see"
                 " docs/local.md#what-happens-to-nodes"
             )
-        if name == "--nproc-per-node":
-            if not re.fullmatch(r"[1-9]\d*", value or ""):
-                raise ConfigError(
-                    f"--nproc-per-node={value}: give a number, "
-                    "because the sidecar registers that many slots"
-                )
-            slots = int(value or "")
-        elif name == "--max-restarts" and re.fullmatch(r"\d+", value or ""):
+        if name == "--max-restarts" and re.fullmatch(r"\d+", value or ""):
             max_restarts = int(value or "")
+    slots = _slots(dict(options), environ)
     if script is None:
         raise ConfigError("no training script: say which, as in -- torchrun train.py")
     is_file = not {name for name, _ in options} & {"--module", "--no-python"}
     return LaunchLine(tuple(command), slots, max_restarts, script if is_file else None)
+
+
+def _slots(options: Mapping[str, str | None], environ: Mapping[str, str]) -> int:
+    """How many workers torchrun starts: its option, else its variable, else one."""
+    name, variable = "--nproc-per-node", VARIABLES["nproc-per-node"]
+    value = options.get(name)
+    if name not in options:
+        name, value = variable, environ.get(variable, "1")
+    if not re.fullmatch(r"[1-9]\d*", value or ""):
+        raise ConfigError(
+            f"{name}={value}: give a number, because the sidecar registers that many slots"
+        )
+    return int(value or "")
 
 
 def _find_launcher(command: Sequence[str]) -> tuple[str, int]:

@@ -72,9 +72,10 @@ class WorkerWatch:
         log.pid = pid
         number = self._rounds.round.number
         has_place = node.name in self._rounds.nodes
+        ranks = self._rounds.ranks_of(node.name) if has_place else []
         rank = f"local rank {failure.local_rank}"
-        if has_place:
-            rank = f"rank {self._rounds.ranks_of(node.name)[failure.local_rank]}"
+        if failure.local_rank < len(ranks):  # a torchrun that the script starts may have more
+            rank = f"rank {ranks[failure.local_rank]}"
         where = [f"round {number}"] if has_place else []
         if log.failures <= allowed:
             where.append(f"restart {log.failures} of {allowed}")
