@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 from rich.console import Console
 from rich.live import Live
 
@@ -99,8 +100,9 @@ async def run_session(
     if settings.strict and finished and timeline.events_without_effect:
         status = EXIT_FAULT
     timeline.record("end", "end", "", f"{reason}; exit status {status}")
-    if places.report is not None:
-        await asyncio.to_thread(_write_report, places.report, settings, timeline, status)
+    written = places.report is not None and await asyncio.to_thread(
+        _write_report, places.report, settings, timeline, status
+    )
     if as_json:
         return status
     if run.given_up_for is not None:
@@ -109,7 +111,7 @@ async def run_session(
         await asyncio.to_thread(_show_last_words, screen, run, status)
     for line in closing_lines(timeline, finished=finished):
         _print_line(screen, line, 0)
-    if places.report is not None:
+    if written:
         _print_line(screen, f"report: {places.report}/timeline.json, {places.report}/world.svg")
     return status
 
@@ -212,7 +214,13 @@ def _show_traceback(screen: Console, failure: WorkerFailure) -> None:
 
 def _write_report(
     directory: Path, settings: LocalSettings, timeline: Timeline, status: int
-) -> None:
+) -> bool:
+    """Write it, and return whether that was possible: the status of the job stays what it is."""
     report = timeline.to_json(settings.line.command, status)
-    (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
-    (directory / "world.svg").write_text(draw_picture(timeline))
+    try:
+        (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
+        (directory / "world.svg").write_text(draw_picture(timeline))
+    except OSError as error:
+        click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
+        return False
+    return True
