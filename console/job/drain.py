@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TypeVar
 
@@ -19,7 +20,7 @@ from agent.config.parsers import duration_s, free_text
 from agent.config.sidecar import JobConfig
 from agent.telemetry.logs import printable
 from console.help import Command
-from console.job.reading import connected
+from console.job.reading import connected, news
 from console.options import configured_by
 from launcher_shim.pod.grace import reserve_s
 from rdzv.drain.phases import phase_of
@@ -125,7 +126,7 @@ class _ByHand:
 
             pod_uid = self._find(client.membership.snapshot()).pod_uid
             await write(client, plan)
-            return await self._follow(client.membership, pod_uid, to_the_end=wait)
+            return await self._follow(client, pod_uid, to_the_end=wait)
 
     async def cancel(self) -> int:
         """Take the drain back; return the exit status."""
@@ -173,9 +174,10 @@ class _ByHand:
         there = Compare(keys.member(member.name), "mod", "=", member.mod_revision)
         return [*compares, there], operations
 
-    async def _follow(self, membership: Membership, pod_uid: str, *, to_the_end: bool) -> int:
+    async def _follow(self, client: JobClient, pod_uid: str, *, to_the_end: bool) -> int:
         """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
-        generation = job.generation if (job := membership.snapshot().job) else 0
+        membership = client.membership
+        generation = _generation(membership.snapshot())
         reported = ("", "")
         lost_at_s: float | None = None
         known = membership.snapshot()
@@ -199,7 +201,9 @@ class _ByHand:
                 return STATUS[ending]
             if not to_the_end:
                 return 0
-            await membership.changed_from(snapshot)
+            change = partial(membership.changed_from, snapshot)
+            goes_on = f"the drain of {self._member} goes on by itself"
+            await news(client.mirror, change, goes_on)
 
     def _stand(
         self, snapshot: Snapshot, known: Snapshot, pod_uid: str, generation: int
@@ -236,6 +240,10 @@ class _ByHand:
         if now is None:
             return False
         return now.mod_revision > drain.mod_revision and now.number == before.number
+
+
+def _generation(snapshot: Snapshot) -> int:
+    return snapshot.job.generation if snapshot.job else 0
 
 
 def _began_anew(snapshot: Snapshot, generation: int) -> bool:

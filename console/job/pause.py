@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 from dataclasses import dataclass, replace
+from functools import partial
 from time import time
 
 import click
@@ -17,7 +18,7 @@ from agent.telemetry.logs import printable
 from console.help import Command
 from console.job.changing import check_versions, present_job
 from console.job.drain import requester, write
-from console.job.reading import connected, present_view
+from console.job.reading import connected, news, present_view
 from console.job.view import JobView
 from console.options import configured_by, job_named
 from rdzv.errors import ConfigError, MembershipError
@@ -129,7 +130,8 @@ async def _pause(config: JobConfig, reason: str, *, wait: bool, as_json: bool) -
         _check(config.job, client.membership.snapshot())
         _, world = phase_of(_as_paused(present_view(client)), None)
         await _write(config, client, "pause", reason, paused=True)
-        return await _follow(client, world, to_the_end=wait, as_json=as_json)
+        stays = f"job {config.job} stays paused"
+        return await _follow(client, world, stays, to_the_end=wait, as_json=as_json)
 
 
 async def _resume(config: JobConfig) -> None:
@@ -179,9 +181,12 @@ async def _write(
 
 
 async def _follow(
-    client: JobClient, world: RoundName | None, *, to_the_end: bool, as_json: bool
+    client: JobClient, world: RoundName | None, stays: str, *, to_the_end: bool, as_json: bool
 ) -> int:
-    """Tell each phase; return how it ended, or 0 after the first where that is not awaited."""
+    """Tell each phase; return how it ended, or 0 after the first where that is not awaited.
+
+    ``stays``: what is so while the store does not answer.
+    """
     told: PausePhase | None = None
     while True:
         sequence = client.mirror.sequence
@@ -194,7 +199,7 @@ async def _follow(
             return STATUS[phase.ending] if to_the_end else 0
         if not to_the_end:
             return 0
-        await client.mirror.changed_after(sequence)
+        await news(client.mirror, partial(client.mirror.changed_after, sequence), stays)
 
 
 def _line(phase: PausePhase, *, as_json: bool) -> str:

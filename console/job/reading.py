@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -17,11 +17,15 @@ from rdzv.flags import named
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
-from rdzv.mirror import Mirror
+from rdzv.mirror import HEALTHY_S, Mirror
 from rdzv.paging import read_all
 from rdzv.store.open import open_store
 
 REACH_TIMEOUT_S = 5.0
+
+SILENCE_S = 120.0
+"""Whoever waits for news gives up once a store that must have some has been silent for so long:
+longer than etcd takes to come back after a restart."""
 
 
 async def look(config: JobConfig) -> JobView:
@@ -81,6 +85,29 @@ async def following(config: JobConfig) -> AsyncIterator[AsyncIterator[JobView]]:
 def present_view(client: JobClient) -> JobView:
     """Look at the job as it is in the mirror now."""
     return view_of(client.keys, client.membership.snapshot(), client.mirror.kvs.values())
+
+
+async def news(
+    mirror: Mirror, change: Callable[[], Coroutine[None, None, None]], meanwhile: str
+) -> None:
+    """Wait for ``change``, for as long as the store answers.
+
+    Raises ``StoreUnavailable`` after ``SILENCE_S`` without an answer, which says what goes on
+    ``meanwhile``.
+    """
+    silent = 0
+    while silent * HEALTHY_S < SILENCE_S:
+        try:
+            async with asyncio.timeout(HEALTHY_S):
+                return await change()
+        except TimeoutError:
+            # By looks, not by the clock: a command that was stopped for a while (Ctrl-Z) has not
+            # heard of anything either.
+            silent = 0 if mirror.healthy(mirror.clock()) else silent + 1
+    raise StoreUnavailable(
+        f"the store has not answered for {SILENCE_S:g} s: {meanwhile}; see muster status, or wait"
+        " again by the same command"
+    )
 
 
 async def _views(client: JobClient) -> AsyncIterator[JobView]:
