@@ -131,14 +131,22 @@ class _ByHand:
     async def cancel(self) -> int:
         """Take the drain back; return the exit status."""
         async with connected(self._config) as client:
+            before = client.membership.snapshot()
+            pod_uid, generation = self._find(before).pod_uid, _generation(before)
+            tried = False
 
             def plan(snapshot: Snapshot) -> tuple[list[Compare], list[Operation]] | None:
-                planned = cancel(self._keys, snapshot, self._find(snapshot).pod_uid)
+                nonlocal tried
+                gone = pod_uid not in snapshot.drains and not _began_anew(snapshot, generation)
+                if tried and gone:
+                    return None  # only the answer was lost
+                planned = cancel(self._keys, snapshot, pod_uid)
                 if isinstance(planned, str):
                     raise MembershipError(
                         f"the drain of {self._member} cannot be cancelled: {planned}; see"
                         " docs/drain.md#by-hand"
                     )
+                tried = True
                 return planned
 
             await write(client, plan)

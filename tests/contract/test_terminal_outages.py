@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands that change a job, or wait for it, while the store is silent."""
+"""Commands that change a job, or wait for it, while the store loses an answer or falls silent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from console.job import drain as drain_command
 from console.job import pause as pause_command
 from console.job.reading import SILENCE_S
 from launcher_shim.c10d.rounds.records import Round, Seat
-from rdzv.errors import StoreUnavailable
+from rdzv.errors import MembershipError, StoreAmbiguous, StoreUnavailable
 from rdzv.job import JobClient
 from rdzv.records.job import Job
-from rdzv.store import Operation, Put
+from rdzv.store import Delete, Operation, Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.clocks.virtual import now
 from tests.support.records import drain, member
@@ -32,18 +32,33 @@ HERE = KEYS.in_generation(1)
 RUN = HERE.run("digits")
 
 
+class Unreliable(Cut):
+    """Can be cut, and loses the answer to the next transaction that it has to."""
+
+    loses_answer = False
+
+    async def after(self, call: str) -> None:
+        if call == "txn" and self.loses_answer:
+            self.loses_answer = False
+            raise StoreAmbiguous("the answer is lost")
+
+
 @dataclass
 class Terminal:
     """Somebody's commands about a job of two that train, and the store that they go to."""
 
     engine: MemoryEngine
-    cable: Cut = field(default_factory=Cut)
+    cable: Unreliable = field(default_factory=Unreliable)
     config: JobConfig = field(
         default_factory=lambda: load(JobConfig, {"job": "digits", "namespace": "team"}, {})
     )
 
     async def put(self, *operations: Operation) -> None:
         assert (await MemoryStore(self.engine).txn([], operations)).succeeded
+
+    async def drains(self) -> set[str]:
+        read = await MemoryStore(self.engine).range(HERE.drains, prefix=True)
+        return {kv.key for kv in read.kvs}
 
     def by_hand(self) -> drain_command._ByHand:
         return drain_command._ByHand(self.config, "b", "by hand", lambda *_: None)
@@ -118,3 +133,30 @@ async def test_a_store_that_is_silent_for_moments_again_and_again_ends_no_wait(
         Put(HERE.drain("uid-b"), drain("b", "committed").to_json()),
     )
     assert await waiting in (0, 4)
+
+
+async def test_a_cancel_whose_answer_is_lost_has_cancelled(terminal: Terminal) -> None:
+    await terminal.put(Put(HERE.drain("uid-b"), drain("b", source="operator").to_json()))
+    terminal.cable.loses_answer = True
+    assert await terminal.by_hand().cancel() == 0
+    assert await terminal.drains() == set()
+    with pytest.raises(MembershipError, match="pod uid-b does not drain"):
+        await terminal.by_hand().cancel()
+
+
+async def test_a_cancel_is_of_the_pod_that_was_there_when_it_was_asked_for(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def replace_pod(call: str) -> None:
+        if call != "txn" or HERE.drain("uid-b") not in await terminal.drains():
+            return
+        await terminal.put(
+            Delete(HERE.drain("uid-b")),
+            Put(HERE.member("b"), member("b", 3, uid="uid-b2").to_json()),
+            Put(HERE.drain("uid-b2"), drain("b", uid="uid-b2").to_json()),
+        )
+
+    await terminal.put(Put(HERE.drain("uid-b"), drain("b", source="operator").to_json()))
+    monkeypatch.setattr(terminal.cable, "before", replace_pod)
+    assert await terminal.by_hand().cancel() == 0
+    assert await terminal.drains() == {HERE.drain("uid-b2")}
