@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import sys
-from contextlib import suppress
 from typing import Dict
 
 from launcher_shim.exit_status import EXIT_USAGE
@@ -34,8 +33,10 @@ def main() -> int:
         return 0 if sys.argv[1:] == ["--help"] else EXIT_USAGE
     run_dir = RunDirectory.find(os.environ, sys.argv[0])
     delivered: Dict[str, str] = {}
-    with suppress(OSError, ValueError):  # SIGTERM is held all the same, for the usual grace
+    try:
         delivered = run_dir.delivered() or {}
+    except (OSError, ValueError) as error:  # SIGTERM is held all the same, for the usual grace
+        log.warning("cannot read what the sidecar has delivered: %s", error)
     try:
         grace = grace_s({**os.environ, **delivered})
     except ValueError as error:

@@ -174,8 +174,10 @@ class CommandRun:
         ended = Ended(status, steps, frozenset(self._passed), drained)
         # What is delivered now counts: another sidecar may be there, or the job is to end.
         delivered = self._delivered or {}
-        with suppress(OSError, ValueError):  # one that cannot be read changes no status
+        try:
             delivered = self._run_dir.delivered() or delivered
+        except (OSError, ValueError) as error:  # the command has its status, whatever this is
+            log.warning("cannot read what the sidecar has delivered, using the former: %s", error)
         try:
             again, sentence = starts_again(ended, restart_steps({**os.environ, **delivered}))
         except ValueError as error:
