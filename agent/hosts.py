@@ -114,7 +114,7 @@ class HostDelivery:
             await asyncio.to_thread(self._run_dir.deliver_hosts, text)
         except OSError as error:
             log.error(
-                "%s cannot be written (%s): launchers go on with the former host list",
+                "cannot write %s (%s), retrying: launchers keep the previous host list",
                 self._run_dir.path / layout.HOSTS,
                 error.strerror,
                 extra={"event": "hosts_not_delivered"},

@@ -205,8 +205,8 @@ class Drain:
             if not self._ahead:
                 self._ahead = True
                 log.warning(
-                    "drain.committed(%d) comes before drain.commit_due(%d): such a save is not put"
-                    " on record; call it after the boundary that it is of",
+                    "drain.committed(%d) was called before drain.commit_due(%d): ignoring this"
+                    " save; call drain.committed after the drain.commit_due of the same step",
                     step,
                     step,
                 )
@@ -216,7 +216,7 @@ class Drain:
             return False
         why = step_listeners.save(step)
         if why:
-            log.warning("the save of step %d is not put on record: %s", step, why)
+            log.warning("cannot record the save of step %d: %s", step, why)
             return False
         self._file.saved.add(step, cursor)
         return True
@@ -288,7 +288,7 @@ class Drain:
         except OSError as error:
             # What stands is too old: a save may be asked for too early then, but as this rank
             # cannot acknowledge it, it counts for nobody.
-            log.warning("nor can its former progress be removed: %s", error)
+            log.warning("cannot delete the outdated progress file of this rank: %s", error)
 
     def _leave(self, why: str, away: bool = False) -> None:
         """Take no part any more, or (``away``) not before the next loop; what was due has failed.
@@ -319,7 +319,7 @@ def _end_without_torchrun() -> None:
 
 def _end_well() -> None:
     """End the process at once, as a signal would: the world that its script may call is gone."""
-    log.warning("this pod was let go, and the job has ended well since: so does this rank")
+    log.warning("this pod is drained and its run has succeeded: this rank exits with status 0")
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -63,10 +63,10 @@ def sentence(step: int, committed: int, where: object, of_former_life: bool) -> 
     if not step:
         checkpoint = "there is no checkpoint in %s" % (where,)
     if of_former_life:
-        begins = "goes on from that one" if step else "trains from scratch"
+        begins = "resumes from that one" if step else "trains from scratch"
         return (
-            "all ranks of a former life of this job have saved step %d, and %s: this life %s; to go"
-            " on from step %d instead, give it the directory of that life"
+            "an earlier job of this name committed step %d, but %s: this job %s; to resume from"
+            " step %d instead, give it the checkpoint directory of the earlier job"
             % (committed, checkpoint, begins, committed)
         )
     return (

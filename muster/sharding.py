@@ -99,7 +99,7 @@ class Shards:
         self._desk.log.arrive(step)
         why = self._desk.save(step)
         if why:
-            raise RuntimeError("what step %d contains is not put on record: %s" % (step, why))
+            raise RuntimeError("cannot record which shards step %d contains: %s" % (step, why))
 
     def _ask(self, at_most_every_s: float = 0.0) -> str:
         """Ask for more; returns why there is no answer, or an empty string."""

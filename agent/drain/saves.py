@@ -91,7 +91,9 @@ class SaveReporter:
         if differ and differ != self._differed:
             self._differed = differ
             log.warning(
-                "such a save counts for nobody: %s", differ, extra={"event": "cursors_differ"}
+                "this save cannot become the last commit: %s",
+                differ,
+                extra={"event": "cursors_differ"},
             )
 
     @property

@@ -46,4 +46,4 @@ async def clean_up(
     except TimeoutError:
         if not registered.is_set():
             reason = "the member is not registered"
-    log.info("what a closed connection left stays on record: %s", reason or "the store is slow")
+    log.info("gave up deleting the keys of a closed connection: %s", reason or "the store is slow")

@@ -111,7 +111,7 @@ class Quarantining:
                 # The store shows a registration before it is in force, and nothing after that.
                 wake_at_s = self._clock() + RETRY_S
             except StoreError as error:
-                log.info("how often the torchrun here has died waits for the store: %s", error)
+                log.info("cannot update the quarantine record, retrying: %s", error)
                 wake_at_s = self._clock() + RETRY_S
             await self._change_from(snapshot, wake_at_s)
 

@@ -286,7 +286,9 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         if asked and scene.may_grant:
             return DrainDecision(reason=commit.reason)
         # Who comes later asks again: by then all ranks may take part, and have work to lose.
-        return scene.becomes("nobody goes without a save any more", phase="idle", refused=False)
+        return scene.becomes(
+            "no leave or join without a save is granted any more", phase="idle", refused=False
+        )
     waits_s = math.inf
     wanted = bool(scene.reforms)
     for uid in scene.leavers:
@@ -295,7 +297,7 @@ def _idle(scene: _Scene, round: LiveRound) -> DrainDecision:
         else:
             waits_s = min(waits_s, scene.last_chance_s(uid))
     if not wanted:
-        why = "nobody leaves or joins"
+        why = "no drain or join is pending"
         if scene.leavers:
             why = f"{_names(scene)} may not go yet: too few others are listed"
         return DrainDecision(reason=why, wake_at_s=waits_s)
@@ -329,7 +331,7 @@ def _hold(scene: _Scene, round: LiveRound) -> DrainDecision:
     if any(scene.is_due(uid) for uid in scene.leavers):
         return _void(scene, "a deadline came before the vote was complete")
     if not _anybody(scene):
-        return _void(scene, "nobody leaves or joins any more")
+        return _void(scene, _NONE_PENDING)
     missing = [member for member in round.members if member not in votes]
     if not missing and votes:
         step = max(vote.vote for vote in votes.values() if vote.vote is not None)
@@ -378,7 +380,7 @@ def _save(scene: _Scene, round: LiveRound) -> DrainDecision:
         last = LastCommit(step, round.number, commit.epoch, cursor=agreed(given))
         return replace(decision, last_commit=last)
     if not _anybody(scene):
-        return _void(scene, "nobody leaves or joins any more")
+        return _void(scene, _NONE_PENDING)
     if round.finishing:
         return _void(scene, f"round {round.number} is finishing")
     since_s = scene.unhurried_since_s
@@ -414,7 +416,8 @@ def _done(scene: _Scene) -> DrainDecision:
     chance_s = min((scene.last_chance_s(uid) for uid in scene.leavers), default=math.inf)
     until_s = scene.observations.since_s + scene.policy.done_s
     if not _anybody(scene) or (scene.now >= until_s and scene.now < chance_s):
-        return scene.becomes("nobody can leave or join yet: training goes on", phase="idle")
+        kept = f"{_names(scene)} may not go yet: too few others" if scene.leavers else ""
+        return scene.becomes(f"{kept or _NONE_PENDING}; training continues", phase="idle")
     waits = f"step {commit.step} is saved; {_names(scene)} may not go yet: too few others"
     return _with_latecomers(scene, waits, until_s)
 
@@ -497,6 +500,8 @@ _PURPOSES: Mapping[ReformCause, str] = {
     "shrink": "the world becomes smaller",
     "pause": "the job is paused",
 }
+_NONE_PENDING = "no drain or join is pending any more"
+
 _ALLOWED: Mapping[ReformCause, str] = {
     "join": "newcomers may join",
     "shrink": "the world may become smaller",

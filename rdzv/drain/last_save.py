@@ -93,7 +93,7 @@ def decide(
         # Of what was told before, the commit is the newest, however a loop counts its steps.
         told = [one for one in told if one.mod_revision > last.mod_revision]
     if len(told) < len(round.members):
-        return None, f"{len(round.members) - len(told)} members have not told of a save"
+        return None, f"{len(round.members) - len(told)} members have reported no new save"
     common = frozenset.intersection(*(frozenset(one.steps) for one in told))
     newer = sorted((step for step in common if step > _floor(snapshot, round)), reverse=True)
     said = {step: [(one.ranks, one.member, one.cursor_of(step)) for one in told] for step in newer}

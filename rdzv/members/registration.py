@@ -232,18 +232,18 @@ def _choose_job(
     if held is not None and held.generation > stored.generation:
         # It was restored from a backup: who has lived on since does not go back.
         return replace(present, generation=held.generation), (
-            f"the store has gone back to generation {stored.generation}:"
-            f" the job goes on in generation {held.generation}"
+            f"the store went back to generation {stored.generation}:"
+            f" the job continues in generation {held.generation}"
         )
     if held is not None or identity.job_uid or snapshot.members:
         return present, f"joins generation {stored.generation}"
     if stored.vacated:
         return _next_life(
             stored, identity
-        ), "the last member of the former generation left on purpose"
+        ), "the last member of the previous generation left in good order"
     patience_s = EMPTY_LEASE_TIMES * lease_ttl_s
     if empty_for_s >= patience_s:
-        return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"
+        return _next_life(stored, identity), f"no member was registered for {patience_s:.0f} s"
     return RetryLater(
         patience_s - empty_for_s,
         f"generation {stored.generation} has no member but may come back: waiting to see",
@@ -277,8 +277,8 @@ def _change_lives(
     if held is not None and held.generation > stored.generation and not former and deserted:
         # A life that began after this one would have members: a backup has brought it back.
         return replace(_next_life(stored, identity), generation=held.generation), (
-            f"the store has gone back to generation {stored.generation}, of which nobody was there"
-            f" for {patience_s:.0f} s: the job goes on in generation {held.generation}"
+            f"the store went back to generation {stored.generation}, which has had no member"
+            f" for {patience_s:.0f} s: the job continues in generation {held.generation}"
         )
     if (held is not None and (trained or not former)) or (former and not deserted):
         return Refuse(
@@ -288,15 +288,15 @@ def _change_lives(
         )
     if former:
         # Taken over by a pod that nobody knew to be late, and that is gone: this one is not.
-        return _next_life(stored, identity), f"nobody was there for {patience_s:.0f} s"
+        return _next_life(stored, identity), f"no member was registered for {patience_s:.0f} s"
     staying = sum(member.pod_uid not in snapshot.drains for member in snapshot.members.values())
     patience_s = CONTESTED_LEASE_TIMES * lease_ttl_s
     if stored.uid and staying and waited_s < patience_s:
         return RetryLater(
             patience_s - waited_s,
-            f"{staying} members of the job with UID {stored.uid} are here, and nobody has told"
-            f" them to go: waiting to see which of the jobs goes on, this pod's"
-            f" ({identity.job_uid}) or theirs",
+            f"{staying} members of the job with UID {stored.uid} are registered and not draining:"
+            f" waiting to see which of the two jobs continues, that one or this pod's"
+            f" ({identity.job_uid})",
         )
     return _next_life(stored, identity), f"the job has a new UID {identity.job_uid}"
 

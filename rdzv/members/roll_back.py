@@ -66,7 +66,7 @@ class RollBack:
         keys = self._client.keys
         operations: list[Operation] = [Put(keys.job, job.to_json())]
         if change := change_between(before, job):
-            why = f"nobody is left with the newer template: {change}"
+            why = f"no member with the newer template is left: {change}"
             entry = HistoryEntry("set", self._registrar.identity.member, why, time())
             operations += self._client.history(entry)
         try:
@@ -83,11 +83,11 @@ class RollBack:
             done = await self._client.store.txn(compares, operations)
             await self._client.mirror.reached(done.revision)
         except StoreError as error:
-            log.info("the former template waits: %s", error)
+            log.info("cannot roll back to the previous template, retrying: %s", error)
             return
         if done.succeeded:
             log.info(
-                "nobody is left with the newer template: the job goes by this pod's again%s",
+                "no member with the newer template is left: rolled back to this pod's template%s",
                 f": {change}" if change else "",
                 extra={"event": "template"},
             )

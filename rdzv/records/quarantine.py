@@ -177,7 +177,7 @@ def after_death(
         return QuarantineDecision(reason="that death is counted already")
     if death.has_progress(terms):
         if record.stays(terms):
-            return QuarantineDecision(reason="it is quarantined until somebody lets it in")
+            return QuarantineDecision(reason=f"it is quarantined until muster admit {member}")
         why = f"its torchrun has died after {death.steps} steps: that is no crash loop"
         return QuarantineDecision(drop=known, reason=why)
     deaths, row = record.deaths + 1, death.adds_to(record.fruitless, terms)
@@ -221,7 +221,7 @@ def after_time(
             return QuarantineDecision(wake_at_s=now + terms.forget_s)
         return QuarantineDecision(drop=True, reason="its torchrun has not died for long")
     if record.stays(terms):
-        return QuarantineDecision(reason="it is quarantined until somebody lets it in")
+        return QuarantineDecision(reason=f"it is quarantined until muster admit {record.member}")
     if alive_s is None:
         return QuarantineDecision(reason="it is quarantined, and has no torchrun")
     hold_s = terms.hold_s(record.deaths)

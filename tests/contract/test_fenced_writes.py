@@ -153,7 +153,7 @@ async def test_the_log_says_why_the_records_of_a_fenced_sidecars_clients_stay(
             return not old.registrar.registered.is_set()
 
         async def said() -> bool:
-            return "on record: the member is not registered" in caplog.text
+            return "of a closed connection: the member is not registered" in caplog.text
 
         await until(fenced)
         async with connected(old.port) as client:

@@ -259,7 +259,7 @@ async def test_closed_by_failure_it_stays_so_until_somebody_asks() -> None:
         await one.until(lambda: rendezvous.closed == "failure")
         one.torchruns["b"].kill()
         await one.until(lambda: all(t.ended for t in one.everyone))
-        await one.until(lambda: "nobody asks" in rendezvous.reason)
+        await one.until(lambda: "no node asks" in rendezvous.reason)
         for name in "ab":
             one.torchrun(name)
         assert await one.world("ab") > 0

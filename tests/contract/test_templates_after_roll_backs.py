@@ -65,7 +65,8 @@ async def test_the_former_template_is_back_when_the_last_newer_pod_has_gone() ->
         assert now() - gone_s >= 3 * TTL_S
         entries = [HistoryEntry.from_kv(kv) for kv in one.mirror.under(KEYS.history)]
         said = [(entry.member, entry.why) for entry in entries if entry.what == "set"]
-        assert said[1:] == [("b", "nobody is left with the newer template: max is 4 (before: 8)")]
+        told = "no member with the newer template is left: max is 4 (before: 8)"
+        assert said[1:] == [("b", told)]
 
 
 async def test_a_lost_lease_takes_no_roll_out_back() -> None:

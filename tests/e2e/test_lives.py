@@ -46,7 +46,7 @@ def test_created_again_with_an_empty_directory_it_trains_from_scratch(
         (present,) = job.add(uid="second")
         job.world_of([present], not_=world)
         assert first_step(job, present) == 1
-        told = f"all ranks of a former life of this job have saved step {step}, and there is"
+        told = f"an earlier job of this name committed step {step}, but there is"
         assert told in present.launcher_log()
 
 

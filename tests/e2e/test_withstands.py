@@ -91,7 +91,7 @@ def test_the_others_go_on_and_it_comes_back(job: Job, rank: int, befalls: Act, m
     if befalls is dies:
         # Nobody sat out a last call, as torch does alone.
         said = [line for n in job.nodes.values() for line in n.sidecar_log().splitlines()]
-        words = (f"round {job.round.number}: ", "nobody else is coming: complete")
+        words = (f"round {job.round.number}: ", "no other node is expected: complete")
         assert any(all(word in line for word in words) for line in said)
     job.goes_on(smaller)
     assert job.restarts_burnt(world) <= job.round.number - before

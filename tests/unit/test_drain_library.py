@@ -720,7 +720,7 @@ def test_a_rank_of_a_pod_that_was_let_go_ends_with_the_job(
     assert process.poll() is None, "the others train on"
     pod.show(replace(LATER, leaving=True, granted=True, ended=True))
     _, said = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, "has ended well since" in said) == (0, True)
+    assert (process.returncode, "its run has succeeded" in said) == (0, True)
 
 
 def test_no_effect_without_a_sidecar(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ WORLD = world()
     [
         (0.0, False, None, "", 30.0),
         (29.0, False, None, "", 1.0),
-        (30.0, False, None, "has asked for nothing for 30 s", math.inf),
+        (30.0, False, None, "has sent no request for 30 s", math.inf),
         (90.0, True, None, "", 30.0),
         (1.0, False, 0.0, "", 29.0),
         (1.0, False, 100.0, "", 20.0),
-        (1.0, False, 120.0, "told 120 s ago", math.inf),
-        (1.0, True, 120.0, "told 120 s ago", math.inf),
-        (30.0, False, 5.0, "has asked for nothing for 30 s", math.inf),
+        (1.0, False, 120.0, "its world 120 s ago", math.inf),
+        (1.0, True, 120.0, "its world 120 s ago", math.inf),
+        (30.0, False, 5.0, "has sent no request for 30 s", math.inf),
     ],
 )
 def test_when_it_hangs(

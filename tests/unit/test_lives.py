@@ -59,9 +59,9 @@ def test_a_new_life_with_an_empty_directory_trains_and_is_told(
         assert muster.check_start(0, "/new") == 0
     (told,) = [record.getMessage() for record in caplog.records]
     assert told == (
-        "all ranks of a former life of this job have saved step 60, and there is no checkpoint in"
-        " /new: this life trains from scratch; to go on from step 60 instead, give it the directory"
-        " of that life"
+        "an earlier job of this name committed step 60, but there is no checkpoint in /new: this"
+        " job trains from scratch; to resume from step 60 instead, give it the checkpoint directory"
+        " of the earlier job"
     )
 
 
@@ -70,7 +70,7 @@ def test_a_new_life_goes_on_from_its_own_periodic_checkpoint(
 ) -> None:
     show(pod, LAST, of_former_life=True)
     assert muster.check_start(20, "/new") == 20
-    assert "is of step 20: this life goes on from that one" in caplog.records[0].getMessage()
+    assert "is of step 20: this job resumes from that one" in caplog.records[0].getMessage()
 
 
 def test_the_same_directory_goes_on(pod: PodGate, caplog: pytest.LogCaptureFixture) -> None:

@@ -170,7 +170,7 @@ def test_a_store_that_was_restored_takes_nobody_back_a_generation(uid: str) -> N
     assert (decision.job.generation, decision.job.uid, decision.job.vacated) == (7, uid, False)
     assert decision.job_changes
     assert decision.superseded_generation == 5
-    assert "has gone back to generation 5" in decision.reason
+    assert "went back to generation 5" in decision.reason
     # Who has none of its own, or an earlier one, follows.
     assert registered(decide(Snapshot(20, decision.job), me, Held(5, 3))).job.generation == 7
 

@@ -35,9 +35,9 @@ def inside(members: str) -> list[Node]:
     [
         ("", "abcd", False, "0 nodes ask, 2 are needed"),
         ("a", "abcd", False, "1 node asks, 2 are needed"),
-        ("ab", "ab", True, "nobody else is coming"),
+        ("ab", "ab", True, "no other node is expected"),
         ("ab", "abc", False, "waiting for c"),
-        ("abc", "ab", True, "nobody else is coming"),
+        ("abc", "ab", True, "no other node is expected"),
         ("abcd", "abcdef", True, "the maximum"),
         ("abcdef", "abcdef", True, "the maximum"),
     ],

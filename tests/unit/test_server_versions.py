@@ -16,23 +16,23 @@ from rdzv.store.etcd.versions import judge, progress_is_certain
         ("3.7.1", "ok", ""),
         ("4.0.0", "ok", ""),
         ("3.5.33", "ok", ""),
-        ("3.6.13", "warning", "no right to"),
-        ("3.5.23", "warning", "no right to"),
-        ("3.6.5", "warning", "no right to"),
-        ("3.7.0", "warning", "no right to"),
-        ("3.6.4", "fault", "renewed which is gone"),
-        ("3.5.22", "fault", "renewed which is gone"),
+        ("3.6.13", "warning", "may not read"),
+        ("3.5.23", "warning", "may not read"),
+        ("3.6.5", "warning", "may not read"),
+        ("3.7.0", "warning", "may not read"),
+        ("3.6.4", "fault", "a lease that is gone"),
+        ("3.5.22", "fault", "a lease that is gone"),
         ("3.5.17", "fault", "miss events"),
         ("3.5.12", "fault", "frozen"),
-        ("3.5.7", "fault", "on their way"),
+        ("3.5.7", "fault", "ahead of pending events"),
         ("3.5.1", "fault", "lose writes"),
-        ("3.4.45", "fault", "gets no more fixes"),
-        ("3.4.24", "fault", "on their way"),
+        ("3.4.45", "fault", "no longer maintained"),
+        ("3.4.24", "fault", "ahead of pending events"),
         ("3.4.23", "fault", "frozen"),
         ("3.3.27", "fault", "frozen"),
         ("3.6.0+memory", "warning", "keeps nothing"),
-        ("nightly", "warning", "known here"),
-        ("", "warning", "known here"),
+        ("nightly", "warning", "not a known version"),
+        ("", "warning", "not a known version"),
     ],
 )
 def test_a_version_is_judged_with_the_reason(version: str, level: str, part: str) -> None:
@@ -42,12 +42,12 @@ def test_a_version_is_judged_with_the_reason(version: str, level: str, part: str
 
 
 def test_what_was_mended_is_not_told_of() -> None:
-    assert "on their way" not in judge("3.5.8")[1]
-    assert "on their way" not in judge("3.4.25")[1]
+    assert "ahead of pending events" not in judge("3.5.8")[1]
+    assert "ahead of pending events" not in judge("3.4.25")[1]
 
 
 def test_what_is_not_fatal_is_left_out_where_something_is() -> None:
-    assert "no right to" not in judge("3.5.1")[1]
+    assert "may not read" not in judge("3.5.1")[1]
     assert "lose writes" not in judge("3.4.23")[1]
 
 

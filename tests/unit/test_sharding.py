@@ -96,7 +96,7 @@ def test_a_save_is_told_until_it_is_on_record(monkeypatch: pytest.MonkeyPatch) -
     told = Told({"given": [[0, 4]]}, {"wait": "the store is away"}, {}, {})
     shards = beside(told)
     shards.take(3)
-    with pytest.raises(RuntimeError, match="step 1 contains is not put on record: the store is"):
+    with pytest.raises(RuntimeError, match="record which shards step 1 contains: the store is"):
         shards.committed(1)
     shards.take(1)
     shards.committed(2)

@@ -81,7 +81,7 @@ def _over(
         # say so of one that is no more: its record goes with its lease, long before this.
         due_s = observations.round_since_s + policy.orphan_hold_s
         if not snapshot.left_out_ask() or now < due_s:
-            reason = f"round {current.number} is closed by failure, and nobody asks"
+            reason = f"round {current.number} is closed by failure, and no node asks"
             wake_at_s = due_s if snapshot.left_out_ask() else math.inf
             return RoundDecision(None, reason, wake_at_s)
     if not staying:
@@ -134,7 +134,7 @@ def _complete(
         )
     if awaited:
         return RoundDecision(freeze(), f"{here}, the last call is over: complete")
-    return RoundDecision(freeze(), f"{here}, and nobody else is coming: complete")
+    return RoundDecision(freeze(), f"{here}, no other node is expected: complete")
 
 
 def _chosen(snapshot: RunSnapshot, asking: Sequence[Node], size: int) -> list[Node]:

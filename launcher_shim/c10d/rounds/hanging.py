@@ -40,7 +40,7 @@ def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     """Decide whether a torchrun that has not left hangs."""
     silent_s = now - signs.seen_s
     if not signs.pending and silent_s >= policy.hung_s:
-        return HangDecision(True, f"it has asked for nothing for {silent_s:.0f} s")
+        return HangDecision(True, f"it has sent no request for {silent_s:.0f} s")
     wake_at_s = (now if signs.pending else signs.seen_s) + policy.hung_s
     if signs.leave_shown_s is None:
         return HangDecision(wake_at_s=wake_at_s)
@@ -48,6 +48,6 @@ def decide(now: float, signs: Signs, policy: RoundPolicy) -> HangDecision:
     shown_s = now - signs.leave_shown_s
     if shown_s >= policy.leave_s:
         return HangDecision(
-            True, f"it was told {shown_s:.0f} s ago that its world is lost, and has not left it"
+            True, f"it was told to leave its world {shown_s:.0f} s ago and has not left it"
         )
     return HangDecision(wake_at_s=min(wake_at_s, signs.leave_shown_s + policy.leave_s))

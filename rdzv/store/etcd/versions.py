@@ -39,25 +39,25 @@ class Defect:
 
 
 EARLY_PROGRESS = Defect(
-    "it tells a watch that all events have been sent while some are on their way",
+    "it reports the progress of a watch ahead of pending events (etcd#15220)",
     ((3, 4, 25), (3, 5, 8)),
 )
 
 DEFECTS = (
     Defect("it can lose writes when it is killed", ((3, 5, 3),), since=(3, 5, 0)),
     Defect(
-        "a leader that was frozen ends leases that were renewed meanwhile: members vanish for"
-        " nothing",
+        "a leader that was frozen revokes leases that were renewed meanwhile: healthy members are"
+        " lost",
         ((3, 4, 31), (3, 5, 13)),
     ),
     EARLY_PROGRESS,
     Defect("a watch can miss events after a compaction", ((3, 4, 36), (3, 5, 18))),
     Defect(
-        "it says that a lease was renewed which is gone: a member does not learn that it is lost",
+        "it confirms the renewal of a lease that is gone: a member does not learn that it is lost",
         ((3, 4, 38), (3, 5, 23), (3, 6, 5)),
     ),
     Defect(
-        "a watch can show a user keys that it has no right to",
+        "a watch can show a user keys that the user may not read",
         ((3, 5, 33), (3, 6, 14), (3, 7, 1)),
         fatal=False,
     ),
@@ -83,7 +83,7 @@ def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
     """Say whether a job may rest on a server of this version, and why not."""
     version = parse(text)
     if version is None:
-        return "warning", f"{text!r} is no version of etcd that is known here"
+        return "warning", f"{text!r} is not a known version of etcd"
     if text.endswith("+memory"):
         return (
             "warning",
@@ -94,7 +94,7 @@ def judge(text: str) -> tuple[Literal["ok", "warning", "fault"], str]:
     if fatal:
         return "fault", f"etcd {text}: {'; '.join(fatal)}"
     if version[:2] < END_OF_LIFE:
-        return "fault", f"etcd {text} is of a release line that gets no more fixes"
+        return "fault", f"etcd {text} is of a release line that is no longer maintained"
     if defects:
         return "warning", f"etcd {text}: {'; '.join(defect.what for defect in defects)}"
     return "ok", f"etcd {text}"

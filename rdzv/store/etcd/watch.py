@@ -143,8 +143,8 @@ class WatchStream:
         if events and (late := events[0].kv.mod_revision) <= cursor.told:
             # etcd up to 3.4.24 and 3.5.7 answers a request for progress ahead of its events.
             raise Compacted(
-                f"events of revision {late} came after those up to {cursor.told} had all"
-                " been sent by the server's own word (etcd#15220)",
+                f"events of revision {late} arrived after the server had reported progress up to"
+                f" {cursor.told} (etcd#15220)",
                 late,
             )
         if events:
