@@ -38,7 +38,7 @@ class ControllerConfig(AccessConfig):
             texts.name,
             "muster-controller",
             "NAME",
-            "Service by which the API server finds it: the name in its certificate.",
+            "Service of the webhook, for which its certificate is issued.",
         )
     )
     certificate_secret: str = field(
@@ -47,7 +47,7 @@ class ControllerConfig(AccessConfig):
             texts.name,
             "muster-controller",
             "NAME",
-            "Secret of its namespace that keeps the webhook's certificate; it has to be there.",
+            "Existing Secret in the controller's namespace for the webhook's certificate.",
         )
     )
     webhook: str = field(
@@ -56,11 +56,11 @@ class ControllerConfig(AccessConfig):
             texts.name,
             "muster-controller",
             "NAME",
-            "MutatingWebhookConfiguration that is told which authority to trust.",
+            "MutatingWebhookConfiguration whose caBundle the controller writes.",
         )
     )
     listen: str = field(
-        Setting("--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Where it listens.")
+        Setting("--listen", texts.free_text, "0.0.0.0", "ADDRESS", "Address that it listens on.")
     )
     port: int = field(
         Setting("--port", texts.real_port, "9443", "PORT", "Port of the webhook, over TLS.")
@@ -71,7 +71,8 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "off",
             "on|off",
-            "Whether it follows the jobs in the store: what comes below needs that.",
+            "Whether to follow the jobs in the store: Events, desired, annotations, notices and the"
+            " page need it.",
         )
     )
     lease: str = field(
@@ -80,8 +81,8 @@ class ControllerConfig(AccessConfig):
             texts.name,
             "muster-controller",
             "NAME",
-            "Lease of its namespace by which the replicas choose who tells and asks; it has to be"
-            " there.",
+            "Existing Lease in the controller's namespace for leader election. Only the leader"
+            " writes Events, desired and annotations, and requests drains.",
         )
     )
     events: Literal["on", "off"] = field(
@@ -90,7 +91,7 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether what happens to jobs is told as Events, at their pods and at what made them.",
+            "Whether to publish Kubernetes Events about jobs, on their pods and their owners.",
         )
     )
     desired: Literal["on", "off"] = field(
@@ -99,7 +100,7 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether the replicas of a job's owner are the nodes that a new world waits for.",
+            "Whether to set a job's desired number of nodes to the replicas of its owner.",
         )
     )
     annotations: Literal["on", "off"] = field(
@@ -108,7 +109,8 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "off",
             "on|off",
-            "Whether the owner of a job's pods is annotated with its last commit and its members.",
+            "Whether to annotate the owner of a job's pods with the last commit and the numbers of"
+            " members.",
         )
     )
     notices: Literal["on", "off"] = field(
@@ -117,7 +119,8 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether pods are asked to drain when their node, or they, show that they have to go.",
+            "Whether to request a drain of pods as soon as their node or their own conditions show"
+            " that they will be ended.",
         )
     )
     notice_taints: tuple[TaintRule, ...] = field(
@@ -126,7 +129,7 @@ class ControllerConfig(AccessConfig):
             _taints,
             ",".join(DEFAULT_TAINTS),
             "TAINT,…",
-            "Taints of a node that mean so, as KEY[=VALUE][:EFFECT].",
+            "Taints of a node for which its pods are drained, as KEY[=VALUE][:EFFECT].",
             otherwise="those of docs/controller.md",
         )
     )
@@ -136,7 +139,7 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether a cordoned node means so; never below min.",
+            "Whether to drain the pods of a cordoned node, too, as long as min others remain.",
         )
     )
     notice_deadline_s: float = field(
@@ -145,7 +148,7 @@ class ControllerConfig(AccessConfig):
             texts.duration_s(10, 86_400),
             "10m",
             "TIME",
-            "Time that such a drain has, unless the kubelet's own notice ends it sooner.",
+            "Time until the deadline of such a drain; the kubelet's own notice may shorten it.",
         )
     )
     store_access: str = field(
@@ -154,8 +157,8 @@ class ControllerConfig(AccessConfig):
             texts.free_text,
             "",
             "NAME",
-            "Secret of its namespace that lets it into the store of --default etcd-endpoints;"
-            " without it, jobs get no access of their own.",
+            "Secret in the controller's namespace with its access to the store of --default"
+            " etcd-endpoints; without it, jobs get no access of their own.",
         )
     )
     store_members: str = field(
@@ -164,8 +167,8 @@ class ControllerConfig(AccessConfig):
             texts.free_text,
             "",
             "NAME",
-            "Secret with the certificate of the store's members: the chart's own store, whose"
-            " authentication it switches on.",
+            "Secret with the server certificate of the chart's own etcd, whose authentication the"
+            " controller then enables; empty: another store.",
         )
     )
     store_hosts: str = field(
@@ -174,7 +177,8 @@ class ControllerConfig(AccessConfig):
             texts.free_text,
             "",
             "HOST,…",
-            "Names for which it makes that certificate; without them somebody else does.",
+            "Host names for which the controller issues that certificate; empty: it is issued"
+            " elsewhere.",
         )
     )
     give_access: Literal["on", "off"] = field(
@@ -183,7 +187,7 @@ class ControllerConfig(AccessConfig):
             texts.one_of("on", "off"),
             "on",
             "on|off",
-            "Whether each job gets a Secret with a user of its own, where there is --store-access.",
+            "Whether to create a Secret with a store user for each job; needs --store-access.",
         )
     )
     access_keep_s: float = field(
@@ -192,7 +196,7 @@ class ControllerConfig(AccessConfig):
             texts.duration_s(60, 366 * 86_400),
             "24h",
             "TIME",
-            "For how long a job's access is kept after its last pod.",
+            "Time for which a job's access is kept after its last pod has gone.",
         )
     )
     access_rotate_s: float = field(
@@ -201,7 +205,7 @@ class ControllerConfig(AccessConfig):
             texts.duration_s(3600, 366 * 86_400),
             "720h",
             "TIME",
-            "Age at which a job's certificate is replaced.",
+            "Age at which a job's certificate is renewed.",
         )
     )
     page_port: int = field(
@@ -210,7 +214,7 @@ class ControllerConfig(AccessConfig):
             texts.port,
             "9444",
             "PORT",
-            "Port of the page of all jobs, on the loopback address alone; 0: none.",
+            "Port of the page of all jobs, on the loopback address only; 0: no page.",
         )
     )
     log_format: Literal["json", "plain"] = field(
@@ -219,7 +223,7 @@ class ControllerConfig(AccessConfig):
             texts.one_of("json", "plain"),
             "json",
             "json|plain",
-            "How log lines look.",
+            "Format of the log lines.",
         )
     )
 

@@ -44,10 +44,12 @@ async def keep_following(config: ControllerConfig, api: ClusterApi, access: Acce
             await follow(config, api, access)
         except* MusterError as group:
             for error in _each(group):
-                log.error("no job is followed: %s", error, extra={"event": "not_following"})
+                log.error(
+                    "cannot follow jobs, retrying: %s", error, extra={"event": "not_following"}
+                )
         except* Exception as group:
             for error in _each(group):
-                _tell("no job is followed", error)
+                _tell("following jobs", error)
         await asyncio.sleep(AGAIN_S)
 
 
@@ -58,7 +60,7 @@ async def _kept(what: str, work: Callable[[], Awaitable[None]]) -> None:
             await work()
         except* Exception as group:
             for error in _each(group):
-                _tell(f"{what} stands still", error)
+                _tell(what, error)
         await asyncio.sleep(AGAIN_S)
 
 
@@ -71,7 +73,7 @@ def _each(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
 
 
 def _tell(what: str, error: BaseException) -> None:
-    tell_defect(f"{what} for {AGAIN_S:g} s: {error}", error)
+    tell_defect(f"{what} pauses for {AGAIN_S:g} s: {error}", error)
 
 
 async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> None:
@@ -98,7 +100,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                 async with asyncio.TaskGroup() as tasks:
                     if config.events == "on":
                         reporter = EventReporter(jobs, owners, Events(api, clock), leadership)
-                        tasks.create_task(_kept("what is told", reporter.run))
+                        tasks.create_task(_kept("publishing Events", reporter.run))
                     if "on" in (config.desired, config.annotations):
                         reconciler = OwnerReconciler(
                             api,
@@ -108,7 +110,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             scales=config.desired == "on",
                             annotates=config.annotations == "on",
                         )
-                        tasks.create_task(_kept("what is done for owners", reconciler.run))
+                        tasks.create_task(_kept("reconciling owners", reconciler.run))
                     if config.notices == "on":
                         policy = NoticePolicy(
                             config.notice_taints,
@@ -116,7 +118,7 @@ async def follow(config: ControllerConfig, api: ClusterApi, access: Access) -> N
                             config.notice_deadline_s,
                         )
                         executor = NoticeExecutor(jobs, nodes, pods, policy, me, clock)
-                        tasks.create_task(_kept("what asks pods to drain", executor.run))
+                        tasks.create_task(_kept("requesting drains", executor.run))
 
             await leadership.run(lead)
     finally:

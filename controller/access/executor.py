@@ -81,7 +81,12 @@ class AccessExecutor:
                 action.reason,
                 extra={"event": "access_changed"},
             )
-        log.critical("access of %s: it never comes to rest", job, extra={"event": "defect"})
+        log.critical(
+            "access of %s: giving up after %d steps without reaching the desired state",
+            job,
+            STEPS_MOST,
+            extra={"event": "defect"},
+        )
         return None
 
     def _refused(self, job: JobName, action: Action, held: Mapping[str, Any]) -> ClusterRefused:

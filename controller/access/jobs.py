@@ -69,7 +69,11 @@ class JobsWithPods:
             except ClusterError as error:
                 if isinstance(error, ClusterRefused) and error.status == 410:
                     continue
-                log.warning("pods: %s", error, extra={"event": "cluster_unavailable"})
+                log.warning(
+                    "cannot list or watch pods, retrying: %s",
+                    error,
+                    extra={"event": "cluster_unavailable"},
+                )
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, AGAIN_MOST_S)
 

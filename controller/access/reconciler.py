@@ -82,7 +82,11 @@ class AccessReconciler:
         try:
             return await self._executor.jobs()
         except MusterError as error:
-            log.warning("access: %s", error, extra={"event": "access_not_given"})
+            log.warning(
+                "cannot list or clean up the store's users and roles: %s",
+                error,
+                extra={"event": "access_not_given"},
+            )
             return frozenset()
 
     async def _look_at(self, job: JobName, limit: asyncio.Semaphore) -> None:

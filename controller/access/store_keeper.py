@@ -106,7 +106,11 @@ class StoreKeeper:
             try:
                 await self.step()
             except (ClusterError, StoreError, ConfigError) as error:
-                log.warning("the store's access: %s", error, extra={"event": "store_not_kept"})
+                log.warning(
+                    "cannot maintain the store's certificates, retrying: %s",
+                    error,
+                    extra={"event": "store_not_kept"},
+                )
                 await asyncio.sleep(AGAIN_S)
                 continue
             self.ready.set()
@@ -149,7 +153,7 @@ class StoreKeeper:
                 return
             made = await asyncio.to_thread(make_members, held, self._names.hosts, self._now())
             if await self._replaced(path, with_pair(secret, made)):
-                log.info("the store's members: a new certificate: %s", why, extra=_MADE)
+                log.info("issued a new certificate for the store's members: %s", why, extra=_MADE)
                 return
 
     async def _keep_access(self) -> Mapping[str, bytes]:
@@ -165,7 +169,7 @@ class StoreKeeper:
             if wanted == data:
                 return data
             if await self._replaced(path, {**secret, "data": _encoded(wanted)}):
-                log.info("the store's root: a new certificate", extra=_MADE)
+                log.info("issued a new certificate for the store's user root", extra=_MADE)
                 return wanted
 
     async def _replaced(self, path: str, secret: Object) -> bool:
@@ -226,7 +230,7 @@ async def _enabled(access: Access) -> None:
     accounts = Accounts(access)
     try:
         if await accounts.enable():
-            log.info("the store asks who its clients are", extra={"event": "store_auth_enabled"})
+            log.info("enabled authentication in the store", extra={"event": "store_auth_enabled"})
     finally:
         await accounts.close()
 

@@ -110,10 +110,10 @@ class Injector:
             found = await self._read_once(known_as, path)
         except ClusterError as error:
             log.warning(
-                "%s %s is not read, %s has to do: %s",
+                "cannot read %s %s, using %s: %s",
                 wanted.kind,
                 wanted.name,
-                "what the pod shows" if found is None else "what was read of it before",
+                "the pod alone" if found is None else "what was read of it before",
                 error,
                 extra={"event": "owner_not_read"},
             )

@@ -89,7 +89,9 @@ class CertificateKeeper:
             await self._make_known(held)
         except ClusterError as error:
             log.warning(
-                "the webhook's certificate: %s", error, extra={"event": "certificate_not_kept"}
+                "cannot maintain the webhook's certificate, retrying: %s",
+                error,
+                extra={"event": "certificate_not_kept"},
             )
             return AGAIN_S
         self.ready.set()
@@ -111,7 +113,11 @@ class CertificateKeeper:
                 if error.status == CONFLICT:
                     continue  # another replica has written: its pair is as good
                 raise
-            log.info("a new certificate: %s", why, extra={"event": "certificate_made"})
+            log.info(
+                "issued a new certificate for the webhook: %s",
+                why,
+                extra={"event": "certificate_made"},
+            )
             return made
 
     async def _load(self, pair: Pair) -> None:
@@ -131,7 +137,7 @@ class CertificateKeeper:
             one["clientConfig"]["caBundle"] = bundle
         await self._api.replace(path, found)
         log.info(
-            "the API server is told of the webhook's authority",
+            "updated the caBundle of the webhook configuration",
             extra={"event": "certificate_trusted"},
         )
 

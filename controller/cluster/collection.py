@@ -76,7 +76,7 @@ class Collection(Generic[T]):
                     if error.status == 410:
                         continue  # the version is not known any more: list again
                 self._diary.say(
-                    f"nothing new is known of {self._path}: {error}",
+                    f"cannot list or watch {self._path}, retrying: {error}",
                     level=logging.WARNING,
                     extra={"event": "cluster_unavailable"},
                 )
@@ -137,7 +137,7 @@ class Collection(Generic[T]):
                 return None  # it was told
             self._defective.add(uid)
             name = (one.get("metadata") or {}).get("name")
-            tell_defect(f"{name} of {self._path} is not seen: {error}", error)
+            tell_defect(f"ignoring {name} of {self._path}, cannot read it: {error}", error)
             return None
         self._defective.discard(uid)
         return reduced

@@ -106,9 +106,11 @@ class Events:
             try:
                 await self._write_one(key, series)
             except ClusterRefused as error:
-                log.warning("no Event is written: %s", error, extra={"event": "event_not_written"})
+                log.warning("dropped an Event: %s", error, extra={"event": "event_not_written"})
             except ClusterError as error:
-                log.warning("Events wait: %s", error, extra={"event": "event_not_written"})
+                log.warning(
+                    "cannot write Events, retrying: %s", error, extra={"event": "event_not_written"}
+                )
                 self._not_before_s = self._clock() + AGAIN_S
                 return
             # What was refused would be refused again: it is in the log.

@@ -39,6 +39,11 @@ async def watch_one(
         except ClusterError as error:
             expired = isinstance(error, ClusterRefused) and error.status == 410
             if not expired:
-                log.warning("%s", error, extra={"event": "cluster_unavailable"})
+                log.warning(
+                    "cannot list or watch %s, retrying: %s",
+                    selected,
+                    error,
+                    extra={"event": "cluster_unavailable"},
+                )
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, AGAIN_MOST_S)

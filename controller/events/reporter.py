@@ -64,7 +64,7 @@ class EventReporter:
             await self._tell(before, state, since)
         except Exception as error:
             job = state.keys.job_name
-            tell_defect(f"what is new of job {job} is not told: {error}", error)
+            tell_defect(f"cannot publish the newest Events of job {job}: {error}", error)
 
     async def _tell(self, before: JobState | None, state: JobState, since: int) -> None:
         new = job_events(before, state, since)

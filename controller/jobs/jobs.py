@@ -47,7 +47,7 @@ class _Job:
             except Exception as error:  # one job's records must not take all others along
                 self._defective = True
                 job = self._membership.keys.job_name
-                tell_defect(f"nothing is seen of job {job}: {error}", error)
+                tell_defect(f"ignoring job {job}, cannot read its records: {error}", error)
         return self._state
 
     def _read(self) -> JobState:

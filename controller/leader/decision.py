@@ -40,9 +40,9 @@ def after(before: Sighting | None, now: float, holder: str, version: str) -> Sig
 def decide(now: float, me: str, seen: Sighting) -> tuple[Step, str]:
     """Return what ``me`` does, and one sentence of reason."""
     if seen.holder == me:
-        return "renew", "this replica leads"
+        return "renew", "this replica is the leader"
     if not seen.holder:
-        return "take", "nobody leads"
+        return "take", "there was no leader"
     if now - seen.seen_s >= LEASE_S:
         return "take", f"{seen.holder} has been silent for {LEASE_S:g} s"
-    return "wait", f"{seen.holder} leads"
+    return "wait", f"{seen.holder} is the leader"

@@ -93,7 +93,7 @@ class Leadership:
             self._renewed_s = now
             if not self.leads:
                 self.leads = True
-                log.info("this replica leads: %s", why, extra={"event": "leader"})
+                log.info("this replica is the leader: %s", why, extra={"event": "leader"})
         if self._left_s() == 0:
             self._stop("the Lease could not be renewed")
 
@@ -136,11 +136,15 @@ class Leadership:
     def _stop(self, why: str) -> None:
         if self.leads:
             self.leads = False
-            log.info("this replica leads no more: %s", why, extra={"event": "leader"})
+            log.info("this replica is no longer the leader: %s", why, extra={"event": "leader"})
 
     def _note(self, error: Exception) -> None:
         why = str(error) or f"it took longer than {CALL_S:g} s"
-        log.warning("the Lease of the leader: %s", why, extra={"event": "leader_unknown"})
+        log.warning(
+            "cannot read or write the Lease of the leader election: %s",
+            why,
+            extra={"event": "leader_unknown"},
+        )
 
 
 def _told_in(held: Object) -> int | None:

@@ -116,7 +116,7 @@ class NoticeExecutor:
         """Log a defect, once until the job is well again: each change anywhere is a look at all."""
         if keys not in self._defective:
             self._defective.add(keys)
-            tell_defect(f"no pod of job {keys.job_name} is asked to drain: {error}", error)
+            tell_defect(f"cannot request drains in job {keys.job_name}: {error}", error)
 
     async def _ask(self, ask: NoticeGiven) -> bool:
         job = self._jobs.state(ask.keys)
@@ -138,7 +138,7 @@ class NoticeExecutor:
             return False
         self._asked = after_ask(self._asked, ask)
         log.info(
-            "%s of job %s is asked to drain: %s",
+            "requested a drain of %s of job %s: %s",
             ask.member.name,
             ask.keys.job_name,
             ask.reason,
@@ -162,7 +162,7 @@ class NoticeExecutor:
             return False
         self._asked = after_lift(self._asked, lift, self._clock())
         log.info(
-            "the drain of %s of job %s is taken back: %s",
+            "cancelled the drain of %s of job %s: %s",
             drain.member,
             lift.keys.job_name,
             lift.reason,
@@ -185,7 +185,7 @@ class NoticeExecutor:
             return False
         except StoreError as error:
             log.warning(
-                "a drain of job %s is not written: %s",
+                "cannot write a drain of job %s, retrying: %s",
                 keys.job_name,
                 error,
                 extra={"event": "notice_not_written"},

@@ -88,7 +88,7 @@ class Owners:
         except ClusterError as error:
             # Without the right to, what the pod shows has to do: its ReplicaSet, for one.
             level = logging.DEBUG if isinstance(error, ClusterRefused) else logging.WARNING
-            log.log(level, "%s %s is not read: %s", owner.kind, owner.name, error)
+            log.log(level, "cannot read %s %s: %s", owner.kind, owner.name, error)
             return as_shown
         about = {
             "apiVersion": owner.api_version,

@@ -88,7 +88,7 @@ class OwnerReconciler:
             if self._annotates:
                 await self._note(keys, job, owner)
         except Exception as error:
-            told = f"nothing is done for the owner of job {keys.job_name}: {error}"
+            told = f"cannot reconcile job {keys.job_name} with its owner: {error}"
             tell_defect(told, error)
 
     async def _scale(self, keys: JobKeys, job: JobState, owner: OwnerSeen) -> None:
@@ -116,7 +116,7 @@ class OwnerReconciler:
             )
         except StoreError as error:
             log.warning(
-                "the replicas of job %s are not written: %s",
+                "cannot write the owner's replicas as desired of job %s, retrying: %s",
                 keys.job_name,
                 error,
                 extra={"event": "desired_not_written"},
@@ -136,7 +136,7 @@ class OwnerReconciler:
             await self._api.merge(owner.path, {"metadata": {"annotations": wanted}})
         except ClusterError as error:
             log.warning(
-                "job %s is not annotated: %s",
+                "cannot annotate the owner of job %s, retrying: %s",
                 keys.job_name,
                 error,
                 extra={"event": "owner_not_annotated"},
