@@ -118,7 +118,8 @@ def _endpoint(one: EndpointReport) -> Iterator[Finding]:
                 "endpoint",
                 "fault",
                 f"{one.endpoint} answered, then stopped: {one.error}",
-                "see that this member of the store runs on, and what lies between it and here",
+                "check that this member of the store keeps running, and the network (firewall,"
+                " proxy) between it and this machine",
             )
     elif one.error:
         yield Finding(

@@ -182,4 +182,4 @@ async def test_a_secret_that_may_not_be_read_is_noted_and_those_after_it_are_loo
     told = [one for one in said(seen) if one[0] == "access"]
     assert [level for _, level, _ in told] == ["fault", "note"]
     assert "namespace open has no Secret digits-muster-store" in told[0][2]
-    assert told[1][2] == "not looked at: secrets is forbidden"
+    assert told[1][2] == "not checked: secrets is forbidden"

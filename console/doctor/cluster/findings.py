@@ -34,7 +34,7 @@ def findings_of(seen: Cluster) -> list[Finding]:
         *_access(seen.pods, seen.secrets_left),
         *_clocks(seen),
         *(
-            Finding(what, "note", f"not looked at: {why}", "ask for the right to read it")
+            Finding(what, "note", f"not checked: {why}", "get the right to read it")
             for what, why in (seen.unread or {}).items()
             if what != "webhook"
         ),
@@ -61,8 +61,8 @@ def _chart(seen: Cluster) -> Iterator[Finding]:
         yield Finding(
             "chart",
             "warning",
-            f"not looked at, nor the webhook, the controller, certificates and etcd: {why}",
-            "ask for the right to list mutatingwebhookconfigurations, or somebody who has it",
+            f"not checked, nor the webhook, the controller, certificates and etcd: {why}",
+            "get the right to list mutatingwebhookconfigurations, or have a cluster admin run this",
         )
     elif not seen.hooks:
         yield Finding(
@@ -102,8 +102,8 @@ def _webhook(seen: Cluster) -> Iterator[Finding]:
             yield Finding(
                 "webhook",
                 "fault",
-                f"{hook.configuration} has no caBundle: the API server does not trust it, and asks"
-                " nobody",
+                f"{hook.configuration} has no caBundle: the API server cannot verify the webhook,"
+                " and skips it",
                 "see the log of the controller, which writes it: it needs update on this object",
             )
             return
@@ -115,7 +115,7 @@ def _webhook(seen: Cluster) -> Iterator[Finding]:
             "webhook",
             "warning",
             f"a labelled pod could not be tried: {probe.error}",
-            "ask for the right to create pods there, which a dry run needs, too",
+            "get the right to create pods there, which a dry run needs, too",
         )
     elif probe.injected:
         yield Finding("webhook", "ok", "a labelled pod, made in a dry run, gets its sidecar")
