@@ -39,17 +39,17 @@ def add_gauges(
     metrics.gauge("muster_members", "Members of the job, by state.", members, "state")
     metrics.gauge(
         "muster_registered",
-        "1 while this member is registered under a lease that has not run out.",
+        "1 while this member is registered under a lease that has not expired.",
         lambda: float(registrar.registered.is_set() and registrar.lease_valid_until_s > clock()),
     )
     metrics.gauge(
         "muster_lease_remaining_seconds",
-        "How long this member's lease lives without another renewal.",
+        "Seconds until this member's lease expires if it is not renewed.",
         lambda: max(0.0, registrar.lease_valid_until_s - clock()),
     )
     metrics.gauge(
         "muster_generation",
-        "The life of the job this member is in; 0 before it registered.",
+        "Generation of the job that this member is in; 0 before it registered.",
         lambda: float(registrar.generation or 0),
     )
     _add_watch_gauges(metrics, member.client.mirror, clock)
@@ -70,19 +70,19 @@ def add_gauges(
 def _add_shard_gauges(metrics: Metrics, desk: ShardDesk) -> None:
     metrics.gauge(
         "muster_shards_open",
-        "Shards of the epoch at hand that nobody has, by data set.",
+        "Shards of the current epoch that no rank holds or has trained, by data set.",
         lambda: {name: one.open for name, one in desk.progress().items()},
         "data_set",
     )
     metrics.gauge(
         "muster_shards_leased",
-        "Shards of the epoch at hand that ranks hold and have not trained, by data set.",
+        "Shards of the current epoch that ranks hold and have not trained, by data set.",
         lambda: {name: one.leased for name, one in desk.progress().items()},
         "data_set",
     )
     metrics.gauge(
         "muster_shards_done",
-        "Shards of the epoch at hand that a save of all ranks contains, by data set.",
+        "Shards of the current epoch that a save of all ranks contains, by data set.",
         lambda: {name: one.done for name, one in desk.progress().items()},
         "data_set",
     )
@@ -96,17 +96,17 @@ def _add_watch_gauges(metrics: Metrics, mirror: Mirror, clock: Callable[[], floa
     )
     metrics.gauge(
         "muster_watch_healthy_seconds",
-        "For how long the watch of the store has worked without a gap; 0 while it does not.",
+        "Seconds for which the watch of the store has worked without a gap; 0 while it does not.",
         lambda: mirror.healthy_for_s(clock()),
     )
     metrics.gauge(
         "muster_watch_lag_seconds",
-        "For how long the store has told of changes that the watch has not brought yet.",
+        "Seconds for which the watch has been behind the revision in the store's responses.",
         lambda: metrics.store.unseen_for_s(mirror.revision),
     )
     metrics.gauge(
         "muster_watch_listener_errors",
-        "How often a part of this sidecar failed on news of the store: a defect, see its log.",
+        "Failures of a part of this sidecar on a change in the store: a defect, see its log.",
         lambda: float(mirror.listener_errors),
     )
 
@@ -125,7 +125,7 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
     )
     metrics.gauge(
         "muster_drain_seconds_left",
-        "Until this pod's SIGTERM passes at the latest; -1 without a deadline.",
+        "Seconds until SIGTERM is passed to this pod's launcher at the latest; -1: no deadline.",
         seconds_left,
     )
     metrics.gauge(
@@ -145,12 +145,12 @@ def add_drain_gauges(metrics: Metrics, drains: Drains, boot_clock: Callable[[], 
     )
     metrics.gauge(
         "muster_steps_at_risk",
-        "Steps of this pod since the last commit; -1 while its ranks tell of no round.",
+        "Steps of this pod since the last commit; -1 while its ranks are in no round.",
         lambda: float(drains.saves.steps_at_risk),
     )
     metrics.gauge(
         "muster_drains",
-        "Drains on record, by outcome; those that go on have none.",
+        "Drain records in the store, by outcome; those in progress have none.",
         drains.by_outcome,
         "outcome",
     )
