@@ -51,7 +51,7 @@ Example:
     "objects",
     multiple=True,
     metavar="KIND/NAME",
-    help="Which object of several; * and ? stand for others; may be given again.",
+    help="Object to inject, if there are several; * and ? are wildcards; may be given again.",
 )
 @click.option(
     "--template-path",
@@ -64,7 +64,7 @@ Example:
 @click.option(
     "--allow-bypass",
     is_flag=True,
-    help="Inject also where the launch line goes past Muster, as with --rdzv-endpoint.",
+    help="Inject even if the launch line bypasses Muster, as with --rdzv-endpoint.",
 )
 def inject(
     file: str,

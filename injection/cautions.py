@@ -32,8 +32,7 @@ MPI_ALONE = (
     " launcher of Muster's"
 )
 PAST_OURS = (
-    "container {name}: after {word} in its line of shell, horovodrun is not the one that knows of"
-    " Muster: call {path} there"
+    "container {name}: {word} in its shell command bypasses Muster's horovodrun: call {path} there"
 )
 LASTING = (
     "{path}.{key}: {value} is added: without it the operator ends the whole job with the first"

@@ -51,7 +51,7 @@ def report_save(step: int) -> None:
     try:
         file.write(step)
     except OSError as error:
-        log.warning("the launcher is not told that step %d is saved: %s", step, error)
+        log.warning("cannot tell the sidecar that step %d is saved: %s", step, error)
         return
     until_s = time.monotonic() + PARKED_S
     while time.monotonic() < until_s:

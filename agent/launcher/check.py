@@ -170,7 +170,10 @@ def _elsewhere(launch: LaunchReport, policy: LauncherPolicy) -> str:
     """Say to which other rendezvous a torchrun was sent; empty if it was sent here."""
     here = f"localhost:{policy.port}"
     if launch.standalone:
-        return f"its torchrun was given --standalone, and trains alone: leave that out for {here}"
+        return (
+            f"its torchrun was given --standalone and trains alone, not with the others at {here}:"
+            " leave --standalone out"
+        )
     if launch.rdzv_backend != "c10d":
         backend = launch.rdzv_backend or "static"
         return (

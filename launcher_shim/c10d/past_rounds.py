@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class PastRounds:
-    """Sees to it for one run; of all sidecars, that of the round's first node does it."""
+    """Cleans up after past rounds of one run; only the sidecar of a round's first node does it."""
 
     def __init__(self, client: JobClient, kv: Kv, rendezvous: Rendezvous) -> None:
         self._client = client

@@ -51,7 +51,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     meets = meets_at(arguments, os.environ)
     if meets is not None and passes_over(*meets, digest(arguments)):
-        log.info("this stage of %s has ended well already: it is passed over", meets[1])
+        log.info("this stage of %s has succeeded already: skipping it", meets[1])
         return 0
     own = images_own(layout.TORCHRUN, sys.argv[0], os.environ)
     if own is None:
@@ -103,14 +103,14 @@ def passes_over(port: int, run_id: str, line: bytes) -> bool:
                 if not idles:
                     idles = True
                     log.info(
-                        "this pod is drained and has no place in %s: torchrun waits for the others"
-                        " to end well, or for the drain to be taken back",
+                        "this pod is drained: torchrun waits until the run %s succeeds or the drain"
+                        " is cancelled",
                         run_id,
                     )
     except socket.timeout:  # no TimeoutError before Python 3.10
         log.warning(
-            "the sidecar has not said for %g s whether this stage of %s has ended well already:"
-            " torchrun starts, as if it had not",
+            "the sidecar has not answered within %g s whether this stage of %s has succeeded"
+            " already: starting torchrun",
             ANSWER_TIMEOUT_S,
             run_id,
         )

@@ -342,9 +342,10 @@ class Registrar:
             )
 
     async def _shown(self, revision: int) -> None:
-        """Wait until the mirror shows what was written, however far it is behind.
+        """Wait until the mirror shows ``revision``, however far it is behind.
 
-        A store that was restored meanwhile may never reach it; what then is found decides.
+        A store that was restored meanwhile may never reach it: then return, too, so that the caller
+        decides anew on what the store has.
         """
         while True:
             try:

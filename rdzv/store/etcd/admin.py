@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an etcd cluster says of itself: its members, and whether it asks who we are."""
+"""Asks an etcd cluster for its members, and whether authentication is enabled."""
 
 from __future__ import annotations
 
