@@ -64,7 +64,7 @@ async def until_asked(store: Versioned, times: int) -> None:
 @pytest.mark.parametrize(
     ("versions", "asked", "levels", "last"),
     [
-        (("3.5.7",), 5, ["WARNING"], ("etcd 3.5.7", "on their way", "use 3.5.23")),
+        (("3.5.7",), 5, ["WARNING"], ("etcd 3.5.7", "ahead of pending events", "use 3.5.23")),
         (("3.6.16", "", "3.6.16", "3.5.1"), 6, ["INFO", "WARNING"], ("etcd 3.5.1",)),
     ],
     ids=["told once", "another one is told of too"],
