@@ -35,7 +35,7 @@ class StoreVersion:
             try:
                 status = await self._client.store.status()
             except StoreError as error:
-                log.info("the version of the store is not known: %s", error)
+                log.info("cannot read the version of the store: %s", error)
             else:
                 self._log_change(status.endpoint, status.version)
             await asyncio.sleep(self._repeat_s)

@@ -73,4 +73,4 @@ class Sweeper:
         try:
             await self._client.store.txn(unchanged, [Delete(kv.key) for kv in kvs])
         except StoreError as error:
-            log.info("the records of pods that are gone stay until the next sweep: %s", error)
+            log.info("cannot delete the records of gone pods before the next sweep: %s", error)

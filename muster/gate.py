@@ -109,7 +109,7 @@ class GateFile:
     def _warn(self, why: object) -> None:
         if not self._warned:
             self._warned = True
-            log.warning("cannot read %s, the last gate that was read holds: %s", self._path, why)
+            log.warning("cannot read %s, keeping the last gate read, if any: %s", self._path, why)
 
 
 def parse(content: bytes) -> Reading:

@@ -91,9 +91,7 @@ class LauncherEnd:
             opening = await read_opening(local.reader)
             reached = await self._unless_ended(local, self._reach(opening.attaching.host))
         except (OpeningError, NoPeer) as error:
-            log.warning(
-                "a command is not carried: %s", error, extra={"event": "tunnel_not_carried"}
-            )
+            log.warning("cannot carry a command: %s", error, extra={"event": "tunnel_not_carried"})
             local.writer.write(encode(GONE, str(error).encode()))
             await local.writer.drain()
             return
@@ -160,7 +158,7 @@ class LauncherEnd:
             except HandshakeError as error:
                 if said != str(error):
                     log.warning(
-                        "host %s is not reached, trying again: %s",
+                        "cannot reach host %s, retrying: %s",
                         *(host, said := str(error)),
                         extra={"event": "tunnel_unreachable"},
                     )

@@ -69,7 +69,7 @@ class Tunnel:
                     partial(is_present, snapshot, generation)
                 ):
                     log.warning(
-                        "a connection to %s is closed: it is no member any more",
+                        "closed a connection of the tunnel: %s is no longer a member",
                         member.name,
                         extra={"event": "tunnel_closed"},
                     )

@@ -159,7 +159,7 @@ class WorkerEnd:
             self._unknown.pop(task, None)
             with self.connections.to(member, ends.writer):
                 if not is_present(self._client.membership.snapshot(), self._generation(), member):
-                    self._refusals.tell(address, f"{member.name} is no member any more")
+                    self._refusals.tell(address, f"{member.name} is no longer a member")
                     return
                 await self._carry(ends, member)
 
@@ -174,7 +174,7 @@ class WorkerEnd:
             local = await self._reach_agent()
         except (OpeningError, OSError) as error:
             log.warning(
-                "a command of %s is not carried: %s",
+                "cannot carry a command of %s: %s",
                 *(member.name, error),
                 extra={"event": "tunnel_not_carried"},
             )
@@ -210,7 +210,7 @@ class WorkerEnd:
                 elif absence.lasts(now, healthy_for_s):
                     del self._detached[session]
                     log.warning(
-                        "a command of %s is ended: it is no member any more",
+                        "ending a command of %s, which is no longer a member",
                         member.name,
                         extra={"event": "tunnel_abandoned"},
                     )

@@ -103,7 +103,7 @@ class PastRounds:
         try:
             await self._kv.forget_records(gone)
         except StoreError as error:
-            log.info("keys of past runs stay until the next round: %s", error)
+            log.info("cannot delete the keys of past runs before the next round: %s", error)
 
     async def _forget(self, numbers: Sequence[int]) -> None:
         try:
@@ -111,4 +111,4 @@ class PastRounds:
                 run_id = torch_run_id(self._rendezvous.run_id)
                 await self._kv.forget(round_prefix(run_id, number))
         except StoreError as error:
-            log.info("the keys of old rounds stay until the next round: %s", error)
+            log.info("cannot delete the keys of past rounds before the next round: %s", error)

@@ -101,7 +101,7 @@ class StageStarts:
             and await self._stages.pass_over(nonce, name)
         )
         if passed:
-            log.info("a torchrun passes over %s, which has ended well already", name)
+            log.info("a torchrun skips the stage %s, which has succeeded already", name)
         return kv, wire.PASSED if passed else b""
 
     async def _line(self, name: str, container: str, line: bytes) -> tuple[bytes, bytes]:

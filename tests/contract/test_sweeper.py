@@ -159,7 +159,7 @@ async def test_what_workers_of_former_worlds_left_goes_whole() -> None:
 
 async def test_a_store_that_is_away_delays_it(caplog: pytest.LogCaptureFixture) -> None:
     async def said() -> bool:
-        return "stay until the next sweep" in caplog.text
+        return "of gone pods before the next sweep" in caplog.text
 
     engine, cut = MemoryEngine(now), Cut()
     async with client(engine) as one:

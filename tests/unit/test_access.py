@@ -295,7 +295,7 @@ async def test_files_that_change_one_after_the_other_are_taken_once_they_fit(
     assert (seen.version, seen.certificates) == (1, first)
     (record,) = caplog.records
     assert "do not belong together" in record.getMessage()
-    assert "the former certificates stay in force" in record.getMessage()
+    assert "the previous certificates stay in use" in record.getMessage()
     await asyncio.to_thread(write, Path(files.key), fresh[1])
     await seen.look(urgent=False, timeout_s=DEADLINE_S)
     assert seen.version == 2
@@ -372,7 +372,7 @@ async def test_files_on_a_disk_that_hangs_hold_no_call_up(
             # It ends at its first step: there was nothing that it has waited for.
             seen.look(urgent=False, timeout_s=1).send(None)
     assert (seen.version, reads) == (1, 2)
-    assert "the former certificates stay in force" in caplog.text
+    assert "the previous certificates stay in use" in caplog.text
     mended.set()
 
 

@@ -61,7 +61,7 @@ class RoundKey:
             )
         except StoreError as error:
             # The watch will show the outcome; the compares make a retry harmless.
-            self._diary.say(f"the round waits for the store: {error}")
+            self._diary.say(f"cannot write the round, retrying: {error}")
             await self._pause()
             return None
         if result.succeeded:
@@ -84,7 +84,7 @@ class RoundKey:
                 current = await self._reread(current)
                 continue
             except StoreError as error:
-                self._diary.say(f"the round waits for the store: {error}")
+                self._diary.say(f"cannot write the round, retrying: {error}")
                 await self._pause()
                 continue
             if result.succeeded:

@@ -59,8 +59,8 @@ class CertificateFiles:
             reading.result()
         elif self.version:
             self._log_change(
-                f"the certificate files cannot be read within {left_s:.1f} s; until then the former"
-                " certificates stay in force"
+                f"the certificate files cannot be read within {left_s:.1f} s; until then the"
+                " previous certificates stay in use"
             )
         else:
             raise TimeoutError
@@ -78,7 +78,7 @@ class CertificateFiles:
         except ConfigError as error:
             if not self.version:
                 raise
-            self._log_change(f"{error}; until then the former certificates stay in force")
+            self._log_change(f"{error}; until then the previous certificates stay in use")
             return
         self._diary.forget()
         self._stamp = stamp
