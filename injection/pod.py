@@ -36,7 +36,7 @@ def inject_pod(
     """Inject into the one template at ``path`` of an object that has no sidecar there yet.
 
     ``environ`` are the variables that stand in for settings. Raises ``ConfigError`` with all that
-    is in the way; a launch line that goes past Muster is.
+    is in the way; a launch line that bypasses Muster is.
     """
     workload = Workload(node_of(manifest))
     node = next(node for node, _ in at(workload.node, path))
