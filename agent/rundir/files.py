@@ -30,7 +30,7 @@ from rdzv.drain.gate import RankProgress
 from rdzv.errors import ConfigError, RecordError
 from rdzv.flags import named
 from rdzv.members.registration import Held
-from rdzv.records.codec import dump_record, load_record, take
+from rdzv.records.codec import dump_record, load_record, take, take_name
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class State:
         generation = take(name, fields, "generation", int)
         incarnation = take(name, fields, "incarnation", int)
         held = Held(generation, incarnation) if incarnation else None
-        return cls(take(name, fields, "pod_uid", str), held)
+        return cls(take_name(name, fields, "pod_uid"), held)
 
 
 class RunDir:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from rdzv.errors import RecordError
+from rdzv.keys import last_name
 
 SCHEMA = 1
 
@@ -37,7 +38,11 @@ def load_record(key: str, value: bytes) -> dict[str, Any]:
     """Decode a record; raises ``RecordError`` where it is none of ours."""
     try:
         # Told that it is UTF-8, json need not find out.
-        fields = json.loads(value.decode())
+        text = value.decode()
+        fields = json.loads(text)
+        if "\\u" in text:
+            # It can spell half of a surrogate pair, of which no key and no file can be made.
+            json.dumps(fields, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{key}: not JSON ({error})") from error
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
@@ -56,6 +61,22 @@ def take(
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise RecordError(f"{key}: {name!r} is {value!r}, expected {kind.__name__}")
     return value
+
+
+def take_name(key: str, fields: Mapping[str, Any], name: str) -> str:
+    """Take the name of a member or the UID of a pod; raises ``RecordError`` for an empty one."""
+    text = take(key, fields, name, str)
+    if not text:
+        raise RecordError(f"{key}: {name!r} is empty")
+    return text
+
+
+def take_own_name(key: str, fields: Mapping[str, Any], name: str) -> str:
+    """Take the name that stands in the record's key, too; raises ``RecordError`` for another."""
+    text = take_name(key, fields, name)
+    if text != last_name(key):
+        raise RecordError(f"{key}: {name!r} is {text!r}, which is not the name in its key")
+    return text
 
 
 def take_cursor(key: str, fields: Mapping[str, Any], name: str = "cursor") -> str:

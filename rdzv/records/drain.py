@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, Self, get_args
 
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import (
+    dump_record,
+    load_record,
+    take,
+    take_name,
+    take_own_name,
+    take_seconds,
+)
 from rdzv.store import KeyValue
 
 Outcome = Literal["", "committed", "uncommitted", "expired"]
@@ -80,8 +87,8 @@ class Drain:
         step = fields.get("step")
         left = fields.get("seconds_left")
         return cls(
-            pod_uid=take(kv.key, fields, "pod_uid", str),
-            member=take(kv.key, fields, "member", str),
+            pod_uid=take_own_name(kv.key, fields, "pod_uid"),
+            member=take_name(kv.key, fields, "member"),
             reason=take(kv.key, fields, "reason", str),
             source=take(kv.key, fields, "source", str),
             seconds_left=None if left is None else take_seconds(kv.key, fields, "seconds_left"),

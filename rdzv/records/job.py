@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from rdzv.errors import RecordError
-from rdzv.records.codec import dump_record, load_record, take, take_seconds
+from rdzv.records.codec import (
+    dump_record,
+    load_record,
+    take,
+    take_name,
+    take_own_name,
+    take_seconds,
+)
 from rdzv.records.job_template import JobTemplate
 from rdzv.records.sizes import Sizes
 from rdzv.store import KeyValue
@@ -224,8 +231,8 @@ class Member:
         if role not in ("worker", "launcher"):
             raise RecordError(f"{kv.key}: 'role' is {role!r}, expected worker or launcher")
         return cls(
-            name=take(kv.key, fields, "name", str),
-            pod_uid=take(kv.key, fields, "pod_uid", str),
+            name=take_own_name(kv.key, fields, "name"),
+            pod_uid=take_name(kv.key, fields, "pod_uid"),
             incarnation=take(kv.key, fields, "incarnation", int),
             address=take(kv.key, fields, "address", str),
             node=take(kv.key, fields, "node", str),
@@ -275,7 +282,7 @@ class Incarnation:
         """Decode; raises ``RecordError``."""
         fields = load_record(kv.key, kv.value)
         return cls(
-            member=take(kv.key, fields, "member", str),
+            member=take_own_name(kv.key, fields, "member"),
             number=take(kv.key, fields, "number", int),
             pod_uid=take(kv.key, fields, "pod_uid", str),
             since=take(kv.key, fields, "since", int, 0),

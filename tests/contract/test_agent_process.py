@@ -19,12 +19,14 @@ import pytest
 from muster import __version__
 from rdzv.keys import JobKeys
 from rdzv.membership import snapshot_of
+from rdzv.records.drain import Drain
 from rdzv.records.job import Member
 from rdzv.snapshot import Snapshot
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.ports import free_ports
+from tests.support.records import member
 from tests.support.sidecars.listeners import listening
 from tests.support.sidecars.processes import PATIENCE_S, ROOT, muster, sidecar, until
 
@@ -316,13 +318,17 @@ async def test_i8_hostile_records_and_requests_do_not_end_it(
     server: EmbeddedServer, tmp_path: Path
 ) -> None:
     store = MemoryStore(server.engine)
-    member = KEYS.in_generation(1).member("node-9").encode()
+    here = KEYS.in_generation(1)
     junk = [
         Put(KEYS.history + "00.x", b'{"schema":1,"what":["?"],"at_unix_s":"never"}'),
         Put(KEYS.history + "01.x", b"\xff\x00"),
         Put(KEYS.incarnation("node-8"), b'{"schema":1,"number":"9"}'),
-        Put(member.decode(), b'{"schema":1,"name":"$(reboot)","slots":1}'),
-        Put(KEYS.in_generation(1).drain("x"), b"[]"),
+        Put(here.member("node-9"), b'{"schema":1,"name":"$(reboot)","slots":1}'),
+        Put(here.drain("x"), b"[]"),
+        # Every field is there, and a name of which no key, hash or host list can be made.
+        Put(here.member("node-7"), member("node-7", uid="\ud800").to_json()),
+        Put(here.member("node-6"), member("node-0").to_json()),
+        Put(here.drain("y"), Drain("y", "", "", "operator", 0.0).to_json()),
     ]
     async with sidecar(server.endpoint, tmp_path) as one:
         await one.until_ready()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ import rdzv.drain.gate
 import rdzv.listing
 import rdzv.members.registration
 import rdzv.members.templates
+import rdzv.records.codec
 import rdzv.records.quarantine
 import rdzv.shards.ledger
 from agent.drain.notice_socket import Phase
@@ -281,6 +282,16 @@ def departures_unseen() -> list[Patch]:
 def foreign_keys_taken_in() -> list[Patch]:
     """Keys that Muster has not written are mirrored like its own."""
     return [patch.object(Mirror, "_is_ours", lambda self, key: True)]
+
+
+@plant("untrue-records", 25)
+def members_named_by_their_records() -> list[Patch]:
+    """A member is who its record says, whatever its key says."""
+
+    def named(key: str, fields: Mapping[str, Any], name: str) -> str:
+        return rdzv.records.codec.take(key, fields, name, str)
+
+    return [patch("rdzv.records.job.take_own_name", named)]
 
 
 # --- rounds ---

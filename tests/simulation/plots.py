@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.simulation.aliens import alien_key
+from tests.simulation.aliens import alien_key, untrue_record
 from tests.simulation.bounds import pause_for_a_while, set_gather, set_sizes
 from tests.simulation.departures import drain_patiently, notice, notice_and_cancel
 from tests.simulation.evictions import (
@@ -262,6 +262,7 @@ PLOTS = (
         FEW,
         weight=2,
     ),
+    Plot("untrue-records", {untrue_record: 6, crash: 2, die: 1, notice: 2, cut_one: 1}, FEW),
     Plot("restores", RESTORES, FEW),
     Plot(
         "restores-and-drains",

@@ -122,7 +122,7 @@ def test_a_launcher_asks_though_the_one_before_has_not_left_yet() -> None:
 
 
 def test_a_promise_outlives_its_record() -> None:
-    kv = KeyValue("/d", SAVED.to_json(), 40, 50, 1, 0)
+    kv = KeyValue("/uid-l", SAVED.to_json(), 40, 50, 1, 0)
     assert Drain.from_kv(kv) == SAVED
     assert b"saver" not in LEAVES.to_json()
 

@@ -37,9 +37,10 @@ UNIX_S = st.integers(0, 10**9).map(float)
 SEATS = st.builds(Seat, NAMES, TEXT, COUNTS)
 RECORDS: st.SearchStrategy[Any] = (
     st.builds(Job, st.integers(), st.integers(), st.integers(), TEXT, NUMBER)
-    | st.builds(Incarnation, TEXT, st.integers(), TEXT)
+    | st.builds(Incarnation, st.just("c"), st.integers(), TEXT)
     | st.builds(
-        Member, TEXT, TEXT, st.integers(), TEXT, TEXT, st.sampled_from(["worker", "launcher"]),
+        Member, st.just("c"), NAMES, st.integers(), TEXT, TEXT,
+        st.sampled_from(["worker", "launcher"]),
         st.integers(), st.integers(), st.integers(), index=st.integers(-1, 99), version=TEXT,
         topology=TEXT,
     )
@@ -60,8 +61,8 @@ RECORDS: st.SearchStrategy[Any] = (
         NUMBER, st.integers(), UNIX_S,
     )
     | st.builds(
-        Drain, TEXT, TEXT, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5), TEXT,
-        st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
+        Drain, st.just("c"), NAMES, TEXT, TEXT, st.none() | st.floats(0, 1e6), st.floats(0, 5),
+        TEXT, st.sampled_from(["", "committed", "uncommitted", "expired"]), NUMBER,
     )
     | st.builds(
         Node, NAMES, st.sampled_from(["asking", "in"]), TEXT, COUNTS, TEXT, COUNTS, COUNTS
@@ -75,9 +76,9 @@ RECORDS: st.SearchStrategy[Any] = (
 )  # fmt: skip
 GOOD: dict[type[Any], Any] = {
     Job: Job(1, 2, allowed_sizes=(1, 2), unit=2, gather_s=2.5, paused=True),
-    Member: Member("w", "u", 1, "a", "n", "worker", 1, 1, 2),
-    Incarnation: Incarnation("w", 1, "u"),
-    Drain: Drain("u", "m", "r", "s"),
+    Member: Member("c", "u", 1, "a", "n", "worker", 1, 1, 2),
+    Incarnation: Incarnation("c", 1, "u"),
+    Drain: Drain("c", "m", "r", "s"),
     Commit: Commit(),
     Vote: Vote(1, 1, "u", None),
     LastCommit: LastCommit(7, 2, 4),
@@ -149,6 +150,12 @@ def test_i8_a_deeply_nested_record_is_refused() -> None:
         (Drain, "seconds_left", float("nan")),
         (Job, "former_uids", [1]),
         (Member, "version", 1),
+        (Member, "name", "w"),
+        (Member, "name", ""),
+        (Member, "pod_uid", ""),
+        (Incarnation, "member", "w"),
+        (Drain, "pod_uid", "u"),
+        (Drain, "member", ""),
         (Member, "topology", 1),
         (Quarantine, "deaths", 0),
         (Quarantine, "out", "x"),
@@ -180,17 +187,29 @@ def test_i8_a_field_of_the_wrong_shape_is_refused(kind: type[Any], field: str, v
         read(GOOD[kind], json.dumps(fields | {field: value}).encode())
 
 
+@pytest.mark.parametrize("good", GOOD.values(), ids=lambda good: type(good).__name__)
+def test_i8_a_record_with_half_of_a_surrogate_pair_is_refused(good: Any) -> None:
+    # Legal JSON, and nothing that a key, a host list or a hash could be made of.
+    for text in ("\ud800", ["\udc00"], {"\ud800": 1}):
+        fields = json.loads(good.to_json()) | {"what": text}
+        with pytest.raises(RecordError):
+            read(good, json.dumps(fields).encode())
+    whole = json.dumps(json.loads(good.to_json()) | {"what": "\U0001f40d"})
+    assert "\\ud83d\\udc0d" in whole
+    assert read(good, whole.encode()) == read(good)
+
+
 @pytest.mark.parametrize(
     ("older", "expected"),
     [
         (
-            b'{"schema":1,"pod_uid":"u","member":"m","reason":"r","source":"s"}',
-            Drain("u", "m", "r", "s", mod_revision=9, created_revision=9),
+            b'{"schema":1,"pod_uid":"c","member":"m","reason":"r","source":"s"}',
+            Drain("c", "m", "r", "s", mod_revision=9, created_revision=9),
         ),
         (
-            b'{"schema":1,"name":"w","pod_uid":"u","incarnation":1,"address":"a","node":"n",'
+            b'{"schema":1,"name":"c","pod_uid":"u","incarnation":1,"address":"a","node":"n",'
             b'"role":"worker","slots":1,"min":1,"max":2}',
-            Member("w", "u", 1, "a", "n", "worker", 1, 1, 2, created_revision=9, mod_revision=9),
+            Member("c", "u", 1, "a", "n", "worker", 1, 1, 2, created_revision=9, mod_revision=9),
         ),
         (b'{"schema":1,"step":7,"round":2,"epoch":4}', LastCommit(7, 2, 4, mod_revision=9)),
         (
