@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,8 +222,13 @@ class RunDir:
             raise PermissionError(errno.EACCES, f"{path.name} may not be read by this user")
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
-        """Write a file that nobody ever sees half of."""
+        """Write a file that nobody ever sees half of, unless it is there as it is to be.
+
+        So a sidecar starts again on a disk that has become full.
+        """
         target = self.path / name
+        if _is_there(target, content, mode):
+            return
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -233,6 +239,14 @@ class RunDir:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _is_there(path: Path, content: bytes, mode: int) -> bool:
+    try:
+        same = path.lstat().st_mode == stat.S_IFREG | mode
+        return same and read_untrusted(path, len(content) + 1) == content
+    except OSError:
+        return False
 
 
 MAX_RESTARTS = 10

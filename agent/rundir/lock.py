@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,8 +44,9 @@ def lock(path: Path, member: str) -> BinaryIO:
     file = os.fdopen(descriptor, "r+b", buffering=0)
     try:
         _take(file, path)
-        file.truncate(0)
-        file.write(f"{member} (pid {os.getpid()})".encode())
+        with suppress(OSError):  # on a full disk: the name is for people
+            file.truncate(0)
+            file.write(f"{member} (pid {os.getpid()})".encode())
     except BaseException:
         file.close()
         raise

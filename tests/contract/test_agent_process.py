@@ -367,6 +367,38 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
         await one.until_hosts(1)
 
 
+FULL_DISK = (
+    "-c",
+    "import resource, console.main;"
+    " resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); console.main.main()",
+)
+"""Runs the command line where files can be made, and nothing be written into them."""
+
+
+async def test_it_starts_again_while_the_disk_is_full(
+    server: EmbeddedServer, tmp_path: Path
+) -> None:
+    async with sidecar(server.endpoint, tmp_path) as before:
+        await before.until_ready()
+        port = str(before.c10d_port)
+        await before.end(signal.SIGKILL)
+    await asyncio.to_thread((tmp_path / "discover_hosts.sh").chmod, 0o700)
+    async with sidecar(
+        server.endpoint, tmp_path, "node-0", FULL_DISK, MUSTER_C10D_PORT=port
+    ) as refused:
+        async with asyncio.timeout(PATIENCE_S):
+            assert await refused.process.wait() == 2, "what differs has to be written"
+        assert "cannot be used (File too large)" in refused.lines[-1]["message"]
+    await asyncio.to_thread((tmp_path / "discover_hosts.sh").chmod, 0o755)
+    async with sidecar(
+        server.endpoint, tmp_path, "node-0", FULL_DISK, MUSTER_C10D_PORT=port
+    ) as again:
+        await again.until_ready()
+        await again.until_logged("state_not_kept")
+        await again.until_hosts(1)
+    assert await asyncio.to_thread(lambda: list(tmp_path.rglob("*.tmp"))) == []
+
+
 def block(path: Path) -> None:
     """Put a directory where a file is, which the sidecar may deliver anew meanwhile."""
     while not path.is_dir():
