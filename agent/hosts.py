@@ -105,7 +105,17 @@ class HostDelivery:
             await self._change_from(snapshot, RETRY_PAUSE_S if retry else self._pause_s())
 
     async def _read_former(self) -> None:
-        former = self._delivered = await asyncio.to_thread(self._run_dir.hosts)
+        try:
+            former = await asyncio.to_thread(self._run_dir.hosts)
+        except OSError as error:
+            former = ""
+            log.warning(
+                "%s cannot be read (%s): starting without the former host list",
+                self._run_dir.path / layout.HOSTS,
+                error.strerror,
+                extra={"event": "hosts_unreadable"},
+            )
+        self._delivered = former
         self._list = hosts.parse(former, self._generation, self._clock())
 
     async def _deliver(self, text: str) -> bool:

@@ -165,6 +165,25 @@ async def test_what_the_other_user_puts_in_the_place_of_a_file_stops_no_sidecar(
         assert "PATH=" not in text
 
 
+async def test_a_directory_in_the_place_of_the_host_list_alone_stops_no_sidecar(
+    server: EmbeddedServer, run_dir: Path
+) -> None:
+    async with running(EMPTY_DIR, server, run_dir) as before:
+        await before.end()
+
+    hosts = run_dir / "hosts"
+    await asyncio.to_thread(hosts.unlink)
+    await asyncio.to_thread(hosts.mkdir)
+    as_sidecar = user(EMPTY_DIR, SIDECAR, "console.main")
+    async with sidecar(server.endpoint, run_dir, "node-0", as_sidecar) as again:
+        assert "hosts cannot be read" in (await again.until_logged("hosts_unreadable"))["message"]
+        await again.until_logged("hosts_not_delivered")
+        assert (await again.get("/healthz"))[0] == 200
+        await asyncio.to_thread(hosts.rmdir)
+        await again.until_ready()
+        await again.until_hosts(1)
+
+
 async def test_a_directory_that_is_a_link_is_refused_in_one_sentence(
     server: EmbeddedServer, run_dir: Path
 ) -> None:
