@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 
+from agent.kept_registration import KeptRegistration
 from agent.parts import job_client, launcher_parts, member_parts
-from agent.rundir.files import RunDir, State
+from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
-from launcher_shim.rundir import layout
 from rdzv.errors import Fenced, StoreUnavailable
 from rdzv.members.registration import Held
 
@@ -45,13 +45,15 @@ class RunningParts:
         self.fenced = ""
         self.stopping = False
         self.client = job_client(around, settings.keys)
-        self.member = member_parts(around, settings, self.client, held=held, on_held=self._keep)
+        self._kept = KeptRegistration(run_dir, settings.identity.pod_uid)
+        self.member = member_parts(
+            around, settings, self.client, held=held, on_held=self._kept.keep
+        )
         self.launcher = launcher_parts(
             *(around, settings, self.member, run_dir, sockets), ready=lambda: not self.not_ready()
         )
         self._store_address = around.store_address
         self._settings = settings
-        self._run_dir = run_dir
         self._fresh = held is None
         self._registered_once = False
         self._awaits_agent = False
@@ -61,10 +63,13 @@ class RunningParts:
 
         Raises an ``ExceptionGroup`` of what took a task down.
         """
-        async with asyncio.TaskGroup() as group:
-            tasks = self._start(group)
-            await self._serve_until_stopped(stop)
-            await self._leave(tasks)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = self._start(group)
+                await self._serve_until_stopped(stop)
+                await self._leave(tasks)
+        finally:
+            self._kept.end()
 
     def not_ready(self) -> str | None:
         """Why launchers beside this sidecar should not start, or None."""
@@ -192,20 +197,6 @@ class RunningParts:
                 f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check --etcd-endpoints"
                 " (MUSTER_ETCD_ENDPOINTS), that it runs, and that it lets this member in"
             ) from None
-
-    async def _keep(self, held: Held) -> None:
-        """Keep what is registered, for the sidecar that starts here next."""
-        state = State(self._settings.identity.pod_uid, held)
-        try:
-            await asyncio.to_thread(self._run_dir.keep, state)
-        except OSError as error:
-            log.error(
-                "%s cannot be written (%s): were this sidecar started again, it would be taken"
-                " for a fresh pod",
-                self._run_dir.path / layout.STATE,
-                error.strerror,
-                extra={"event": "state_not_kept"},
-            )
 
     # -- the host list
 

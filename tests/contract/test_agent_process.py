@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import signal
 import socket
 import stat
@@ -370,9 +371,16 @@ async def test_a_disk_that_takes_no_list_leaves_the_former_one_and_the_job_alone
 FULL_DISK = (
     "-c",
     "import resource, console.main;"
-    " resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); console.main.main()",
+    " most = resource.getrlimit(resource.RLIMIT_FSIZE)[1];"
+    " resource.setrlimit(resource.RLIMIT_FSIZE, (0, most)); console.main.main()",
 )
 """Runs the command line where files can be made, and nothing be written into them."""
+
+
+def make_room(process: asyncio.subprocess.Process) -> None:
+    """Let a process that runs on a full disk write again."""
+    most = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, most))
 
 
 async def test_it_starts_again_while_the_disk_is_full(
@@ -396,6 +404,10 @@ async def test_it_starts_again_while_the_disk_is_full(
         await again.until_ready()
         await again.until_logged("state_not_kept")
         await again.until_hosts(1)
+        make_room(again.process)
+        await again.until_logged("state_kept")
+        kept = await asyncio.to_thread((tmp_path / "state.json").read_text)
+        assert json.loads(kept)["incarnation"] == (await the_member(server)).incarnation
     assert await asyncio.to_thread(lambda: list(tmp_path.rglob("*.tmp"))) == []
 
 
