@@ -104,16 +104,25 @@ class Pods:
             set_constant(room / CONSTANTS[name], name, value)
         (directory / "bin").mkdir()
         (directory / "bin" / "python3").symlink_to(python)
+        self._python = python
+        self.start_agent()
+
+    def start_agent(self) -> None:
+        modules = str(self.directory / "python")
         self.agent = subprocess.Popen(
-            [python, "-I", "-S", "-c", _AGENT, str(directory / "python"), HOST, str(self.run_dir)],
+            [self._python, "-I", "-S", "-c", _AGENT, modules, HOST, str(self.run_dir)],
             env=self.environ("worker", MODE="pod", MUSTER_LEASE_TTL="1"),
             start_new_session=True,
         )
         try:
-            until((self.run_dir / "exec.sock").exists, "the agent listens")
+            until(self._agent_listens, "the agent listens")
         except BaseException:
             self.end()
             raise
+
+    def _agent_listens(self) -> bool:
+        assert self.agent.poll() is None
+        return (self.run_dir / "exec.sock").exists()
 
     def environ(self, node: str, **more: str) -> dict[str, str]:
         path = f"{self.directory / 'bin'}:{os.environ['PATH']}"
@@ -313,6 +322,23 @@ def test_a_worker_that_ends_well_because_it_is_ended_is_no_success(pods: Pods) -
     pods.agent.terminate()
     second.communicate(timeout=PATIENCE_S)
     assert (first.returncode, second.returncode) == (143, 143)
+
+
+@one_python_is_enough
+def test_a_directory_in_the_place_of_a_note_keeps_no_agent_from_its_work(pods: Pods) -> None:
+    pods.agent.terminate()
+    pods.agent.wait(PATIENCE_S)
+    (pods.run_dir / "exec.sock").unlink(missing_ok=True)
+    notes = pods.run_dir / "workers"
+    (notes / "0.json").mkdir()
+    (notes / "1.json").touch()
+    pods.start_agent()
+    assert not (notes / "1.json").exists()
+    for program, status in (("true", 0), ("no-such-program", 127)):
+        worker = pods.start(command(program))
+        worker.communicate(timeout=PATIENCE_S)
+        assert worker.returncode == status
+    assert pods.agent.poll() is None
 
 
 @one_python_is_enough

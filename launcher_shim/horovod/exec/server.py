@@ -174,7 +174,7 @@ class ExecServer:
             try:
                 worker = start(command, self._environ)
             except OSError as error:
-                note.unlink(missing_ok=True)
+                _forget_note(note)
                 missing = isinstance(error, FileNotFoundError)
                 status = EXIT_NOT_FOUND if missing else EXIT_NOT_EXECUTABLE
                 session.fail("%s: %s\n" % (command.argv[0], error), status)
@@ -187,7 +187,7 @@ class ExecServer:
             worker.finish()
             del self._workers[slot]
             worker.ended.set()
-            note.unlink(missing_ok=True)  # the container's user may have removed it
+            _forget_note(note)
 
     def _read(self, session: CommandSession, text: bytes) -> WorkerCommand:
         command = read_command(text.decode("utf-8", "surrogateescape"))
@@ -199,10 +199,20 @@ class ExecServer:
 
 
 def forget_all(notes: Path) -> None:
-    """Make the directory of notes, without those of an agent that ended before."""
-    notes.mkdir(exist_ok=True)
-    notes.chmod(0o755)  # for the sidecar, whatever the umask is
+    """Make the directory of notes, without those of an agent that ended before.
+
+    Where somebody else has put something in its place, each command that cannot be noted is
+    refused, with the reason.
+    """
+    with suppress(OSError):
+        notes.mkdir(exist_ok=True)
+        notes.chmod(0o755)  # for the sidecar, whatever the umask is
     for note in notes.glob("*.json"):
+        _forget_note(note)
+
+
+def _forget_note(note: Path) -> None:
+    with suppress(OSError):  # removed already, or put there by another user of the pod
         note.unlink()
 
 
