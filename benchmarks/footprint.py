@@ -2,7 +2,8 @@
 """``footprint``: what one real ``muster agent`` costs, on a real etcd.
 
 Memory and CPU with a real torchrun connected that trains; the start from the process's creation
-to the first ``/readyz`` that says yes, which includes the registration.
+to the first ``/readyz`` that says yes, which includes the registration, by the clock and by the
+processor.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
         endpoint = await stack.enter_async_context(etcd_server())
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muster-bench-")))
         started: list[float] = []
+        start_cpu_s: list[float] = []
         bare: list[float] = []
         for number in range(starts):
             bare.append(await _python_start())
-            started.append(await _start(root / f"start-{number}", endpoint))
+            wall_s, used_s = await _start(root / f"start-{number}", endpoint)
+            started.append(wall_s)
+            start_cpu_s.append(used_s)
         print(f"ready after {median(started):.2f} s", file=sys.stderr)
         rss_mib, cpu_percent = await _at_rest(root / "rest", endpoint, rest_s)
     return [
@@ -49,6 +53,7 @@ async def measure(starts: int = STARTS, rest_s: float = REST_S) -> list[Figure]:
             bare,
             "an empty Python",
         ),
+        of_medians("footprint/CPU of the start", "s", Bar("value", "<=", 1.5), start_cpu_s, [], ""),
         Figure("footprint/RSS", rss_mib, "MiB", Bar("value", "<=", 50), (rss_mib,)),
         Figure("footprint/CPU at rest", cpu_percent, "%", Bar("value", "<=", 0.25), (cpu_percent,)),
     ]
@@ -61,14 +66,14 @@ async def _python_start() -> float:
     return time.monotonic() - began_s
 
 
-async def _start(run_dir: Path, endpoint: str) -> float:
-    """From the creation of the process to ready; it then leaves in peace."""
+async def _start(run_dir: Path, endpoint: str) -> tuple[float, float]:
+    """Seconds and CPU seconds from the process's creation to ready; it then leaves in peace."""
     sidecar = Sidecar(run_dir, run_dir.name, "node-0", endpoint, (1, 1))
     began_s = time.monotonic()
     await sidecar.start()
     try:
         await sidecar.ready()
-        return time.monotonic() - began_s
+        return time.monotonic() - began_s, cpu_s(sidecar.pid)
     finally:
         assert sidecar.process is not None
         await child.end(sidecar.process, 5.0)

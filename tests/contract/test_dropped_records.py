@@ -16,9 +16,9 @@ from rdzv.store.memory.client import MemoryEngine
 from tests.support.histories.pods import pod
 from tests.support.sidecars.raw_client import connected
 from tests.support.store.transacting import Carry, TransactingStore, Transaction
+from tests.support.waiting import DEADLINE_S
 
 KEYS = JobKeys("team", "digits")
-PATIENCE_S = 30.0
 
 
 class Failing(TransactingStore):
@@ -53,7 +53,7 @@ async def test_what_a_client_left_on_record_goes_once_the_store_answers(
     error: StoreError | None,
 ) -> None:
     store = Failing(MemoryEngine(), error)
-    async with pod(store, KEYS, "w-0", 10.0) as one, asyncio.timeout(PATIENCE_S):
+    async with pod(store, KEYS, "w-0", 10.0) as one, asyncio.timeout(DEADLINE_S):
         async with connected(one.port) as client:
             assert await client.ask(wire.Add(b"/n", 1)) == 1
         await store.dropped.wait()

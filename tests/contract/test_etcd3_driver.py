@@ -30,6 +30,7 @@ from tests.support.ports import free_ports
 from tests.support.sidecars.runs import until
 from tests.support.store.patient_store import patient
 from tests.support.store.tcp_proxy import TcpProxy
+from tests.support.waiting import DEADLINE_S
 
 IDLE_S = 3.0
 MOST_TRIES = 40
@@ -132,7 +133,7 @@ async def test_busy_threads_are_no_fault_of_the_endpoint_and_hold_no_lease_up() 
         used._on_kick.add(kicks.append)
         free = threading.Event()
         for _ in range(THREADS):
-            store._threads.submit(free.wait, 30)
+            store._threads.submit(free.wait, DEADLINE_S)
         try:
             with pytest.raises(StoreUnavailable, match="no thread was free"):
                 await store.range("k", timeout_s=1.5)

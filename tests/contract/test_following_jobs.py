@@ -38,6 +38,7 @@ from rdzv.records.job import Job
 from rdzv.store import Delete, Put, Store
 from tests.support.cluster_api import FakeApi
 from tests.support.records import member
+from tests.support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.usefixtures("empty_store")
 
@@ -124,7 +125,7 @@ def seen(fake: FakeApi) -> dict[tuple[str, str], tuple[int, str]]:
 async def until(
     fake: FakeApi, holds: Callable[[dict[tuple[str, str], tuple[int, str]]], bool]
 ) -> None:
-    async with asyncio.timeout(20), fake._changed:
+    async with asyncio.timeout(DEADLINE_S), fake._changed:
         await fake._changed.wait_for(lambda: holds(seen(fake)))
 
 

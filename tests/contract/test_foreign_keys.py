@@ -21,6 +21,7 @@ from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import pod
 from tests.support.sidecars.jobs import KEYS
+from tests.support.waiting import DEADLINE_S
 
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")
@@ -54,7 +55,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
         for value in (b"x", b"y"):
             await writer.txn([], [Put(foreign_key, value)])
         last = (await writer.txn([], [Put(RUN.value(b"mine"), b"1")])).revision
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await first.client.mirror.reached(last)
         assert foreign_key not in first.client.mirror.kvs
         assert RUN.value(b"mine") in first.client.mirror.kvs
@@ -64,7 +65,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
         assert warnings[0].getMessage().isprintable()
         # And one that starts with it there.
         async with pod(engine, "w-1") as second:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(DEADLINE_S):
                 while set(first.client.membership.snapshot().members) != {"w-0", "w-1"}:
                     await first.client.mirror.changed_after(first.client.mirror.sequence)
             assert foreign_key not in second.client.mirror.kvs
@@ -76,7 +77,7 @@ async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_wri
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
-    async with pod(engine, "w-0") as one, asyncio.timeout(30):
+    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
         run_dir = RunDir(str(tmp_path))
         sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
         # Nothing of the membership changes after it.
@@ -116,7 +117,7 @@ async def test_a_part_that_fails_on_news_takes_nobody_down(
         names = ["good", "bad", "better"]
         await writer.txn([], [Put(KEYS.prefix + name, b"") for name in names])
         async with pod(engine, "w-1"):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(DEADLINE_S):
                 while set(one.client.membership.snapshot().members) != {"w-0", "w-1"}:
                     await one.client.mirror.changed_after(one.client.mirror.sequence)
         assert {KEYS.prefix + name for name in names} <= set(one.client.mirror.kvs)

@@ -22,6 +22,7 @@ from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.tasks import beside
+from tests.support.waiting import DEADLINE_S
 
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
@@ -94,7 +95,7 @@ class Scene:
         self.store.answers.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - a file gives no event
                 await asyncio.sleep(0.02)
 
@@ -162,7 +163,7 @@ async def miss_one_for_long_enough(scene: Scene) -> None:
     scene.mirror.apply([], scene.mirror.revision + 1)
     scene.now += CONFIRM_S / 2 + 0.1
     scene.put(C)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await scene.store.asked.wait()
     await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
 
@@ -219,7 +220,7 @@ async def a_spare_takes_over(scene: Scene) -> None:
     scene.mirror.apply([], scene.mirror.revision + 1)
     scene.now += CONFIRM_S / 2 + 0.1
     scene.put(SPARE)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         await scene.store.asked.wait()
     scene.confirm()
     scene.put(SPARE)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import DEADLINE_S
+
 SCRIPT = Path(__file__).parents[2] / "launcher_shim" / "pod" / "discover_hosts.sh"
 SHELLS = [shell for shell in ("dash", "bash", "busybox") if shutil.which(shell)]
 
@@ -40,7 +42,7 @@ def discover(
         env={"PATH": path or os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -123,7 +125,7 @@ def test_i4_readers_never_see_half_a_list_while_it_changes(run_dir: Path, tmp_pa
     def printed() -> list[str]:
         return out.read_text().split("=\n")[:-1]
 
-    deadline_s = time.monotonic() + 45
+    deadline_s = time.monotonic() + DEADLINE_S
     with subprocess.Popen(["sh", "-c", loop], cwd=run_dir) as readers:
         try:
             turn = 0

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.injection.corpus import CORPUS
 from tests.support.sidecars.processes import ROOT, Ended
+from tests.support.waiting import DEADLINE_S
 
 FLAGS = ("--min", "2", "--max", "4", "--etcd-endpoints", "etcd:2379", "--image", "sidecar:1")
 
@@ -25,7 +26,7 @@ def inject(*arguments: str, stdin: bytes = b"", environ: Mapping[str, str] | Non
         env={**clean, **(environ or {})},
         input=stdin,
         capture_output=True,
-        timeout=30,
+        timeout=DEADLINE_S,
         check=False,
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -10,8 +10,7 @@ import pytest
 
 from launcher_shim.c10d.kept_stages import KeptStages
 from launcher_shim.c10d.stages import Stages
-
-WAIT_S = 20.0
+from tests.support.waiting import DEADLINE_S
 
 
 class SlowFiles:
@@ -27,7 +26,7 @@ class SlowFiles:
     def put(self, name: str, content: bytes) -> None:
         if not self.first_begun.is_set():
             self.first_begun.set()
-            assert self.released.wait(WAIT_S)
+            assert self.released.wait(DEADLINE_S)
         self.on_disk.append(content)
 
 
@@ -36,7 +35,7 @@ async def test_the_newest_stages_are_written_last_however_slow_the_disk_is() -> 
     stages = KeptStages(files)
     stages.stages.finish("container", "digits")
     first = asyncio.create_task(stages.keep())
-    assert await asyncio.to_thread(files.first_begun.wait, WAIT_S)
+    assert await asyncio.to_thread(files.first_begun.wait, DEADLINE_S)
     stages.stages.finish("container", "digits (stage 2)")
     second = asyncio.create_task(stages.keep())
     await asyncio.wait([second], timeout=0.2)
@@ -51,7 +50,7 @@ async def test_what_a_client_was_not_told_is_taken_back() -> None:
     files = SlowFiles()
     stages = KeptStages(files)
     passing = asyncio.create_task(stages.pass_over("c" * 32, "digits"))
-    assert await asyncio.to_thread(files.first_begun.wait, WAIT_S)
+    assert await asyncio.to_thread(files.first_begun.wait, DEADLINE_S)
     passing.cancel()
     await asyncio.sleep(0)
     files.released.set()

@@ -22,6 +22,7 @@ from agent.drain.notice import LINE_LENGTH, Notice, read_notice
 from agent.drain.notice_socket import CONNECTIONS_MAX, NoticeSocket, Phase
 from rdzv.errors import ConfigError, RecordError
 from tests.support.tasks import beside
+from tests.support.waiting import DEADLINE_S
 
 GOOD = b'{"notice":"sigterm","reason":"why","seconds_left":20}\n'
 NOTED = Phase("noted", "noted")
@@ -77,7 +78,7 @@ class Desk:
         reader, writer = await self.connect()
         try:
             writer.write(line)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(DEADLINE_S):
                 return await reader.readline()
         except ConnectionError:
             return b""
@@ -85,7 +86,7 @@ class Desk:
             writer.close()
 
     async def taken(self, count: int) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while len(self.notices) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -190,7 +191,7 @@ async def test_beyond_its_bound_a_client_is_sent_away_and_may_come_back() -> Non
         assert await one.say(GOOD) == b""
         clients[0][1].close()
         one.stand(NOTED)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while not (line := await one.say(GOOD)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert json.loads(line)["phase"] == "noted"

@@ -62,7 +62,7 @@ class StoredJob:
         await self.store.txn([], puts)
 
     async def snapshot(self) -> Snapshot:
-        read = await read_all(self.store, self.keys.prefix, timeout_s=5.0)
+        read = await read_all(self.store, self.keys.prefix, timeout_s=PATIENCE_S)
         return snapshot_of(self.keys, read)
 
     async def until_drains(self, names: str) -> dict[str, Drain]:
@@ -70,7 +70,7 @@ class StoredJob:
         async with asyncio.timeout(PATIENCE_S):
             revision = 0
             while True:
-                read = await read_all(self.store, self.keys.prefix, timeout_s=5.0)
+                read = await read_all(self.store, self.keys.prefix, timeout_s=PATIENCE_S)
                 found = {d.member: d for d in snapshot_of(self.keys, read).drains.values()}
                 if {*found} == {*names}:
                     return found

@@ -13,6 +13,7 @@ from launcher_shim.pod.relay import Relay
 from launcher_shim.pod.relay_ledger import RelayLedger
 from tests.support.ports import free_ports
 from tests.support.sidecars.raw_client import connected
+from tests.support.waiting import DEADLINE_S
 
 
 async def test_a_relaying_that_fails_closes_its_connection_and_says_so(
@@ -27,7 +28,7 @@ async def test_a_relaying_that_fails_closes_its_connection_and_says_so(
     async with await asyncio.start_unix_server(lambda reader, writer: writer.close(), path):
         await relay.listen()
         try:
-            async with connected(port) as client, asyncio.timeout(10):
+            async with connected(port) as client, asyncio.timeout(DEADLINE_S):
                 assert await client.at_end()
         finally:
             await relay.close()

@@ -201,7 +201,7 @@ async def test_a_call_on_a_retired_connection_is_ambiguous_and_cancels_nobody(
     await broken.store.range(broken.key)
     endpoint = broken.store._calls.rotation.current
     broken.hold()
-    asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=30))
+    asking = asyncio.create_task(endpoint.call(STATUS, STATUS.request(), timeout_s=60))
     await asyncio.sleep(0.2)
     endpoint.reconnect(0.1)
     async with asyncio.timeout(60):

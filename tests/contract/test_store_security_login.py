@@ -82,7 +82,7 @@ async def test_a_token_that_ended_is_renewed_for_reads_writes_leases_and_watches
             assert (await reader.range(keys.job)).kvs[0].version == 2
             assert await renewer.lease_keep_alive(501) > 0
             # A stream outlives its token.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(CALL_S):
                 while not (events := (await anext(batches)).events):
                     pass
             assert [event.kv.value for event in events] == [b"2"]
@@ -167,7 +167,7 @@ async def test_many_calls_at_once_with_an_ended_token_all_pass_and_log_in_togeth
 
 def logins(cluster: EtcdCluster) -> int:
     """How many times a password was asked for, as the member counts its calls."""
-    with urllib.request.urlopen(f"{cluster.metrics_urls[0]}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"{cluster.metrics_urls[0]}/metrics", timeout=CALL_S) as answer:
         lines = answer.read().decode().splitlines()
     found = [
         float(line.rsplit(" ", 1)[1])
@@ -289,7 +289,7 @@ async def test_without_a_user_the_store_says_what_to_give(
     secure_cluster: EtcdCluster, keys: JobKeys
 ) -> None:
     nobody = secure_cluster.access()
-    assert await auth_enabled(nobody, timeout_s=2)
+    assert await auth_enabled(nobody, timeout_s=CALL_S)
     async with opened(nobody) as store:
         for call in (store.range(keys.job), store.status(), store.lease_grant(9, 60)):
             with pytest.raises(StoreRefused, match="--etcd-user"):
@@ -307,7 +307,7 @@ async def test_a_user_of_a_store_that_asks_nobody_who_he_is_is_let_in(
     await asyncio.to_thread(with_auth_off.__enter__)
     try:
         access = with_auth_off.access(user="somebody", password_file=str(path))
-        assert not await auth_enabled(access, timeout_s=2)
+        assert not await auth_enabled(access, timeout_s=CALL_S)
         async with opened(access) as store:
             assert (await store.txn([], [Put("/a", b"1")])).succeeded
             await asyncio.to_thread(with_auth_off.enable_auth)
@@ -320,4 +320,4 @@ async def test_a_user_of_a_store_that_asks_nobody_who_he_is_is_let_in(
 
 async def test_the_embedded_store_asks_nobody_who_he_is() -> None:
     async with EmbeddedServer() as server:
-        assert not await auth_enabled(Access((server.endpoint,)), timeout_s=2)
+        assert not await auth_enabled(Access((server.endpoint,)), timeout_s=CALL_S)

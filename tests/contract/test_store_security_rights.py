@@ -19,6 +19,7 @@ from rdzv.store.etcd.rights import JobRole, Rights
 from tests.support.sidecars.shards import Rank, World, pods, repeated_or_lost
 from tests.support.store.etcd_cluster import EtcdCluster
 from tests.support.store.secure import job_access, opened, root_access, secure_cluster
+from tests.support.waiting import DEADLINE_S
 
 __all__ = ["secure_cluster"]
 
@@ -118,7 +119,7 @@ async def test_a_job_can_neither_read_nor_write_another(
     before = await root.range(keys.prefix, prefix=True)
     for touch in touching(keys).values():
         with pytest.raises(StoreRefused, match="permission denied"):
-            await asyncio.wait_for(touch(mine), 10)
+            await asyncio.wait_for(touch(mine), DEADLINE_S)
     assert (await root.range(keys.prefix, prefix=True)).kvs == before.kvs
 
 
@@ -129,7 +130,7 @@ async def test_a_job_can_neither_list_nor_watch_what_lies_above_it(
     with pytest.raises(StoreRefused, match="permission denied"):
         await mine.range(prefix, prefix=True)
     with pytest.raises(StoreRefused, match="permission denied"):
-        await asyncio.wait_for(anext(mine.watch(prefix, 1)), 10)
+        await asyncio.wait_for(anext(mine.watch(prefix, 1)), DEADLINE_S)
     with pytest.raises(StoreRefused, match="permission denied"):
         await mine.txn([], [Delete(prefix, prefix=True)])
 

@@ -28,7 +28,6 @@ pytestmark = [
 ]
 
 ABOVE_BASE_MAX_BYTES = 80_000_000
-START_MAX_CPU_S = 1.5
 MEMORY_MAX_KIB = 60 * 2**10
 PATIENCE_S = 120.0
 PACKAGES = ("agent", "console", "controller", "injection", "launcher_shim", "muster", "rdzv")
@@ -201,14 +200,10 @@ def test_neither_its_history_nor_its_settings_tell_of_the_machine_that_built_it(
 def test_it_becomes_ready_on_a_read_only_root_without_any_capability(
     engine: ContainerEngine, store: EtcdCluster, run_dir: Path
 ) -> None:
-    """What the start takes of the processor is held; what a clock shows is for the benchmarks."""
     with sidecar(engine, store.endpoints[0], run_dir) as started:
         started.until_ready()
-        _, _, stat = started.run("cat", "/proc/1/stat").rpartition(") ")
         status = started.run("cat", "/proc/1/status")
         command = started.run("cat", "/proc/1/cmdline").split("\0")
-    used_s = sum(map(int, stat.split()[11:15])) / os.sysconf("SC_CLK_TCK")
-    assert used_s <= START_MAX_CPU_S
     assert command[1:3] == ["/opt/muster/bin/muster", "agent"]
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert fields["Uid"].split() == ["65532"] * 4

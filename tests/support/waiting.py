@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 
 LOOK_INTERVAL_S = 0.05
 
+DEADLINE_S = 90.0
+"""Ends what hangs, in a test that says nothing else: what is well needs a fraction of it."""
+
 
 def wait_until(
     condition: Callable[[], object], timeout_s: float, what: str, story: Callable[[], str] = str

@@ -15,6 +15,7 @@ from injection.injection import Request, inject
 from injection.settings import TABLE
 from injection.sidecar import RUN_DIR_SIZE
 from tests.support.injection.injecting import FLAGS, injected
+from tests.support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
@@ -59,7 +60,11 @@ def test_what_an_image_must_have_is_on_the_page(name: str, tmp_path: Path) -> No
     path.write_bytes(program(name))
     path.chmod(0o755)
     done = subprocess.run(
-        [path, "--", "true"], env={"PATH": "/none"}, timeout=30, check=False, capture_output=True
+        [path, "--", "true"],
+        env={"PATH": "/none"},
+        timeout=DEADLINE_S,
+        check=False,
+        capture_output=True,
     )
     assert b"no python3 in the PATH" in done.stderr
     (row,) = [line for line in PAGE.splitlines() if "no `python3`" in line]

@@ -19,6 +19,7 @@ from rdzv.store import Compare, Delete, Put, Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.faults import Faults
 from tests.support.clocks.virtual import now
+from tests.support.waiting import DEADLINE_S
 
 KEYS = JobKeys("team", "digits")
 
@@ -85,7 +86,7 @@ async def client(engine: MemoryEngine, faults: Faults | None = None) -> AsyncIte
 async def loaded(one: JobClient) -> AsyncIterator[JobClient]:
     """Let it follow its store, and wait until it has read it once."""
     async with one.following():
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await one.mirror.changed_after(0)
         yield one
 

@@ -14,6 +14,7 @@ from rdzv.members.registrar import Registrar
 from rdzv.members.registration import Held, Identity
 from rdzv.snapshot import Snapshot
 from tests.support.sidecars.jobs import KEYS, identity, surroundings
+from tests.support.waiting import DEADLINE_S
 
 TTL_S = 2.0
 
@@ -56,7 +57,7 @@ async def until(
 
 
 async def registered(*registrars: Registrar) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(DEADLINE_S):
         for one in registrars:
             await one.registered.wait()
 

@@ -25,7 +25,7 @@ from tests.support.sidecars.listeners import listening
 from tests.support.store.certificates import Authority
 
 VERSION = "3.6.16"
-START_S = 50.0
+START_S = 120.0
 _CACHE = Path(os.environ.get("MUSTER_CACHE") or Path.home() / ".cache" / "muster")
 
 

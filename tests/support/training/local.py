@@ -18,7 +18,7 @@ import pytest
 
 from console.local.processes.marked import holding
 from tests.support.training.pods import ROOT
-from tests.support.waiting import wait_until
+from tests.support.waiting import DEADLINE_S, wait_until
 
 PACED = str(ROOT / "tests" / "support" / "scripts" / "paced_script.py")
 
@@ -102,7 +102,7 @@ class LocalJob:
     def status(self, timeout_s: float = 450.0) -> int:
         """Wait for the end."""
         status = self.process.wait(timeout_s)
-        self._reader.join(10)
+        self._reader.join(DEADLINE_S)
         return status
 
     def leaves_nothing(self) -> None:

@@ -35,7 +35,7 @@ _SWEEPER = """
 import sys, time
 from console.local.processes.marked import end_all, holding
 sys.stdin.read()
-end_all(lambda: holding(sys.argv[1]), set(), time.monotonic() + 10)
+end_all(lambda: holding(sys.argv[1]), set(), time.monotonic() + 60)
 """
 
 
