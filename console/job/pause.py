@@ -23,7 +23,6 @@ from console.job.view import JobView
 from console.options import configured_by, job_named
 from rdzv.errors import ConfigError, MembershipError
 from rdzv.job import JobClient
-from rdzv.records.commit import Commit
 from rdzv.records.history import Happening, HistoryEntry
 from rdzv.snapshot import Snapshot
 from rdzv.store import Compare, Operation, Put
@@ -60,7 +59,7 @@ def phase_of(view: JobView, ended: RoundName | None) -> tuple[PausePhase, RoundN
     size = len(run.round.frozen)
     if run.round.finishing:
         return PausePhase("finishing", "its work is done: it ends by itself"), world
-    if commit is None or not _is_of(commit, world):
+    if commit is None or not commit.is_of(*world):
         return PausePhase("pausing", f"{size} members train, and no save has begun"), world
     if commit.phase == "hold":
         return PausePhase("agreeing", "all ranks are asked to stop at their next step"), world
@@ -75,14 +74,10 @@ def _ended(view: JobView, world: RoundName | None) -> PausePhase:
     commit, last = view.snapshot.commit, view.snapshot.commit_to_start_from
     at = "" if last is None else f"; the next start goes on from step {last.step}"
     saved = commit is not None and commit.phase == "done" and commit.step is not None
-    if world is None or (saved and commit is not None and _is_of(commit, world)):
+    if world is None or (saved and commit is not None and commit.is_of(*world)):
         return PausePhase("paused", f"no world trains{at}", "paused")
     why = "the world ended without a save: nothing to save, or a script takes no part"
     return PausePhase("unsaved", f"{why}{at}", "unsaved")
-
-
-def _is_of(commit: Commit, world: RoundName) -> bool:
-    return (commit.run, commit.round) == world
 
 
 @click.command(

@@ -161,7 +161,7 @@ class _Scene:
         """Whether the others finish their save, whatever becomes of the pod: it has saved."""
         commit, round = self.commit, self.snapshot.round
         # A sidecar whose launcher never came may know of no round: there the commit's counts.
-        if round is not None and not (round.live and _speaks_of(commit, round)):
+        if round is not None and not (round.live and commit.is_of(round.run, round.number)):
             return False
         saved = savers(self.snapshot.membership, self.snapshot.votes, commit.run, commit.round)
         return uid in saved
@@ -194,7 +194,9 @@ class _Scene:
     def has_trained_on(self, uid: str) -> bool:
         """Whether the pod was in a later round than that of the commit; it may be over by now."""
         round, drain = self.snapshot.round, self.snapshot.membership.drains[uid]
-        if round is None or _speaks_of(self.commit, round) or drain.member not in round.members:
+        if round is None or drain.member not in round.members:
+            return False
+        if self.commit.is_of(round.run, round.number):
             return False
         return self.snapshot.membership.has_name(drain)
 
@@ -219,9 +221,10 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
     outcome: Outcome = "committed" if scene.served(uid) else "uncommitted"
     if uid in scene.inside:
         assert scene.round is not None
-        commit = scene.commit
-        refused = _speaks_of(commit, scene.round) and commit.refused and uid in commit.leaving
-        if refused and scene.may_grant and not scene.round.finishing:
+        commit, round = scene.commit, scene.round
+        this_round = commit.is_of(round.run, round.number)
+        refused = this_round and commit.refused and uid in commit.leaving
+        if refused and scene.may_grant and not round.finishing:
             return "uncommitted", commit.reason
     elif uid == snapshot.pod_uid and is_of_launcher(snapshot.membership, drain):
         seen_for_s = scene.now - scene.observations.own_since_s
@@ -248,7 +251,7 @@ def _without_commit(scene: _Scene, drain: Drain) -> tuple[Outcome, str]:
 def _commit(scene: _Scene) -> DrainDecision:
     commit, round = scene.commit, scene.round
     assert round is not None
-    if not _speaks_of(commit, round):
+    if not commit.is_of(round.run, round.number):
         if commit.mod_revision:
             return _reset(scene, round)
         scene.commit = replace(commit, run=round.run, round=round.number)
@@ -523,10 +526,6 @@ def _union(pods: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*pods, *more}))
 
 
-def _speaks_of(commit: Commit, round: LiveRound) -> bool:
-    return (commit.run, commit.round) == (round.run, round.number)
-
-
 # --- for the others ---
 
 
@@ -548,7 +547,7 @@ def savers(
     Nothing that happens to them ends the save of the others, who finish it without them.
     """
     commit = membership.commit
-    if commit is None or commit.phase != "commit" or (commit.run, commit.round) != (run, number):
+    if commit is None or commit.phase != "commit" or not commit.is_of(run, number):
         return {}
     return {
         uid: drain.member
@@ -566,14 +565,14 @@ def joins_wait(membership: Snapshot, listing: Listing, run: str, number: int) ->
     if not paused and not is_enough(membership, listing):
         return True
     commit = membership.commit
-    if commit is None or (commit.run, commit.round) != (run, number):
+    if commit is None or not commit.is_of(run, number):
         return True
     return not (commit.admitted or (commit.refused and commit.joins))
 
 
 def join_agreed(commit: Commit | None, run: str, number: int) -> bool:
     """Whether the ranks of this round are held, or save, to form it again, or do so without."""
-    if commit is None or (commit.run, commit.round) != (run, number):
+    if commit is None or not commit.is_of(run, number):
         return False
     return commit.joins and (commit.refused or commit.phase in ("hold", "commit", "done"))
 
@@ -584,7 +583,7 @@ def ends_round(membership: Snapshot, run: str, number: int) -> bool:
     Its ranks stay parked, so it must end, even if the newcomer or the leaver has vanished since.
     """
     commit = membership.commit
-    if commit is None or (commit.run, commit.round) != (run, number):
+    if commit is None or not commit.is_of(run, number):
         return False
     return commit.admitted or bool(commit.granted)
 

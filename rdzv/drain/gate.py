@@ -210,7 +210,9 @@ def local(
     wanted = replace(wanted, ask=ask)
     if wanted != here.shown:
         return Move(gate=wanted, reason=f"the gate is {wanted.phase}: {wanted.reason}")
-    if commit is None or round is None or not _speaks_of(commit, round):
+    if commit is None or round is None or not round.live:
+        return Move(reason=f"the gate stays {wanted.phase}")
+    if not commit.is_of(round.run, round.number):
         return Move(reason=f"the gate stays {wanted.phase}")
     if here.cut_for_s or here.member not in round.members:
         return Move(reason="this pod takes no part in it")
@@ -255,16 +257,12 @@ def _wanted(
             ),
             of_former_life=of_former_life,
         )
-        if commit is not None and _speaks_of(commit, round):
+        if commit is not None and round.live and commit.is_of(round.run, round.number):
             wanted = replace(wanted, phase=commit.phase, step=commit.step, reason=commit.reason)
     # A request that was sent may land at any time, so after that only the store opens the gate.
     if wanted.phase == "hold" and here.sent != wanted.epoch and here.cut_for_s >= hold_s:
         wanted = replace(wanted, phase="void", reason="the store was unreachable before the vote")
     return wanted
-
-
-def _speaks_of(commit: Commit, round: LiveRound) -> bool:
-    return round.live and (commit.run, commit.round) == (round.run, round.number)
 
 
 def _of_round(here: Here, round: LiveRound) -> Sequence[RankProgress]:

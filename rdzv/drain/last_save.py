@@ -85,7 +85,7 @@ def decide(
     round, membership, commit = snapshot.round, snapshot.membership, snapshot.commit
     if membership.job is None or round is None or not round.live or not round.members:
         return None, "no round is live"
-    if (commit.run, commit.round) == (round.run, round.number) and commit.phase in _AGREEING:
+    if commit.is_of(round.run, round.number) and commit.phase in _AGREEING:
         return None, "a commit is under way"
     last = membership.last_commit
     told = of_round(round, membership, saves)

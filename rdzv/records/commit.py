@@ -60,6 +60,10 @@ class Commit:
     reason: str = ""
     mod_revision: int = 0
 
+    def is_of(self, run: str, number: int) -> bool:
+        """Whether it is about round ``number`` of ``run``."""
+        return (self.run, self.round) == (run, number)
+
     def to_json(self) -> bytes:
         """Encode for the store."""
         return dump_record(

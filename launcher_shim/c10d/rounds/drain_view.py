@@ -95,7 +95,7 @@ def _commit_of(live: Iterable[LiveRound], commit: Commit | None) -> tuple[Phase,
     """Find the live round that the commit record is about, and the record's phase."""
     if commit is not None:
         for one in live:
-            if (commit.run, commit.round) == (one.run, one.number):
+            if commit.is_of(one.run, one.number):
                 return commit.phase, one
     return "idle", None
 
