@@ -168,9 +168,9 @@ def launcher_parts(
     hosts = HostDelivery(
         run_dir,
         client,
-        registrar.held.generation if registrar.held else 0,
+        registrar.held_generation or 0,
         around.clock,
-        lambda: registrar.held.generation if registrar.held else None,
+        lambda: registrar.held_generation,
         nudges=identity.role == "launcher",
     )
     endpoint = endpoint_of(around, settings, member, sockets, kept=run_dir, steps=run_dir.steps)

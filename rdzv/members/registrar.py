@@ -103,9 +103,14 @@ class Registrar:
         return self._lease.valid_until_s if self._lease is not None else float("-inf")
 
     @property
+    def held_generation(self) -> int | None:
+        """The generation last held, by this sidecar or the one before it; None before the first."""
+        return self.held.generation if self.held is not None else None
+
+    @property
     def generation(self) -> int | None:
         """The generation registered under, or None before the first registration."""
-        return self.held.generation if self.held and self.registered.is_set() else None
+        return self.held_generation if self.registered.is_set() else None
 
     def guard(self, generation: int) -> Registered:
         """Return the guard of writes in ``generation``: that this member is registered in it."""
