@@ -16,6 +16,7 @@ from agent.parts import job_client, launcher_parts, member_parts
 from agent.rundir.files import RunDir
 from agent.surroundings import MemberSettings, Sockets, Surroundings
 from rdzv.errors import Fenced, StoreUnavailable
+from rdzv.flags import named
 from rdzv.members.registration import Held
 
 log = logging.getLogger(__name__)
@@ -194,8 +195,8 @@ class RunningParts:
             trouble = self.client.watching.trouble
             raise StoreUnavailable(
                 f"the store at {self._store_address} could not be read within"
-                f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check --etcd-endpoints"
-                " (MUSTER_ETCD_ENDPOINTS), that it runs, and that it lets this member in"
+                f" {timeout_s:g} s{f' ({trouble})' if trouble else ''}: check"
+                f" {named('--etcd-endpoints')}, that it runs, and that it lets this member in"
             ) from None
 
     # -- the host list

@@ -26,8 +26,8 @@ def open_store(access: Access, *, first: int = 0, random: Random | None = None) 
     """
     if access.user and not access.tls:
         log.warning(
-            "the store's endpoints are not https://: the password of --etcd-user"
-            " (MUSTER_ETCD_USER) goes to them in plain text",
+            "the store's endpoints are not https://: the password of %s goes to them in plain text",
+            named("--etcd-user"),
             extra={"event": "password_in_plain_text"},
         )
     if access.driver == "etcd3":

@@ -21,6 +21,7 @@ from rdzv.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from rdzv.flags import named
 from rdzv.store.access import Access
 from rdzv.store.backoff import Doubling
 from rdzv.store.etcd.endpoint import (
@@ -300,9 +301,8 @@ class Calls:
                     raise LoginUnansweredError(str(failed)) from None
                 raise failed from None
             raise LoginRefusedError(
-                f"the store does not let user {user} in: {failed}: check --etcd-user"
-                " (MUSTER_ETCD_USER) and the file of --etcd-password-file"
-                " (MUSTER_ETCD_PASSWORD_FILE)"
+                f"the store does not let user {user} in: {failed}: check"
+                f" {named('--etcd-user')} and the file of {named('--etcd-password-file')}"
             ) from None
         self._login_tried = ()
         return str(response.token)

@@ -85,13 +85,12 @@ def outcome(code: StatusCode, message: str) -> Outcome:
 
 
 _NOT_VERIFIED = (
-    "the store's certificate does not come from the authority in --etcd-cacert"
-    " (MUSTER_ETCD_CACERT), is not for this host name, or is out of date; see"
-    " docs/security.md#set-up"
+    f"the store's certificate does not come from the authority in {named('--etcd-cacert')}, is not"
+    " for this host name, or is out of date; see docs/security.md#set-up"
 )
 _NO_TLS = (
-    "the two do not agree on TLS: check that the endpoint speaks it, and --etcd-cert"
-    " (MUSTER_ETCD_CERT); see docs/security.md#set-up"
+    "the two do not agree on TLS: check that the endpoint speaks it, and"
+    f" {named('--etcd-cert')}; see docs/security.md#set-up"
 )
 _EXPLANATIONS = (
     ("CERTIFICATE_VERIFY_FAILED", _NOT_VERIFIED),
