@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.safe_open import open_regular, read_untrusted
 from rdzv.errors import ConfigError
 from rdzv.flags import named
 
@@ -36,7 +36,7 @@ def lock(path: Path, member: str) -> BinaryIO:
     Blocks for up to ``RELEASE_TIMEOUT_S``; raises ``ConfigError`` that says whose it is.
     """
     try:
-        descriptor = os.open(path / layout.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = open_regular(path / layout.LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(
             f"{named('--run-dir')}: {path} cannot be locked ({error.strerror}): choose another one"

@@ -17,7 +17,7 @@ from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 from launcher_shim.pod.container import descendants
 from launcher_shim.pod.torchrun_options import SWITCHES, VARIABLES
 from launcher_shim.rundir import layout
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.safe_open import open_regular, read_untrusted
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +181,6 @@ class Reporter:
 
 
 def _create(path: str, flags: int) -> int:
-    file = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    file = open_regular(path, flags, 0o644)
     os.fchmod(file, 0o644)  # whatever the umask is: the sidecar may be another user
     return file

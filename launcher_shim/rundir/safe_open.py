@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens a file of the run directory for reading, whatever the other container has put there.
+"""Opens a file of the run directory, whatever the other container has put there.
 
-Nothing is read through a link, and a pipe that lies there has no writer to wait for.
+No link is followed, and a pipe in the file's place has nobody at its other end to wait for.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from typing import Union
 
 
@@ -19,5 +21,17 @@ def read_untrusted(path: "Union[str, os.PathLike[str]]", max_bytes: int) -> byte
         return file.read(max_bytes) or b""
 
 
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+def open_regular(path: "Union[str, os.PathLike[str]]", flags: int, mode: int) -> int:
+    """Open a regular file for writing, as ``os.open`` does, and return its descriptor.
+
+    Raises ``OSError``, with ``ELOOP`` for a link; for a pipe as well, whoever holds it open.
+    """
+    descriptor = _open(path, flags | os.O_CLOEXEC, mode)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "%s is no regular file" % os.path.basename(path))
+    return descriptor
+
+
+def _open(path: "Union[str, os.PathLike[str]]", flags: int, mode: int = 0) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW, mode)

@@ -136,6 +136,13 @@ def test_a_pipe_or_a_link_in_its_place_holds_nobody_up(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
 
 
+def test_a_pipe_where_a_report_is_written_aside_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / layout.LAUNCH).mkdir()
+    os.mkfifo(tmp_path / layout.LAUNCH / f"{layout.LAUNCHER}.{os.getpid()}")
+    assert not Reporter(str(tmp_path)).report(Report("torchrun", 7))
+    assert read_report(tmp_path) is None
+
+
 def test_the_sidecars_user_may_read_it_whatever_the_umask_is(tmp_path: Path) -> None:
     (tmp_path / layout.LAUNCH).mkdir()
     reporter = Reporter(str(tmp_path))

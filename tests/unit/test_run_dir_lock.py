@@ -46,6 +46,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_text() == "kept"
 
 
+def test_a_pipe_in_its_place_is_an_answer_in_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / layout.LOCK)
+    with pytest.raises(ConfigError, match=r"cannot be locked \(lock is no regular file\)"):
+        lock(tmp_path, "w0")
+    (tmp_path / layout.LOCK).unlink()
+    lock(tmp_path, "w0").close()
+
+
 def test_a_volume_without_locks_is_told_and_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

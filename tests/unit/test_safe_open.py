@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher_shim.rundir.safe_open import read_untrusted
+from launcher_shim.rundir.safe_open import open_regular, read_untrusted
 
 
 def test_a_file_is_read_up_to_a_limit(tmp_path: Path) -> None:
@@ -32,6 +32,24 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     try:
         assert read_untrusted(tmp_path / "pipe", 100) == b""
+    finally:
+        os.close(held)
+
+
+def test_what_is_written_is_a_regular_file(tmp_path: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT
+    os.close(open_regular(tmp_path / "file", flags, 0o600))
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "link").symlink_to("file")
+    with pytest.raises(OSError, match="link"):
+        open_regular(tmp_path / "link", flags, 0o600)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="No such device"):
+        open_regular(tmp_path / "pipe", flags, 0o600)
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with pytest.raises(OSError, match="pipe is no regular file"):
+            open_regular(str(tmp_path / "pipe"), flags, 0o600)
     finally:
         os.close(held)
 
