@@ -12,8 +12,9 @@ from functools import cache, partial
 from agent.rundir.files import RunDir
 from launcher_shim.horovod import hosts
 from launcher_shim.rundir import layout
+from rdzv import listing
 from rdzv.job import JobClient
-from rdzv.listing import Listing, decide
+from rdzv.listing import Listing
 from rdzv.records.history import departures
 from rdzv.snapshot import Snapshot
 
@@ -134,20 +135,20 @@ class HostDelivery:
         return True
 
     def _decide(self, snapshot: Snapshot) -> None:
-        listing = self._client.membership.listing()
-        if listing.standby:
+        current = self._client.membership.listing()
+        if current.standby:
             # Which workers run where is known to horovodrun alone. What it was told last stands for
             # that: nothing in the store does, as a round and its nodes do for torchrun.
-            able, room = (*listing.listed, *listing.standby), len(listing.listed)
-            listing = decide(snapshot, self._list.places(able, room))
-        if listing.reason != self.listing.reason:
-            log.info("%s", listing.reason, extra={"event": "listing", "revision": listing.revision})
-        self.listing = listing
+            able, room = (*current.listed, *current.standby), len(current.listed)
+            current = listing.decide(snapshot, self._list.places(able, room))
+        if current.reason != self.listing.reason:
+            log.info("%s", current.reason, extra={"event": "listing", "revision": current.revision})
+        self.listing = current
         now = self._clock()
         before = self._list
         self._list = hosts.follow(
             before,
-            listing,
+            current,
             # A store that lost the job has not begun another life of it.
             snapshot.job.generation if snapshot.job else self._list.generation,
             left=self._left(snapshot),

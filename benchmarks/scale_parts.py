@@ -22,9 +22,9 @@ from agent.parts import job_client, member_parts
 from agent.surroundings import MemberSettings
 from benchmarks.sidecar_parts import identity, surroundings
 from benchmarks.worker import LINE_MAX
+from rdzv import listing
 from rdzv.errors import StoreAmbiguous
 from rdzv.keys import JobKeys
-from rdzv.listing import decide
 from rdzv.store import RangeResult, TxnResult, WatchBatch
 from rdzv.store.access import Access
 from rdzv.store.etcd.certificates import CertificateFiles
@@ -112,7 +112,7 @@ class Member:
     async def _list(self) -> None:
         while True:
             snapshot = self._membership.snapshot()
-            listed = len(decide(snapshot).listed)
+            listed = len(listing.decide(snapshot).listed)
             self._counts["lists made"] += 1
             if listed != self.listed:
                 self.listed, self.listed_s = listed, monotonic()

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 from urllib.parse import unquote
 
+from rdzv import listing
 from rdzv.errors import RecordError
 from rdzv.keys import JobKeys
-from rdzv.listing import Listing, decide
+from rdzv.listing import Listing
 from rdzv.mirror import Mirror
 from rdzv.records.commit import Commit, LastCommit, Vote
 from rdzv.records.drain import Drain
@@ -75,7 +76,7 @@ class Membership:
     def listing(self) -> Listing:
         """Return the listing of ``snapshot``, without regard to rounds; computed once for each."""
         if self._listing is None:
-            self._listing = decide(self.snapshot())
+            self._listing = listing.decide(self.snapshot())
         return self._listing
 
     async def changed_from(self, before: Snapshot) -> None:

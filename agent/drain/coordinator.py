@@ -15,7 +15,8 @@ from agent.drain.timings import Chronicle
 from agent.drain.view import DrainView
 from agent.drain.writer import DrainWriter
 from rdzv.diary import Diary
-from rdzv.drain.decision import DrainDecision, decide
+from rdzv.drain import decision as draining
+from rdzv.drain.decision import DrainDecision
 from rdzv.drain.inputs import DrainingSnapshot, DrainObservations, DrainPolicy, observe
 from rdzv.drain.transactions import transaction
 from rdzv.job import JobClient
@@ -85,7 +86,7 @@ class Coordinator:
             now = self._clock()
             self._observations = observe(now, self._observations, snapshot, self._own_due_s(now))
             self._chronicle.see(now, snapshot.membership)
-            decision = decide(now, snapshot, self._observations, self._policy)
+            decision = draining.decide(now, snapshot, self._observations, self._policy)
             wait_s = min(decision.wake_at_s - now, self._standing_s(now, snapshot, decision))
             if decision.commit or decision.last_commit or decision.drains:
                 wait_s = self._turn_s(now, snapshot)

@@ -18,9 +18,10 @@ from agent.drain.view import DrainView
 from agent.drain.writer import DrainWriter
 from agent.rundir.files import RunDir
 from rdzv.diary import Diary
+from rdzv.drain import last_save
 from rdzv.drain.cursors import DIFFER
 from rdzv.drain.inputs import DrainingSnapshot
-from rdzv.drain.last_save import decide, differing, saves_of, transaction
+from rdzv.drain.last_save import differing, saves_of, transaction
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
 from rdzv.records.saves import PodSaves
@@ -133,7 +134,7 @@ class SaveReporter:
 
     async def _conclude(self, snapshot: DrainingSnapshot) -> None:
         """Put the newest step that all ranks have saved on record, where it is this pod's turn."""
-        saved, why = decide(snapshot, self._client.membership.saves())
+        saved, why = last_save.decide(snapshot, self._client.membership.saves())
         now = self._clock()
         if saved is None and why.startswith(DIFFER):
             self._warn(why)

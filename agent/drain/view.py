@@ -9,9 +9,10 @@ from typing import Protocol
 
 from agent.drain.voted_epoch import VotedEpoch
 from agent.rundir.files import RunDir
+from rdzv import listing
 from rdzv.drain.inputs import DrainingSnapshot, LiveRounds, places_of
 from rdzv.job import JobClient
-from rdzv.listing import Listing, Places, decide
+from rdzv.listing import Listing, Places
 from rdzv.shards.ledger import ShardLedger
 from rdzv.snapshot import Snapshot
 
@@ -79,7 +80,7 @@ class DrainView:
 
     def _listing_of(self, membership: Snapshot, places: Places) -> Listing:
         if self._listed is None or self._listed[0] is not membership or self._listed[1] != places:
-            self._listed = (membership, places, decide(membership, places))
+            self._listed = (membership, places, listing.decide(membership, places))
         return self._listed[2]
 
     async def changed_from(self, before: DrainingSnapshot, timeout_s: float | None) -> None:

@@ -11,12 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from agent.launcher import check
 from agent.launcher.check import (
     FINE,
     LauncherObservations,
     LauncherPolicy,
     LauncherView,
-    decide,
     observe,
 )
 from agent.rundir.files import RunDir
@@ -72,7 +72,7 @@ class LauncherWatcher:
             sight = self._sight(launch, ranks=ranks, commands=commands)
             now = self._clock()
             self._seen = observe(now, self._seen, sight, self._policy)
-            self._log_change(decide(now, self._seen, sight, self._policy))
+            self._log_change(check.decide(now, self._seen, sight, self._policy))
             await self._write()
             await asyncio.sleep(self._look_s)
 

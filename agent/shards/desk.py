@@ -18,7 +18,8 @@ from rdzv.drain.inputs import LiveRound
 from rdzv.errors import LeaseLost, StoreError
 from rdzv.job import JobClient
 from rdzv.members.registrar import Registrar
-from rdzv.shards.decision import Answer, Ask, decide
+from rdzv.shards import decision
+from rdzv.shards.decision import Answer, Ask
 from rdzv.shards.ledger import ShardLedger
 from rdzv.shards.progress import ShardProgress, progress, warning
 from rdzv.shards.transactions import transaction
@@ -101,7 +102,7 @@ class ShardDesk:
                     wait=f"the round {request.master} of this rank is not the live one"
                 )
         ledger = self._view.ledger(request.name)
-        answer = decide(ledger, _present(membership), self._ask(request, round))
+        answer = decision.decide(ledger, _present(membership), self._ask(request, round))
         if answer.refused or answer.lost:
             self._diary.say(f"no shards of {request.name}: {answer.reason}")
             return ShardReply(lost=answer.lost, refused=answer.refused)

@@ -21,8 +21,8 @@ from console.job.drain import requester, write
 from console.job.reading import connected, present_view
 from console.job.view import JobView
 from console.options import configured_by, job_named
+from rdzv import listing
 from rdzv.errors import ConfigError
-from rdzv.listing import decide
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
 from rdzv.records.job_change import change_between
@@ -83,11 +83,11 @@ def _fault(job: Job) -> str:
 def consequence(view: JobView, after: Job) -> str:
     """Say what becomes of the members once the job is ``after``; empty if nothing does."""
     before = view.listing
-    listing = decide(replace(view.snapshot, job=after), view.places)
+    changed = listing.decide(replace(view.snapshot, job=after), view.places)
     there = len(before.listed) + len(before.standby)
-    gone = len({*before.listed} & {*listing.standby})
-    come = len({*before.standby} & {*listing.listed})
-    short = after.sizes.smallest - len(listing.listed)
+    gone = len({*before.listed} & {*changed.standby})
+    come = len({*before.standby} & {*changed.listed})
+    short = after.sizes.smallest - len(changed.listed)
     trains = any(run.state == "training" for run in view.runs)
     sentences = []
     if gone:

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from console.job.last_save import LastSave
 from launcher_shim.c10d.rounds.records import Node, Round
 from launcher_shim.horovod.hosts import Host, host_of
+from rdzv import listing
 from rdzv.drain.phases import phase_of
 from rdzv.errors import RecordError
 from rdzv.keys import GenerationKeys, JobKeys, last_name, spelled
-from rdzv.listing import NO_ROUND, Listing, Places, decide, first_to_go
+from rdzv.listing import NO_ROUND, Listing, Places, first_to_go
 from rdzv.records.bypass import Bypass, member_of
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job, Member
@@ -197,7 +198,7 @@ class JobView:
 
     def hosts(self) -> list[tuple[Host, Member]]:
         """What Horovod is told, host by host."""
-        pairs = ((host_of(member), member) for member in decide(self.snapshot).listed)
+        pairs = ((host_of(member), member) for member in listing.decide(self.snapshot).listed)
         return [(host, member) for host, member in pairs if host is not None]
 
 
@@ -217,7 +218,7 @@ def view_of(keys: JobKeys, snapshot: Snapshot, kvs: Iterable[KeyValue]) -> JobVi
         _saves(generation, kvs),
         {name: sets.ledger(name) for name in sets.names},
     )
-    return replace(view, listing=decide(snapshot, view.places))
+    return replace(view, listing=listing.decide(snapshot, view.places))
 
 
 def moment(unix_s: float) -> str:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from controller.access import decision
 from controller.access.certificates import SPARE, ClientPair
-from controller.access.decision import AccessPolicy, AccessSnapshot, Action, decide
+from controller.access.decision import AccessPolicy, AccessSnapshot, Action
 from controller.access.names import JobName, digest_of, job_of
 from controller.access.secret import grant_of, object_of
 from controller.access.store_keeper import StoreEntry, StoreKeeper
@@ -63,7 +64,7 @@ class AccessExecutor:
         for _ in range(STEPS_MOST):
             seen, held = await self._read(job)
             fresh = job.user(secrets.token_hex(6))
-            action = decide(self._now(), seen, self._policy, fresh)
+            action = decision.decide(self._now(), seen, self._policy, fresh)
             if action.kind == "rest":
                 if action.blocked and seen.in_use and held is not None:
                     raise self._refused(job, action, held)

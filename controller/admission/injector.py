@@ -9,8 +9,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from controller.admission import review
-from controller.admission.decision import WITHOUT, Verdict, decide
+from controller.admission import decision, review
+from controller.admission.decision import WITHOUT, Verdict
 from controller.admission.metrics import AdmissionMetrics
 from controller.admission.owner import Owner, owner_of
 from controller.cluster import paths
@@ -67,7 +67,7 @@ class Injector:
             read = await self._read(asked.namespace, owner)
             # Others were answered meanwhile: their processor time is not its own.
             cpu_begun_s += time.thread_time() - waits_s
-            verdict = decide(
+            verdict = decision.decide(
                 asked.pod, asked.namespace, owner, read, self._environ, access=self._access
             )
         except Exception as error:  # a pod must start, whatever is wrong here

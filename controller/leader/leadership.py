@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.cluster.api import ClusterApi, Object
+from controller.leader import decision
 from controller.leader.decision import (
     GIVE_UP_S,
     LEASE_S,
     RENEW_S,
     Sighting,
     after,
-    decide,
 )
 from rdzv.errors import ClusterError, ClusterRefused
 
@@ -76,7 +76,7 @@ class Leadership:
                 version = str((held.get("metadata") or {}).get("resourceVersion", ""))
                 holder = str(spec.get("holderIdentity") or "")
                 self._seen = after(self._seen, now, holder, version)
-                step, why = decide(now, self._me, self._seen)
+                step, why = decision.decide(now, self._me, self._seen)
                 if step == "wait":
                     self._stop(why)
                     return

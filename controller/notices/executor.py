@@ -14,6 +14,7 @@ from controller.cluster.collection import Collection
 from controller.defect import tell_defect
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
+from controller.notices import decision
 from controller.notices.decision import (
     Asked,
     NoticeDecision,
@@ -21,7 +22,6 @@ from controller.notices.decision import (
     NoticeLifted,
     after_ask,
     after_lift,
-    decide,
 )
 from controller.notices.node import NodeSeen
 from controller.notices.policy import NoticePolicy
@@ -89,7 +89,7 @@ class NoticeExecutor:
         """What one job needs; a defect is its own alone, and what was asked for it is kept."""
         now = self._clock()
         try:
-            made = decide(now, nodes, self._pods.items, job, self._asked, self._policy)
+            made = decision.decide(now, nodes, self._pods.items, job, self._asked, self._policy)
         except Exception as error:
             self._tell(job.keys, error)
             uids = {one.pod_uid for one in job.snapshot.members.values()} & self._asked.keys()

@@ -14,9 +14,10 @@ from controller.cluster.api import ClusterApi
 from controller.defect import tell_defect
 from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
+from controller.owners import scale
 from controller.owners.annotations import annotations_of, due_s
 from controller.owners.owners import FRESH_S, Owners, OwnerSeen
-from controller.owners.scale import REPLICAS, decide, replicas_of
+from controller.owners.scale import REPLICAS, replicas_of
 from rdzv.errors import ClusterError, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
@@ -97,20 +98,20 @@ class OwnerReconciler:
         # A sidecar of 0.1.0 would not know what was meant by what it rewrites.
         if record is None or any(not one.version for one in job.snapshot.members.values()):
             return
-        scale, why = decide(replicas, self._replicas.get(keys), record, job.entries_after(0))
+        wanted, why = scale.decide(replicas, self._replicas.get(keys), record, job.entries_after(0))
         if replicas:
             self._replicas[keys] = replicas
-        if scale is None:
+        if wanted is None:
             return
-        change = f"desired is {scale.desired} (before: {record.desired or 'none'})"
-        details: dict[str, object] = {REPLICAS: scale.replicas}
+        change = f"desired is {wanted.desired} (before: {record.desired or 'none'})"
+        details: dict[str, object] = {REPLICAS: wanted.replicas}
         entry = HistoryEntry("set", "controller", f"{why}: {change}", time(), details)
         present = [kv.key for kv in job.history]
         try:
             await self._jobs.store.txn(
                 [Compare(keys.job, "mod", "=", record.mod_revision)],
                 [
-                    Put(keys.job, replace(record, desired=scale.desired).to_json()),
+                    Put(keys.job, replace(record, desired=wanted.desired).to_json()),
                     *entry_operations(keys, entry, job.revision, present),
                 ],
             )

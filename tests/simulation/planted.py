@@ -410,11 +410,13 @@ def lost_worlds_not_awaited() -> list[Patch]:
 def leavers_excused() -> list[Patch]:
     """Nobody waits for who leaves the job to leave a lost world, and it is not told to."""
 
+    real = launcher_shim.c10d.rounds.decision.decide
+
     def decide(now: float, snapshot: Any, *others: Any) -> Any:
         if stand(now, snapshot, *others).lost:
             leaving = snapshot.membership.leaving
             snapshot = replace(snapshot, membership=replace(snapshot.membership, granted=leaving))
-        return launcher_shim.c10d.rounds.decision.decide(now, snapshot, *others)
+        return real(now, snapshot, *others)
 
     def shown(snapshot: Any, standings: Any, policy: Any, why: Any, node: Any, **known: Any) -> Any:
         made = launcher_shim.c10d.rounds.views.view(snapshot, standings, policy, why, node, **known)
@@ -422,7 +424,7 @@ def leavers_excused() -> list[Patch]:
         return replace(made, phantom=made.phantom and not leaves)
 
     return [
-        patch("launcher_shim.c10d.rounds.decision_loop.decide", decide),
+        patch("launcher_shim.c10d.rounds.decision.decide", decide),
         patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
     ]
 
@@ -431,16 +433,18 @@ def leavers_excused() -> list[Patch]:
 def failure_is_final() -> list[Patch]:
     """A run that is closed by failure is closed for good, as one that has succeeded."""
 
+    real = launcher_shim.c10d.rounds.decision.decide
+
     def shown(*args: Any, **known: Any) -> Any:
         snapshot, *others = args
         return launcher_shim.c10d.rounds.views.view(_as_success(snapshot), *others, **known)
 
     def decide(now: float, snapshot: Any, *others: Any) -> Any:
-        return launcher_shim.c10d.rounds.decision.decide(now, _as_success(snapshot), *others)
+        return real(now, _as_success(snapshot), *others)
 
     return [
         patch("launcher_shim.c10d.rounds.rendezvous.view", shown),
-        patch("launcher_shim.c10d.rounds.decision_loop.decide", decide),
+        patch("launcher_shim.c10d.rounds.decision.decide", decide),
     ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from controller.events import reporter
 from controller.events.job_events import job_events
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
+from controller.notices import decision
 from controller.notices import executor as notices
 from controller.notices.executor import NoticeExecutor
 from controller.notices.node import NodeSeen
@@ -161,18 +162,18 @@ class Shown:
             await asyncio.sleep(1_000_000)
 
 
-@pytest.mark.parametrize("part", ["decide", "first_write"])
+@pytest.mark.parametrize(("of", "part"), [(decision, "decide"), (notices, "first_write")])
 async def test_a_job_that_brings_out_a_defect_keeps_no_other_from_its_notice(
-    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    of: ModuleType, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = getattr(notices, part)
+    real = getattr(of, part)
 
     def with_a_defect(*given: Any) -> Any:
         if BAD in [getattr(one, "keys", one) for one in given]:
             raise ValueError("a defect")
         return real(*given)
 
-    monkeypatch.setattr(notices, part, with_a_defect)
+    monkeypatch.setattr(of, part, with_a_defect)
     store = MemoryStore()
     for keys in (BAD, GOOD):
         one = replace(member("a", uid=keys.job_name), version="0.2.0")

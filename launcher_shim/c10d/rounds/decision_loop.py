@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from random import Random
 
-from launcher_shim.c10d.rounds.decision import decide
+from launcher_shim.c10d.rounds import decision as forming
 from launcher_shim.c10d.rounds.evaluation import Evaluator
 from launcher_shim.c10d.rounds.hang_watch import HangWatch
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
@@ -91,7 +91,7 @@ class DecisionLoop:
             if published != news:
                 published = news
                 self._changed()
-            decision = decide(now, stored, self._evaluator.observations, self._policy())
+            decision = forming.decide(now, stored, self._evaluator.observations, self._policy())
             wanted = self._run.round if self._run.lacks_round else decision.round
             self._diary.say(evaluation.reform.reason or decision.reason)
             if decision.unheard:

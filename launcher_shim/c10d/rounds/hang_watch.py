@@ -7,8 +7,9 @@ import logging
 import math
 from collections.abc import Callable
 
+from launcher_shim.c10d.rounds import hanging
 from launcher_shim.c10d.rounds.evaluation import Evaluation
-from launcher_shim.c10d.rounds.hanging import Signs, decide
+from launcher_shim.c10d.rounds.hanging import Signs
 from launcher_shim.c10d.rounds.inputs import RoundPolicy
 from launcher_shim.c10d.rounds.place import Place
 from launcher_shim.c10d.rounds.records import Seat
@@ -39,7 +40,7 @@ class HangWatch:
         signs = Signs(
             claim.seen_s, claim.pending > 0, self._leave_shown[1] if self._leave_shown else None
         )
-        decision = decide(now, signs, self._policy())
+        decision = hanging.decide(now, signs, self._policy())
         if decision.hangs:
             log.warning("the torchrun here hangs: %s", decision.reason)
             self._place.leave(claim, "done" if node.finished else "hung")
