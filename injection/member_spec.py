@@ -29,34 +29,59 @@ _REQUIRED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """A member of a job, spelled out.
-
-    Where there is a ``job_name_label``, that label of the pod has the job's name, and ``job`` is
-    that of the object which makes one job after the other.
-    """
+    """A member of a job, spelled out."""
 
     job: str
+    """Name of the job; with a ``job_name_label`` that of the object which makes one job after the
+    other."""
     job_name_label: str | None
+    """The pod's label that has the job's name; None where ``job`` is that name."""
     job_uid_label: str | None
+    """The pod's label that has the UID of the object which lives as long as the job."""
     index_label: str | None
+    """The pod's label that has its number in the job."""
     namespace: str | None
+    """Namespace of the job in the store; None for the pod's."""
     least: int
+    """The fewest pods that the job can train with. More: a world that lost one may have to wait for
+    another."""
     most: int
+    """The most pods that the job takes; those beyond stand by."""
     sizes: tuple[int, ...]
+    """Numbers of pods that may train together; empty for any from the fewest to the most."""
     unit: int | None
+    """Train with a multiple of so many pods; None for the sidecar's default. More: more of them may
+    have to stand by."""
     gather_s: float | None
+    """How long the first newcomer waits for others, in seconds; None for the sidecar's default.
+    Longer: newcomers that come one after another cost one new world; shorter: one trains sooner."""
     endpoints: str
+    """Members of the etcd cluster, separated by commas; with https:// for TLS."""
     image: str
+    """Image of the sidecar."""
     secret: str | None
+    """Secret with what etcd asks for, mounted into the sidecar alone; None where it asks for
+    nothing."""
     secret_keys: tuple[str, ...]
+    """Keys that this Secret has."""
     slots: int
+    """Worker processes in a pod."""
     topology: tuple[str, ...]
+    """Where the pod's machine stands, the most general part first; a part in braces is read from
+    the pod. Empty where it is unknown."""
     http_port: int
+    """Port of the sidecar's health, readiness and metrics, at the pod's address."""
     relay_port: int
+    """Port of torchrun's rendezvous, on the loopback address."""
     on_host_network: bool
+    """Whether the pod has its node's network: both ports are then the node's, and two pods of one
+    job cannot be on one node."""
     endless: bool
+    """Whether its containers are started again however they end."""
     horovod: Role | None
+    """What the pod is to a horovodrun; None without one."""
     tunnel_port: int | None
+    """Port of the sidecar's end of the launcher's tunnel; None without a horovodrun."""
 
 
 def demand(

@@ -27,10 +27,14 @@ QUICK = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """How many keys are asked for at once, and for how many seconds they are waited for: pure."""
+    """How large the next page is to be, and how long to wait for it: pure."""
 
     keys: int = MOST_KEYS
+    """The most keys of a page. More: fewer calls for a large job; fewer: a slow line brings a page
+    in time."""
     timeout_s: float = DEFAULT_TIMEOUT_S
+    """The timeout of a page, in seconds. Longer: a slow line brings it; shorter: a call that an
+    outage has swallowed is given up sooner."""
 
     def after_timeout(self) -> Paging:
         """Ask for less, and wait longer once no less can be asked for.

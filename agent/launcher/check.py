@@ -20,15 +20,17 @@ FINE = Bypass()
 
 @dataclass(frozen=True, slots=True)
 class LauncherPolicy:
-    """The options that the launcher should have. The bounds are those of its pod, which stay as
-    they are when the job's change.
-    """
+    """The options that the launcher should have, and how long it may take to come."""
 
     run_id: str
+    """Its ``--rdzv-id``: the job's name. With another it trains in a run of its own."""
     min_nodes: int
+    """The fewest nodes of its ``--nnodes``: as its pod was given it, also once the job's bound has
+    changed."""
     max_nodes: int
+    """The most nodes of its ``--nnodes``, in the same way."""
     port: int
-    """Of its rendezvous, on the loopback."""
+    """Port of its rendezvous, on the loopback address."""
     relayed: bool = False
     """Whether ``muster-run`` has to serve that port."""
     patience_s: float = 60.0

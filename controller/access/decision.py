@@ -29,17 +29,17 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """How long certificates and what is left of jobs are kept.
-
-    ``keep``: after the last pod of a job; too short, and each new start needs a new Secret.
-    ``rotate``: the age at which a certificate is replaced; each costs every sidecar a connection.
-    ``overlap``: for how long a replaced one is still good: kubelets bring a changed Secret to its
-    pods within about two minutes.
-    """
+    """How long certificates and what is left of jobs are kept."""
 
     keep: timedelta
+    """How long a job's access is kept after its last pod. Shorter: a job that starts again needs a
+    new Secret more often; longer: its user and role stay in the store for longer."""
     rotate: timedelta
+    """The age at which a certificate is replaced. Shorter: a stolen one is good for less time, and
+    each replacement costs every sidecar of the job a connection."""
     overlap: timedelta = timedelta(minutes=15)
+    """How long a replaced certificate is still good. Kubelets bring a changed Secret to its pods
+    within about two minutes: much shorter, and a sidecar is refused until it has the new one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,17 +20,17 @@ BRIEF_IS_STRANGE = 2
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """Failures in a row.
-
-    ``failures`` counts attempts that wrote nothing since the last one that did. ``brief`` counts
-    registrations that were not kept for a lease time, and ``since_s`` is when the first of them
-    was written, or the present one if there is none.
-    """
+    """Failures in a row."""
 
     lease_ttl_s: float
+    """TTL of the member's lease, in seconds, the bound of the backoff. Longer: a member is back
+    later after a long outage, and fewer attempts reach the store meanwhile."""
     failures: int = 0
+    """Attempts that wrote nothing, since the last one that did."""
     brief: int = 0
+    """Registrations in a row that were not kept for a lease TTL."""
     since_s: float = 0.0
+    """When the first of these was written, or the present one if there is none, in seconds."""
 
     def after_failure(self) -> Pacing:
         """An attempt wrote nothing."""

@@ -12,13 +12,14 @@ MAX_DOUBLINGS = 16
 
 @dataclass(frozen=True, slots=True)
 class Doubling:
-    """``first_s`` seconds before any failure, then twice as long after each, up to ``longest_s``.
-
-    Failures are counted in a row.
-    """
+    """A backoff that doubles with each failure in a row."""
 
     first_s: float
+    """Before any failure, in seconds. Shorter: a brief outage is over sooner for whoever waits;
+    longer: fewer calls reach a store that is only just back."""
     longest_s: float
+    """The bound, in seconds. Shorter: less waiting after a long outage; longer: fewer calls to an
+    overloaded store meanwhile."""
 
     def after(self, failures: int) -> float:
         """The backoff without jitter, in seconds."""

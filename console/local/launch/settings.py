@@ -29,32 +29,50 @@ LAUNCHER = "launcher"
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """One run of ``muster local``. ``access`` is None for an embedded store.
-
-    ``checkpoints`` is a directory that all nodes share, as a cluster's volume would be.
-    ``native`` leaves Muster out: the first node's torchrun holds torch's own store. ``keep_going``
-    goes on where the same error ends every round; ``strict`` fails a run with an event that did
-    nothing.
-    """
+    """One run of ``muster local``."""
 
     run: str
+    """Random name of this run, which marks its processes."""
     namespace: str
+    """Namespace of the job in the store."""
     job: str
+    """Name of the job, also torch's run id."""
     line: LaunchLine | HorovodLine
+    """The command of each node, or that of a horovodrun."""
     nodes: int
+    """How many nodes the run begins with."""
     min_nodes: int
+    """The fewest nodes that may train together. More: a world that lost one may have to wait for
+    another."""
     max_nodes: int
+    """The most nodes that may train together; those beyond stand by."""
     restarts: int
+    """How often a torchrun that failed is started again. More: a script that always fails ends
+    later."""
     lease_ttl_s: float
+    """TTL of each member's lease, in seconds. Shorter: a node that was killed is evicted sooner,
+    and so is one on a busy machine that is merely late."""
     checkpoints: Path
+    """A directory that all nodes share, as a cluster's volume would be."""
     access: Access | None
+    """How to reach the store; None for an embedded one."""
     native: bool
+    """Leave Muster out, for comparison: the first node's torchrun holds torch's own store."""
     grace_s: float = 30.0
+    """From SIGTERM to SIGKILL of a node that is deleted, in seconds. Longer: a slow save ends in
+    time; shorter: a script that ignores SIGTERM is gone sooner."""
     sizes: tuple[int, ...] = ()
+    """Numbers of nodes that may train together; empty: any from the fewest to the most."""
     unit: int = 1
+    """Train with a multiple of so many nodes. More: more of them may have to stand by."""
     gather_s: float = 2.0
+    """How long the first newcomer waits for others, in seconds. Longer: newcomers that come one
+    after another cost one new world; shorter: a single one trains sooner."""
     keep_going: bool = False
+    """Go on where the same error ends every round. Without it a script that always fails ends the
+    run soon."""
     strict: bool = False
+    """Fail a run in which an event did nothing."""
 
 
 def sidecar_command() -> tuple[str, ...]:

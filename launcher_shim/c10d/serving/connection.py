@@ -31,6 +31,7 @@ class ConnectionOwner:
     """What a connection needs of its server."""
 
     open_session: OpenSession
+    """Called when the client has shown that it speaks the protocol."""
     joined: Callable[[Connection], None]
     """Called when a client has connected."""
     left: Callable[[Connection], None]
@@ -38,8 +39,11 @@ class ConnectionOwner:
     swollen: Callable[[], None]
     """Called when an incomplete request has grown large."""
     handshake_timeout_s: float
+    """How long a client may take to send its handshake, in seconds. Longer: what is no client of
+    torch's holds one of the connections for longer; shorter: a client on a busy node is refused."""
     last_writes_timeout_s: float
-    """How long to retry writes of a client that is gone."""
+    """How long to retry writes of a client that is gone, in seconds. Longer: they outlast a longer
+    outage of the store; shorter: a fenced sidecar, which can never write them, is rid of them."""
 
 
 class Connection(asyncio.Protocol):
