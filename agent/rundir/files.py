@@ -242,9 +242,12 @@ class RunDir:
 
 
 def _is_there(path: Path, content: bytes, mode: int) -> bool:
+    """Whether this user's file of this mode and content, and of no other name, is there."""
     try:
-        same = path.lstat().st_mode == stat.S_IFREG | mode
-        return same and read_untrusted(path, len(content) + 1) == content
+        found = path.lstat()
+        if (found.st_mode, found.st_uid, found.st_nlink) != (stat.S_IFREG | mode, os.geteuid(), 1):
+            return False  # another user could still change it
+        return read_untrusted(path, len(content) + 1) == content
     except OSError:
         return False
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is written into the run directory, and what is there already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.rundir.files import RunDir
+
+
+def test_a_file_that_is_as_it_is_to_be_is_left_alone(tmp_path: Path) -> None:
+    run_dir, path = RunDir(str(tmp_path)), tmp_path / "hosts"
+    run_dir.deliver_hosts("a:1\n")
+    before = path.stat().st_ino
+    run_dir.deliver_hosts("a:1\n")
+    assert path.stat().st_ino == before
+    run_dir.deliver_hosts("b:1\n")
+    assert path.read_text() == "b:1\n"
+
+
+def owned_by_another(path: Path) -> None:
+    os.chown(path, os.geteuid() + 1, -1)
+
+
+def linked_elsewhere(path: Path) -> None:
+    path.with_name("mine").hardlink_to(path)
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        pytest.param(
+            owned_by_another,
+            marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+        ),
+        linked_elsewhere,
+        open_to_all,
+    ],
+)
+def test_a_file_that_others_could_change_is_made_anew(
+    tmp_path: Path, done: Callable[[Path], None]
+) -> None:
+    run_dir, path = RunDir(str(tmp_path)), tmp_path / "hosts"
+    run_dir.deliver_hosts("a:1\n")
+    done(path)
+    before = path.stat().st_ino
+    run_dir.deliver_hosts("a:1\n")
+    now = path.stat()
+    assert now.st_ino != before
+    assert (now.st_uid, now.st_nlink, now.st_mode & 0o777) == (os.geteuid(), 1, 0o644)
+    assert path.read_text() == "a:1\n"
