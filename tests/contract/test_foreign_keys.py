@@ -6,13 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from agent.drain.view import DrainView
 from agent.drain.voted_epoch import VotedEpoch
-from agent.rundir.files import RunDir
 from launcher_shim.c10d.rounds.records import Round
 from rdzv.drain.decision import DrainDecision
 from rdzv.drain.transactions import transaction
@@ -21,7 +19,10 @@ from rdzv.store import Put, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import pod
 from tests.support.sidecars.jobs import KEYS
+from tests.support.sidecars.run_dir import MemoryRunDir
 from tests.support.waiting import DEADLINE_S
+
+pytestmark = pytest.mark.virtual
 
 LIFE = KEYS.in_generation(1)
 RUN = LIFE.run("digits")
@@ -49,7 +50,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
-    async with pod(engine, "w-0") as first:
+    async with pod(engine, "w-0", c10d_port=None) as first:
         # With a run that every sidecar holds keys of.
         await writer.txn([], [Put(RUN.round, Round().to_json())])
         for value in (b"x", b"y"):
@@ -64,7 +65,7 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
         assert ascii(foreign_key)[1:-1] in warnings[0].getMessage()
         assert warnings[0].getMessage().isprintable()
         # And one that starts with it there.
-        async with pod(engine, "w-1") as second:
+        async with pod(engine, "w-1", c10d_port=None) as second:
             async with asyncio.timeout(DEADLINE_S):
                 while set(first.client.membership.snapshot().members) != {"w-0", "w-1"}:
                     await first.client.mirror.changed_after(first.client.mirror.sequence)
@@ -73,12 +74,12 @@ async def test_i8_a_foreign_key_is_skipped_and_said_once(
 
 @pytest.mark.parametrize("foreign_key", [LIFE.drains + "\udcff", LIFE.drains])
 async def test_i11_a_foreign_key_among_the_drains_keeps_no_commit_from_being_written(
-    foreign_key: str, tmp_path: Path
+    foreign_key: str,
 ) -> None:
     engine = MemoryEngine()
     writer = MemoryStore(engine)
-    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
-        run_dir = RunDir(str(tmp_path))
+    async with pod(engine, "w-0", c10d_port=None) as one, asyncio.timeout(DEADLINE_S):
+        run_dir = MemoryRunDir()
         sight = DrainView(one.client, one.endpoint, "uid-w-0", run_dir, VotedEpoch(run_dir))
         # Nothing of the membership changes after it.
         written = await writer.txn([], [Put(foreign_key, b"x")])
@@ -94,7 +95,7 @@ async def test_many_foreign_keys_are_no_flood_of_warnings(caplog: pytest.LogCapt
     engine = MemoryEngine()
     writer = MemoryStore(engine)
     await writer.txn([], [Put(f"{KEYS.prefix}é{number}", b"") for number in range(100)])
-    async with pod(engine, "w-0") as one:
+    async with pod(engine, "w-0", c10d_port=None) as one:
         assert not any("é" in key for key in one.client.mirror.kvs)
     assert len([record for record in caplog.records if record.name == "rdzv.mirror"]) < 20
 
@@ -112,11 +113,11 @@ async def test_a_part_that_fails_on_news_takes_nobody_down(
                 raise LookupError("no such thing")
             seen.append(event.kv.key.rpartition("/")[2])
 
-    async with pod(engine, "w-0") as one:
+    async with pod(engine, "w-0", c10d_port=None) as one:
         one.client.mirror.subscribe(fragile)
         names = ["good", "bad", "better"]
         await writer.txn([], [Put(KEYS.prefix + name, b"") for name in names])
-        async with pod(engine, "w-1"):
+        async with pod(engine, "w-1", c10d_port=None):
             async with asyncio.timeout(DEADLINE_S):
                 while set(one.client.membership.snapshot().members) != {"w-0", "w-1"}:
                     await one.client.mirror.changed_after(one.client.mirror.sequence)

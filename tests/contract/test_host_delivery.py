@@ -7,12 +7,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from agent.hosts import HostDelivery
-from agent.rundir.files import RunDir
 from launcher_shim.horovod.hosts import CONFIRM_S, token_of
 from rdzv.job import JobClient
 from rdzv.keys import JobKeys
@@ -21,11 +19,19 @@ from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Incarnation, Job, Member
 from rdzv.store import DEFAULT_TIMEOUT_S, KeyValue, RangeResult, WatchEvent
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
+from tests.support.sidecars.run_dir import MemoryRunDir
 from tests.support.tasks import beside
 from tests.support.waiting import DEADLINE_S
 
+pytestmark = pytest.mark.virtual
+
 KEYS = JobKeys("team", "digits")
 HERE = KEYS.in_generation(1)
+
+
+@pytest.fixture
+def run_dir() -> MemoryRunDir:
+    return MemoryRunDir()
 
 
 class Questioned(MemoryStore):
@@ -49,12 +55,12 @@ class Questioned(MemoryStore):
 class Scene:
     """A sidecar's list, whose time and store are moved by hand."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, run_dir: MemoryRunDir) -> None:
         self.now = 100.0
         self.store = Questioned()
         client = JobClient.of(self.store, KEYS, clock=lambda: self.now)
         self.mirror = client.mirror
-        self._run_dir = RunDir(str(path))
+        self._run_dir = run_dir
         self.delivery = HostDelivery(self._run_dir, client, 1, lambda: self.now)
 
     def put(self, *members: Member) -> None:
@@ -96,7 +102,7 @@ class Scene:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S):
-            while not await asyncio.to_thread(holds):  # noqa: ASYNC110 - a file gives no event
+            while not holds():  # noqa: ASYNC110 - a file gives no event
                 await asyncio.sleep(0.02)
 
     def restore(self, *kvs: KeyValue) -> None:
@@ -136,8 +142,8 @@ class Scene:
 
 
 @asynccontextmanager
-async def delivering(path: Path, *members: Member) -> AsyncIterator[Scene]:
-    scene = Scene(path)
+async def delivering(run_dir: MemoryRunDir, *members: Member) -> AsyncIterator[Scene]:
+    scene = Scene(run_dir)
     scene.begin(*members)
     async with beside(scene.delivery.run()):
         lines = min(len(members), members[0].max_workers)
@@ -168,8 +174,10 @@ async def miss_one_for_long_enough(scene: Scene) -> None:
     await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
 
 
-async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(tmp_path: Path) -> None:
-    async with delivering(tmp_path, A, B) as scene:
+async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(
+    run_dir: MemoryRunDir,
+) -> None:
+    async with delivering(run_dir, A, B) as scene:
         await miss_one_for_long_enough(scene)
         scene.put(B)
         scene.confirm()
@@ -177,15 +185,17 @@ async def test_i4_a_host_whose_return_is_still_unread_stays_on_the_list(tmp_path
         await scene.until(lambda: scene.hosts() == ["a", "b", "c", "d"])
 
 
-async def test_a_host_that_the_store_has_no_word_of_goes(tmp_path: Path) -> None:
-    async with delivering(tmp_path, A, B) as scene:
+async def test_a_host_that_the_store_has_no_word_of_goes(run_dir: MemoryRunDir) -> None:
+    async with delivering(run_dir, A, B) as scene:
         await miss_one_for_long_enough(scene)
         scene.confirm()
         await scene.until(lambda: scene.hosts() == ["a", "c"])
 
 
-async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(tmp_path: Path) -> None:
-    async with delivering(tmp_path, A, B) as scene:
+async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(
+    run_dir: MemoryRunDir,
+) -> None:
+    async with delivering(run_dir, A, B) as scene:
         scene.drain_and_lose(B)
         await scene.until(lambda: "b" not in scene.listed())
         # Time stands still here, so that nobody has been missed for long enough.
@@ -194,9 +204,9 @@ async def test_i2_one_that_drained_and_was_lost_behind_a_cut_goes_at_once(tmp_pa
 
 
 async def test_the_history_is_read_once_however_many_have_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: MemoryRunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with delivering(tmp_path, A, B, C, D) as scene:
+    async with delivering(run_dir, A, B, C, D) as scene:
         reads = []
         under = scene.mirror.under
 
@@ -228,9 +238,9 @@ async def a_spare_takes_over(scene: Scene) -> None:
 
 
 async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_it(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
         # What horovodrun has begun with stays, and it waits for nobody to be started.
         back = replace(OLDEST, incarnation=9, since=1)
@@ -242,9 +252,9 @@ async def test_an_older_member_that_comes_back_takes_no_line_from_one_that_has_i
 
 
 async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_that_filled_in(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
         scene.put(replace(OLDEST, incarnation=9, since=1))
         await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
@@ -256,25 +266,25 @@ async def test_i4_a_host_that_is_back_at_once_keeps_its_line_from_an_older_one_t
 
 
 async def test_a_sidecar_that_starts_again_leaves_the_lines_to_those_that_have_them(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
         await a_spare_takes_over(scene)
     back = replace(OLDEST, incarnation=9, since=1)
-    async with delivering(tmp_path, back, YOUNGER, SPARE) as scene:
+    async with delivering(run_dir, back, YOUNGER, SPARE) as scene:
         await scene.until(lambda: [m.name for m in scene.delivery.listing.standby] == ["a"])
         assert scene.hosts() == ["b", "c"]
 
 
 async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_in(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
         scene.put(SPARE)
         await scene.until(lambda: scene.listed() == {"a", "b"})
         scene.lose(YOUNGER)
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
-    scene = Scene(tmp_path)
+    scene = Scene(run_dir)
     # The one that has filled in is away itself when the next sidecar reads three lines for two.
     scene.begin(OLDEST, YOUNGER)
     async with beside(scene.delivery.run()):
@@ -285,18 +295,20 @@ async def test_i4_a_sidecar_that_starts_again_takes_no_line_for_one_that_filled_
         assert scene.hosts() == ["a", "b"]
 
 
-async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(tmp_path: Path) -> None:
-    async with delivering(tmp_path, OLDEST, YOUNGER) as scene:
+async def test_a_new_pod_has_no_claim_to_the_line_of_the_one_before_it(
+    run_dir: MemoryRunDir,
+) -> None:
+    async with delivering(run_dir, OLDEST, YOUNGER) as scene:
         scene.put(SPARE, replace(OLDEST, pod_uid="uid-a-2", incarnation=9))
         await scene.until(lambda: scene.hosts() == ["b", "c"])
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["once it had gone", "over its record"])
 async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_off_the_list(
-    tmp_path: Path, *, over: bool
+    run_dir: MemoryRunDir, *, over: bool
 ) -> None:
     """The present pod came once the record of the one before had lapsed, or before it had."""
-    async with delivering(tmp_path, A) as scene:
+    async with delivering(run_dir, A) as scene:
         before = scene.mirror.kvs[HERE.member("a")]
         next_pod = replace(A, pod_uid="uid-a2")
         if over:
@@ -315,11 +327,11 @@ async def test_i4_a_pod_that_drained_before_a_backup_takes_no_host_of_its_name_o
 
 
 @asynccontextmanager
-async def unregistered(path: Path) -> AsyncIterator[tuple[Scene, asyncio.Event]]:
+async def unregistered(run_dir: MemoryRunDir) -> AsyncIterator[tuple[Scene, asyncio.Event]]:
     """A sidecar that is started again beside a, b and c, and cannot register yet."""
-    async with delivering(path, A, B, C):
+    async with delivering(run_dir, A, B, C):
         pass
-    scene, registered = Scene(path), asyncio.Event()
+    scene, registered = Scene(run_dir), asyncio.Event()
 
     async def deliver() -> None:
         await scene.delivery.follow_departures(registered)
@@ -331,9 +343,9 @@ async def unregistered(path: Path) -> AsyncIterator[tuple[Scene, asyncio.Event]]
 
 
 async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with unregistered(tmp_path) as (scene, registered):
+    async with unregistered(run_dir) as (scene, registered):
         scene.lose(A)
         scene.put(D)
         scene.drain_and_lose(B)
@@ -347,23 +359,23 @@ async def test_i2_who_drains_is_off_the_list_of_a_sidecar_that_cannot_register(
 
 
 async def test_i4_a_sidecar_that_cannot_register_leaves_one_host_whoever_leaves(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with unregistered(tmp_path) as (scene, _):
+    async with unregistered(run_dir) as (scene, _):
         scene.leave(A, B, C)
         await scene.until(lambda: scene.hosts() == ["a"])
 
 
 async def test_a_leave_from_before_a_pod_registered_is_none_of_that_registration(
-    tmp_path: Path,
+    run_dir: MemoryRunDir,
 ) -> None:
-    async with delivering(tmp_path, A, B, C) as scene:
+    async with delivering(run_dir, A, B, C) as scene:
         scene.leave(B)
         await scene.until(lambda: scene.hosts() == ["a", "c"])
         scene.register(B)
         await scene.until(lambda: scene.hosts() == ["a", "b", "c"])
         kvs, revision = list(scene.mirror.kvs.values()), scene.mirror.revision
-    again = Scene(tmp_path)
+    again = Scene(run_dir)
     async with beside(again.delivery.follow_departures(asyncio.Event())):
         again.mirror.replace(kvs, revision)
         again.lose(B)

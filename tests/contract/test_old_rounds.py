@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from launcher_shim.c10d.rounds.records import Round, Seat
 from rdzv.records.job import Job, Member
 from rdzv.store import Put
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.sidecars.endpoints import pod
 from tests.support.sidecars.jobs import KEYS
-from tests.support.waiting import DEADLINE_S
+
+pytestmark = pytest.mark.virtual
 
 RUN = KEYS.in_generation(1).run("digits")
 OTHER = Member("w-1", "uid-1", 1, "10.0.0.1", "", "worker", 1, 1, 4)
@@ -41,6 +44,6 @@ async def test_every_round_that_is_two_or_more_back_is_dropped() -> None:
         read = await store.range(RUN.prefix, prefix=True)
         return {kv.key for kv in read.kvs if "/kv/" in kv.key or "/sum/" in kv.key}
 
-    async with pod(engine, "w-0") as one, asyncio.timeout(DEADLINE_S):
+    async with pod(engine, "w-0", c10d_port=None) as one, asyncio.timeout(5):
         while await there() != kept:
             await one.client.mirror.changed_after(one.client.mirror.sequence)

@@ -57,6 +57,7 @@ async def pod(
     waits: bool = True,
     uid: str = "",
     last_call_s: float = 2.0,
+    c10d_port: int | None = 0,
     unix_path: str | None = None,
     kept: Kept | None = None,
     least: int = 1,
@@ -71,7 +72,7 @@ async def pod(
             last_call_s=last_call_s,
         )
         member = member_parts(around, settings, one, held=held)
-        sockets = Sockets(c10d_port=0, c10d_path=unix_path)
+        sockets = Sockets(c10d_port=c10d_port, c10d_path=unix_path)
         registrar = member.registrar
         endpoint = endpoint_of(around, settings, member, sockets, kept=kept)
         tasks = [asyncio.create_task(endpoint.run())]
