@@ -16,7 +16,6 @@ from rdzv.errors import StoreFull
 from rdzv.keys import JobKeys
 from rdzv.store import Put
 from rdzv.store.access import Access
-from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.intervals import Interval
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.engine import Watcher
@@ -24,7 +23,7 @@ from rdzv.store.memory.faults import Faults
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.sidecars.processes import Ended, ended, muster
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcdStore
 
 IN_ITS_TIME = """
 from console.doctor import diagnosis, examine
@@ -75,7 +74,7 @@ def examined(*endpoints: str, **environ: str) -> Report:
 
 
 async def left_behind(endpoint: str) -> list[str]:
-    store = patient(EtcdStore([endpoint]))
+    store = PatientEtcdStore([endpoint])
     try:
         return [kv.key for kv in (await store.range("/muster/", prefix=True)).kvs]
     finally:
@@ -183,7 +182,7 @@ def test_without_most_of_its_members_a_store_has_no_leader() -> None:
 def test_a_store_without_room_is_a_fault_and_says_so() -> None:
     async def fill(endpoint: str) -> None:
         """And compact it: real etcd is asked for that, too."""
-        store = patient(EtcdStore([endpoint]))
+        store = PatientEtcdStore([endpoint])
         try:
             for number in range(1000):
                 last = await store.txn([], [Put(f"/filler/{number}", bytes(500_000))])

@@ -10,11 +10,10 @@ import pytest
 from rdzv.members.leftovers import KEPT_MIN
 from rdzv.records.history import HISTORY_LENGTH
 from rdzv.store import Store
-from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from tests.support.load.bounds import Job, change_membership, form_rounds, job_on, renew
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcdStore
 
 SETTLED_KEYS = HISTORY_LENGTH + KEPT_MIN + 20
 """The present members, the job, and what else does not come with each change."""
@@ -66,7 +65,7 @@ def compacting() -> Iterator[EtcdCluster]:
 @pytest.mark.parametrize("load", ["membership changes", "rounds", "lease renewals"])
 async def test_a_long_life_leaves_the_store_flat(compacting: EtcdCluster, load: str) -> None:
     def connect() -> Store:
-        return patient(EtcdStore(compacting.endpoints))
+        return PatientEtcdStore(compacting.endpoints)
 
     loads: dict[str, Callable[[Job], Awaitable[None]]] = {
         "membership changes": lambda job: change_membership(job, 10_000, 50, SETTLED_KEYS),

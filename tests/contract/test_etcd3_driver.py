@@ -28,7 +28,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from rdzv.store.open import open_store
 from tests.support.ports import free_ports
 from tests.support.sidecars.runs import until
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcd3Store
 from tests.support.store.tcp_proxy import TcpProxy
 from tests.support.waiting import DEADLINE_S
 
@@ -62,7 +62,7 @@ async def test_the_package_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> N
     made: Counter[str] = Counter()
     counting(monkeypatch, made, Etcd3Client, *names)
     async with EmbeddedServer() as server:
-        store = patient(Etcd3Store([server.endpoint]))
+        store = PatientEtcd3Store([server.endpoint])
         await store.lease_grant(7, 60)
         compares = [Compare("k", "lease", "=", 0), Compare("k", "create", "=", 0)]
         operations: list[Operation] = [Put("k", b"v", 7), Range("k"), Delete("other")]
@@ -95,7 +95,7 @@ async def test_close_gives_every_thread_back() -> None:
         writer = MemoryStore(server.engine)
         before = set(threading.enumerate())
         for _ in range(5):
-            store = patient(Etcd3Store([server.endpoint]))
+            store = PatientEtcd3Store([server.endpoint])
             await asyncio.gather(*(store.range(f"k{number}") for number in range(4 * THREADS)))
             start = (await store.range("k")).revision + 1
             async with aclosing(store.watch("k", start)) as batches:
@@ -202,9 +202,9 @@ async def test_a_reader_that_is_slow_holds_the_stream_back(monkeypatch: pytest.M
 
     monkeypatch.setattr(Etcd3Watch, "_tell", counted)
     async with EmbeddedServer() as server:
-        store = patient(Etcd3Store([server.endpoint]))
+        store = PatientEtcd3Store([server.endpoint])
         # Over the network: what is written in one turn of the loop would come in one message.
-        writer = patient(Etcd3Store([server.endpoint]))
+        writer = PatientEtcd3Store([server.endpoint])
         start = (await writer.range("k")).revision + 1
         async with aclosing(store.watch("k", start)) as batches:
             written = [await writer.txn([], [Put("k", b"")]) for _ in range(3 * UNREAD)]

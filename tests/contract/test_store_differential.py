@@ -31,10 +31,9 @@ from rdzv.store import (
     WatchBatch,
     WatchEvent,
 )
-from rdzv.store.etcd.client import EtcdStore
 from tests.support.store.backend import real_etcd
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcdStore
 
 pytestmark = pytest.mark.etcd
 
@@ -257,7 +256,7 @@ def expected(
     """A seed, and what the default driver makes of it on real etcd."""
 
     async def ask() -> tuple[list[object], list[WatchEvent]]:
-        store = patient(EtcdStore(member.endpoints))
+        store = PatientEtcdStore(member.endpoints)
         try:
             return await play(store, request.param, f"/differential/{request.param}/")
         finally:

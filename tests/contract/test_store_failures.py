@@ -24,7 +24,7 @@ from rdzv.store.memory.server import EmbeddedServer
 from tests.support.ports import free_ports
 from tests.support.store.backend import DRIVERS, Backend, following, real_etcd
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import CALL_S, PatientEtcdStore, make_patient
 from tests.support.store.tcp_proxy import TcpProxy
 
 
@@ -77,7 +77,8 @@ async def test_what_is_lost_leaves_a_write_ambiguous(broken: Broken, lost: str) 
     kvs = (await broken.fine.range(broken.key)).kvs
     assert [kv.value for kv in kvs] == ([b"1"] if lost == "answer" else [])
     broken.mend()
-    settled = await patient(broken.store).txn(create, [Put(broken.key, b"2")])
+    store = make_patient(broken.store)
+    settled = await store.txn(create, [Put(broken.key, b"2")], timeout_s=CALL_S)
     assert lost == "request" or not settled.succeeded
 
 
@@ -86,7 +87,7 @@ async def test_a_connection_cut_under_a_write_leaves_it_ambiguous(broken: Broken
     await broken.store.range(broken.key)
     broken.hold(up=False)
     # The cut is to make it ambiguous, and not the end of its time.
-    store = patient(broken.store)
+    store = make_patient(broken.store)
     start = (await broken.fine.range(broken.key)).revision + 1
     writing = asyncio.create_task(store.txn([], [Put(broken.key, b"1")], timeout_s=3600))
     async with following(broken.fine, broken.key, start) as follower:
@@ -116,7 +117,7 @@ async def test_a_connection_that_does_not_come_about_sent_nothing(broken: Broken
     with pytest.raises(StoreUnavailable):
         await broken.store.txn([], [Put(broken.key, b"1")], timeout_s=1.2)
     broken.mend()
-    await patient(broken.store).txn([], [Put(broken.key, b"2")])
+    await make_patient(broken.store).txn([], [Put(broken.key, b"2")], timeout_s=CALL_S)
     kvs = (await broken.fine.range(broken.key)).kvs
     assert [(kv.value, kv.version) for kv in kvs] == [(b"2", 1)]
 
@@ -172,7 +173,7 @@ async def test_close_ends_calls_that_wait(broken: Broken, connected: bool) -> No
         await broken.store.range(broken.key)
     broken.hold()
     # They do not end by themselves.
-    store = patient(broken.store)
+    store = make_patient(broken.store)
     reading = asyncio.create_task(store.range(broken.key, timeout_s=3600))
     writing = asyncio.create_task(store.txn([], [Put(broken.key, b"")], timeout_s=3600))
     await asyncio.sleep(0.2)
@@ -256,7 +257,7 @@ async def test_an_etcd_that_was_emptied_is_noticed() -> None:
     cluster = await asyncio.to_thread(EtcdCluster, 1)
     await asyncio.to_thread(cluster.__enter__)
     try:
-        async with closing(patient(EtcdStore(cluster.endpoints))) as store:
+        async with closing(PatientEtcdStore(cluster.endpoints)) as store:
             for _ in range(20):
                 last = await store.txn([], [Put("k", b"")])
             batches = store.watch("k", last.revision + 1)

@@ -15,9 +15,8 @@ from rdzv.errors import LeaseLost, StoreFull, StoreRefused
 from rdzv.paging import PagedRead, Paging, read_all
 from rdzv.store import Compare, KeyValue, Put, Range, Store, TxnResult
 from rdzv.store.etcd.client import EtcdStore
-from tests.support.store.backend import DRIVERS, Backend, following
+from tests.support.store.backend import PATIENT_DRIVERS, Backend, following
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
 
 LEASE_TTL_S = 12
 """Six times as long as the test waits between two renewals."""
@@ -159,11 +158,11 @@ def small() -> Iterator[EtcdCluster]:
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("driver", DRIVERS.values())
+@pytest.mark.parametrize("driver", PATIENT_DRIVERS.values())
 async def test_a_write_that_finds_no_space_may_have_been_applied(
     small: EtcdCluster, driver: type[EtcdStore]
 ) -> None:
-    store = patient(driver(small.endpoints))
+    store = driver(small.endpoints)
     # How many go in is the disk's affair: etcd counts the size of its file, which it writes behind.
     try:
         for number in range(1000):

@@ -19,7 +19,7 @@ from rdzv.store.etcd3.driver import Etcd3Store
 from rdzv.store.memory.client import MemoryEngine, MemoryStore
 from rdzv.store.memory.server import EmbeddedServer
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcd3Store, PatientEtcdStore
 from tests.support.store.secure import ELECTION, root_access
 
 _numbers = itertools.count(1)
@@ -92,6 +92,12 @@ async def following(store: Store, prefix: str, start_revision: int) -> AsyncIter
 DRIVERS: dict[str, type[EtcdStore]] = {"etcd": EtcdStore, "etcd3": Etcd3Store}
 """The drivers that reach real etcd members."""
 
+PATIENT_DRIVERS: dict[str, type[EtcdStore]] = {
+    "etcd": PatientEtcdStore,
+    "etcd3": PatientEtcd3Store,
+}
+"""The same, with generous timeouts."""
+
 SECURE = " over TLS with a user"
 
 real_etcd = [
@@ -130,16 +136,17 @@ async def backend(backing: tuple[str, EtcdCluster | None]) -> AsyncIterator[Back
     elif name == "embedded":
         async with EmbeddedServer() as server:
             access = Access((server.endpoint,))
-            made = Backend(lambda: patient(EtcdStore(access)), access)
+            made = Backend(lambda: PatientEtcdStore(access), access)
             yield made
             await made.close()
     else:
         assert cluster is not None
-        access, driver = cluster.access(), DRIVERS[name.removesuffix(SECURE)]
+        access, kind = cluster.access(), name.removesuffix(SECURE)
+        driver, patient = DRIVERS[kind], PATIENT_DRIVERS[kind]
         if name.endswith(SECURE):
             access = await asyncio.to_thread(root_access, cluster)
         first = itertools.count()
-        made = Backend(lambda: patient(driver(access, first=next(first))), access, driver)
+        made = Backend(lambda: patient(access, first=next(first)), access, driver)
         yield made
         await made.close()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drivers with generous time-outs, for what a store does and not how soon.
+"""Drivers with generous timeouts, for what a store does and not how soon.
 
 By themselves they give up an attempt after a second, and what was written in it is ambiguous: that
 is what tests of failures ask for.
@@ -7,21 +7,18 @@ is what tests of failures ask for.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
 
+from rdzv.store import Compare, Operation, Page, RangeResult, StoreStatus, TxnResult
+from rdzv.store.access import Access
+from rdzv.store.etcd.certificates import CertificateFiles
 from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.deadlines import Patience
+from rdzv.store.etcd.endpoint import EtcdEndpoint
+from rdzv.store.etcd3.driver import Etcd3Store
 
 CALL_S = 60.0
 """What a call has where the test says nothing else."""
-
-CALLS = (
-    *("range", "page", "txn", "compact", "status"),
-    *("lease_grant", "lease_keep_alive", "lease_revoke"),
-)
-
-Driver = TypeVar("Driver", bound=EtcdStore)
 
 
 class LongPatience(Patience):
@@ -34,10 +31,65 @@ class LongPatience(Patience):
         return 2 * CALL_S
 
 
-def patient(store: Driver) -> Driver:
-    """Let each call of ``store`` have ``CALL_S``, and make no second attempt for want of time."""
+class PatientEtcdStore(EtcdStore):
+    """Each call has ``CALL_S``, and no second attempt is made for want of time."""
+
+    async def range(
+        self, key: str, *, prefix: bool = False, timeout_s: float = CALL_S
+    ) -> RangeResult:
+        return await super().range(key, prefix=prefix, timeout_s=timeout_s)
+
+    async def page(
+        self,
+        prefix: str,
+        *,
+        limit: int,
+        after: str = "",
+        revision: int = 0,
+        timeout_s: float = CALL_S,
+    ) -> Page:
+        return await super().page(
+            prefix, limit=limit, after=after, revision=revision, timeout_s=timeout_s
+        )
+
+    async def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        timeout_s: float = CALL_S,
+    ) -> TxnResult:
+        return await super().txn(compares, then, otherwise, timeout_s=timeout_s)
+
+    async def lease_grant(self, lease_id: int, ttl_s: int, *, timeout_s: float = CALL_S) -> None:
+        await super().lease_grant(lease_id, ttl_s, timeout_s=timeout_s)
+
+    async def lease_keep_alive(self, lease_id: int, *, timeout_s: float = CALL_S) -> float:
+        return await super().lease_keep_alive(lease_id, timeout_s=timeout_s)
+
+    async def lease_revoke(self, lease_id: int, *, timeout_s: float = CALL_S) -> None:
+        await super().lease_revoke(lease_id, timeout_s=timeout_s)
+
+    async def compact(self, revision: int, *, timeout_s: float = CALL_S) -> None:
+        await super().compact(revision, timeout_s=timeout_s)
+
+    async def status(self, *, timeout_s: float = CALL_S) -> StoreStatus:
+        return await super().status(timeout_s=timeout_s)
+
+    def _endpoints(self, access: Access, files: CertificateFiles | None) -> Sequence[EtcdEndpoint]:
+        endpoints = super()._endpoints(access, files)
+        for endpoint in endpoints:
+            endpoint.patience = LongPatience()
+        return endpoints
+
+
+class PatientEtcd3Store(PatientEtcdStore, Etcd3Store):
+    """The same of the other driver."""
+
+
+def make_patient(store: EtcdStore) -> EtcdStore:
+    """From now on let no attempt of ``store`` end before its call does; returns it."""
     for endpoint in store._calls.rotation:
         endpoint.patience = LongPatience()
-    for name in CALLS:
-        setattr(store, name, partial(getattr(store, name), timeout_s=CALL_S))
     return store

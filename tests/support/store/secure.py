@@ -15,12 +15,11 @@ import pytest
 from rdzv.keys import JobKeys
 from rdzv.store import Store
 from rdzv.store.access import Access
-from rdzv.store.etcd.client import EtcdStore
 from rdzv.store.etcd.rights import JobRole, Rights
 from rdzv.store.open import open_store
 from tests.support.store.certificates import write
 from tests.support.store.etcd_cluster import EtcdCluster
-from tests.support.store.patient_store import patient
+from tests.support.store.patient_store import PatientEtcdStore
 
 ROOT_PASSWORD = "root-password"
 TOKEN_TTL_S = 1
@@ -81,10 +80,9 @@ async def job_access(cluster: EtcdCluster, keys: JobKeys) -> Access:
 @asynccontextmanager
 async def opened(access: Access, *, patiently: bool = False) -> AsyncIterator[Store]:
     """A client; one that is ``patient`` makes no attempt a second time."""
-    store = open_store(access)
-    assert isinstance(store, EtcdStore)
+    store = PatientEtcdStore(access) if patiently else open_store(access)
     try:
-        yield patient(store) if patiently else store
+        yield store
     finally:
         await store.close()
 
