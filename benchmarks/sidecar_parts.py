@@ -16,6 +16,7 @@ from random import Random
 from time import monotonic
 from typing import Any
 
+import muster
 from agent.boot_clock import boot_s
 from agent.drain.service import Drains
 from agent.hosts import HostDelivery
@@ -59,6 +60,7 @@ def identity(member: str, min_nodes: int, max_nodes: int) -> Identity:
         slots=1,
         min_workers=min_nodes,
         max_workers=max_nodes,
+        version=muster.__version__,
     )
 
 

@@ -104,9 +104,9 @@ class RunDir:
                 for source in files("muster").joinpath(*package.split("/")[1:]).iterdir():
                     if source.name.endswith(".py") and source.name != "__main__.py":
                         name = f"{layout.MODULES}/{package}/{source.name}"
-                        self._write(name, source.read_bytes(), 0o644)
+                        self._ensure(name, source.read_bytes(), 0o644)
             script = files("launcher_shim.pod") / layout.DISCOVER_HOSTS
-            self._write(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
+            self._ensure(layout.DISCOVER_HOSTS, script.read_bytes(), 0o755)
             lines = [f"{key}={value}\n" for key, value in torch_environment(config).items()]
             # Who relays has to know whether the port is to be free.
             lines.append(f"MUSTER_C10D_PORT={config.c10d_port}\n")
@@ -114,16 +114,16 @@ class RunDir:
             # Horovod's launcher is told more, and muster-run has to know whether this is its pod.
             lines += [f"MUSTER_ROLE={config.role}\n", f"MUSTER_SLOTS={config.slots}\n"]
             lines.append(f"MUSTER_LEASE_TTL={config.lease_ttl_s}\n")
-            self._write(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
+            self._ensure(layout.ENVIRONMENT, "".join(lines).encode(), 0o644)
             self._make_dir(self.path / layout.REMOTE_SHELL, 0o755)
             ssh = files("launcher_shim.horovod.exec") / "ssh.sh"
-            self._write(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
+            self._ensure(f"{layout.REMOTE_SHELL}/ssh", ssh.read_bytes(), 0o755)
             # Last: who finds a program finds what it needs.
             self._make_dir(self.path / layout.PROGRAMS, 0o755)
             for name in PROGRAMS:
-                self._write(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
+                self._ensure(f"{layout.PROGRAMS}/{name}", program(name), 0o755)
             for path in EXEC_PROGRAMS:
-                self._write(path, exec_program(path), 0o755)
+                self._ensure(path, exec_program(path), 0o755)
 
     def state(self, pod_uid: str) -> State:
         """What this pod's sidecar kept, or the state of a fresh pod, which is kept at once.
@@ -141,7 +141,7 @@ class RunDir:
 
     def keep(self, state: State) -> None:
         """Keep what a sidecar that starts again must find."""
-        self._write(layout.STATE, state.to_json(), 0o644)
+        self._ensure(layout.STATE, state.to_json(), 0o644)
 
     def hosts(self) -> str:
         """The host list as it was delivered last; empty if it never was."""
@@ -221,14 +221,14 @@ class RunDir:
         elif not os.access(path, os.R_OK | os.X_OK):
             raise PermissionError(errno.EACCES, f"{path.name} may not be read by this user")
 
-    def _write(self, name: str, content: bytes, mode: int) -> None:
-        """Write a file that nobody ever sees half of, unless it is there as it is to be.
+    def _ensure(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file unless it is there: so a sidecar starts again on a full disk."""
+        if not _is_there(self.path / name, content, mode):
+            self._write(name, content, mode)
 
-        So a sidecar starts again on a disk that has become full.
-        """
+    def _write(self, name: str, content: bytes, mode: int) -> None:
+        """Write a file that nobody ever sees half of."""
         target = self.path / name
-        if _is_there(target, content, mode):
-            return
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:

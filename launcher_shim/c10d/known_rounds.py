@@ -59,8 +59,7 @@ class KnownRounds:
     @property
     def trained(self) -> bool:
         """Whether a world has ever formed."""
-        rounds = (run.round for run in self._runs.values())
-        return any(one.complete or not one.is_first for one in rounds)
+        return any(run.round.complete or not run.round.is_first for run in self._runs.values())
 
     def ended_well(self, name: str) -> bool:
         """Whether a run was closed by success."""

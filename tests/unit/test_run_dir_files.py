@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is written into the run directory, and what is there already."""
+"""What a sidecar that starts again writes into the run directory, and what is there already."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.rundir.files import RunDir
+from agent.rundir.files import RunDir, State
+from launcher_shim.rundir import layout
 
 
 def test_a_file_that_is_as_it_is_to_be_is_left_alone(tmp_path: Path) -> None:
-    run_dir, path = RunDir(str(tmp_path)), tmp_path / "hosts"
-    run_dir.deliver_hosts("a:1\n")
+    run_dir, path = RunDir(str(tmp_path)), tmp_path / layout.STATE
+    run_dir.keep(State("a"))
     before = path.stat().st_ino
-    run_dir.deliver_hosts("a:1\n")
+    run_dir.keep(State("a"))
     assert path.stat().st_ino == before
-    run_dir.deliver_hosts("b:1\n")
-    assert path.read_text() == "b:1\n"
+    run_dir.keep(State("b"))
+    assert State.from_json(layout.STATE, path.read_bytes()) == State("b")
 
 
 def owned_by_another(path: Path) -> None:
@@ -48,12 +49,12 @@ def open_to_all(path: Path) -> None:
 def test_a_file_that_others_could_change_is_made_anew(
     tmp_path: Path, done: Callable[[Path], None]
 ) -> None:
-    run_dir, path = RunDir(str(tmp_path)), tmp_path / "hosts"
-    run_dir.deliver_hosts("a:1\n")
+    run_dir, path = RunDir(str(tmp_path)), tmp_path / layout.STATE
+    run_dir.keep(State("a"))
     done(path)
     before = path.stat().st_ino
-    run_dir.deliver_hosts("a:1\n")
+    run_dir.keep(State("a"))
     now = path.stat()
     assert now.st_ino != before
     assert (now.st_uid, now.st_nlink, now.st_mode & 0o777) == (os.geteuid(), 1, 0o644)
-    assert path.read_text() == "a:1\n"
+    assert State.from_json(layout.STATE, path.read_bytes()) == State("a")
