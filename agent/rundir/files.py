@@ -223,8 +223,20 @@ class RunDir:
 
     def _ensure(self, name: str, content: bytes, mode: int) -> None:
         """Write a file unless it is there: so a sidecar starts again on a full disk."""
-        if not _is_there(self.path / name, content, mode):
+        if not self._has(name, content, mode):
             self._write(name, content, mode)
+
+    def _has(self, name: str, content: bytes, mode: int) -> bool:
+        """Whether this user's file of this mode and content, and of no other name, is there."""
+        path = self.path / name
+        try:
+            found = path.lstat()
+            shown = (found.st_mode, found.st_uid, found.st_nlink)
+            if shown != (stat.S_IFREG | mode, os.geteuid(), 1):
+                return False  # another user could still change it
+            return read_untrusted(path, len(content) + 1) == content
+        except OSError:
+            return False
 
     def _write(self, name: str, content: bytes, mode: int) -> None:
         """Write a file that nobody ever sees half of."""
@@ -239,17 +251,6 @@ class RunDir:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-
-def _is_there(path: Path, content: bytes, mode: int) -> bool:
-    """Whether this user's file of this mode and content, and of no other name, is there."""
-    try:
-        found = path.lstat()
-        if (found.st_mode, found.st_uid, found.st_nlink) != (stat.S_IFREG | mode, os.geteuid(), 1):
-            return False  # another user could still change it
-        return read_untrusted(path, len(content) + 1) == content
-    except OSError:
-        return False
 
 
 MAX_RESTARTS = 10

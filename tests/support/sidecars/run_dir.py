@@ -62,6 +62,9 @@ class MemoryRunDir(RunDir):
         """None ever came."""
         return None
 
+    def _has(self, name: str, content: bytes, mode: int) -> bool:
+        return self.files.get(name) == content
+
     def _write(self, name: str, content: bytes, mode: int) -> None:
         self.files[name] = content
         written, self.written = self.written, asyncio.Event()
