@@ -17,7 +17,11 @@ from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 ROOT = "/muster/v1/"
 
 
-_NAME = "[A-Za-z0-9_.~%-]+"
+_NAME = (
+    "(?:[A-Za-z0-9_.~-]"
+    # No character that needs none has an escape: else one name would have two keys.
+    "|%(?!2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])[0-9A-F]{2})+"
+)
 
 _SPELLED = re.compile(
     rf"{_NAME}(?:/{_NAME})*"
@@ -29,7 +33,8 @@ _SPELLED = re.compile(
 def spelled(below_prefix: str) -> bool:
     """Whether a key, given by what follows its job's prefix, may be one of this page at all.
 
-    Anybody with rights may write others, of any bytes: to take such a key apart may raise.
+    Anybody with rights may write others, of any bytes: to take such a key apart may raise. A name
+    counts as this page spells it alone.
     """
     return _SPELLED.fullmatch(below_prefix) is not None
 

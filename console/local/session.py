@@ -218,9 +218,20 @@ def _write_report(
     """Write it, and return whether that was possible: the status of the job stays what it is."""
     report = timeline.to_json(settings.line.command, status)
     try:
-        (directory / "timeline.json").write_text(json.dumps(report, indent=1) + "\n")
-        (directory / "world.svg").write_text(draw_picture(timeline))
+        _replace(directory / "timeline.json", json.dumps(report, indent=1) + "\n")
+        _replace(directory / "world.svg", draw_picture(timeline))
     except OSError as error:
         click.echo(f"muster: --report {directory}: cannot be written ({error.strerror})", err=True)
         return False
     return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Rename a file into place, so that a full disk leaves no half of one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -43,13 +43,24 @@ class RunDirectory:
     def delivered(self) -> Optional[Dict[str, str]]:
         """Return the variables for the command, or None while there are none.
 
-        Raises ``OSError`` or ``ValueError`` where they cannot be read.
+        Raises ``ValueError`` with one sentence where they cannot be read.
         """
+        path = os.path.join(self.path, layout.ENVIRONMENT)
         try:
-            with open(os.path.join(self.path, layout.ENVIRONMENT), encoding="utf-8") as file:
+            with open(path, encoding="utf-8") as file:
                 lines = file.read().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise ValueError(
+                f"{path} cannot be read ({error.strerror}): mount the sidecar's run directory so"
+                " that this user may read it"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path} is not UTF-8, so no sidecar has written it: give the pod a run directory"
+                " that nothing else writes to"
+            ) from error
         pairs = (line.partition("=") for line in lines if "=" in line and line[0] != "#")
         return {name: value for name, _, value in pairs}
 

@@ -35,8 +35,8 @@ def main() -> int:
     delivered: Dict[str, str] = {}
     try:
         delivered = run_dir.delivered() or {}
-    except (OSError, ValueError) as error:  # SIGTERM is held all the same, for the usual grace
-        log.warning("cannot read what the sidecar has delivered: %s", error)
+    except ValueError as error:  # SIGTERM is held all the same, for the usual grace
+        log.warning("%s", error)
     try:
         grace = grace_s({**os.environ, **delivered})
     except ValueError as error:

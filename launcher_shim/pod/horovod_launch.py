@@ -47,7 +47,11 @@ def main() -> int:
         return EXIT_NOT_FOUND
     environ: Mapping[str, str] = os.environ
     run_dir = RunDirectory.find(environ, sys.argv[0])
-    delivered = run_dir.delivered() or {}
+    try:
+        delivered = run_dir.delivered() or {}
+    except ValueError as error:
+        log.error("%s", error)
+        return EXIT_USAGE
     start = [own]
     if is_launcher(delivered) and not TELLS_ONLY & set(read_options(words).names()):
         try:

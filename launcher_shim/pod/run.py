@@ -95,7 +95,11 @@ class CommandRun:
     async def run(self) -> int:
         """Run the command; return the exit status of the container."""
         self._container.adopt(self._on_signal)
-        self._delivered = await self._delivery()
+        try:
+            self._delivered = await self._delivery()
+        except ValueError as error:
+            log.error("%s", error)
+            return EXIT_USAGE
         environ = dict(os.environ)
         if self._delivered is not None:
             self._delivered, overruled = merged(environ, self._delivered)
@@ -176,8 +180,8 @@ class CommandRun:
         delivered = self._delivered or {}
         try:
             delivered = self._run_dir.delivered() or delivered
-        except (OSError, ValueError) as error:  # the command has its status, whatever this is
-            log.warning("cannot read what the sidecar has delivered, using the former: %s", error)
+        except ValueError as error:  # the command has its status, whatever this is
+            log.warning("using what the sidecar delivered before: %s", error)
         try:
             again, sentence = starts_again(ended, restart_steps({**os.environ, **delivered}))
         except ValueError as error:
@@ -207,7 +211,10 @@ class CommandRun:
     # -- before the command
 
     async def _delivery(self) -> Optional[Dict[str, str]]:
-        """Wait, within bounds, for what the sidecar delivers; None where there is no sidecar."""
+        """Wait, within bounds, for what the sidecar delivers; None where there is no sidecar.
+
+        Raises ``ValueError`` where it cannot be read.
+        """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + DELIVERY_TIMEOUT_S
         while True:

@@ -516,7 +516,18 @@ async def test_what_was_delivered_may_be_unreadable_at_the_end(run_dir: Path, sp
     async with started(run_dir, "muster-run", "--", "sh", "-c", command) as run:
         assert await run.ended() == 4
         (line,) = run.err.splitlines()
-        assert line.startswith("muster-run: cannot read what the sidecar has delivered")
+        assert line.startswith("muster-run: using what the sidecar delivered before: ")
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+async def test_what_was_delivered_must_be_readable_at_the_start(run_dir: Path, spoil: str) -> None:
+    env = run_dir / "env"
+    command = spoil.format(shlex.quote(str(env)))
+    assert await (await asyncio.create_subprocess_shell(command)).wait() == 0
+    async with started(run_dir, "muster-run", "--", "echo", "started") as run:
+        assert await run.ended() == 2
+        (line,) = run.err.splitlines()
+        assert line.startswith(f"muster-run: {env} ")
 
 
 async def test_without_a_sidecar_there_is_nothing_to_hold_for(run_dir: Path, bare: Path) -> None:

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from urllib.parse import quote, unquote_to_bytes
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,6 +80,11 @@ def test_every_key_of_the_layout_is_taken_for_one(key: bytes, name: str) -> None
         run.operation(name),
     ):
         assert spelled(spelling[len(keys.prefix) :]), spelling
+
+
+@given(st.text(st.sampled_from("%0123456789ABCDEFacefgpz~-_.+"), min_size=1, max_size=12))
+def test_a_name_has_one_spelling(name: str) -> None:
+    assert spelled(f"incarnations/{name}") == (quote(unquote_to_bytes(name), safe="") == name)
 
 
 @pytest.mark.parametrize("key", [b"/a b%\xff", b"", b"/" * 2000, b"/n\xc3\xa4" * 60])
