@@ -17,11 +17,10 @@ from urllib.parse import quote, quote_from_bytes, unquote, unquote_to_bytes
 ROOT = "/muster/v1/"
 
 
-_NAME = (
-    "(?:[A-Za-z0-9_.~-]"
-    # No character that needs none has an escape: else one name would have two keys.
-    "|%(?!2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])[0-9A-F]{2})+"
-)
+_NAME = "[A-Za-z0-9_.~%-]+"
+
+_MISSPELLED = re.compile("%(?![0-9A-F]{2})|%(?:2[DE]|3[0-9]|4[1-9A-F]|5[0-9AF]|6[1-9A-F]|7[0-9AE])")
+"""An escape that is none, or of a character that needs none: one name would have two keys."""
 
 _SPELLED = re.compile(
     rf"{_NAME}(?:/{_NAME})*"
@@ -36,7 +35,9 @@ def spelled(below_prefix: str) -> bool:
     Anybody with rights may write others, of any bytes: to take such a key apart may raise. A name
     counts as this page spells it alone.
     """
-    return _SPELLED.fullmatch(below_prefix) is not None
+    if _SPELLED.fullmatch(below_prefix) is None:
+        return False
+    return "%" not in below_prefix or _MISSPELLED.search(below_prefix) is None
 
 
 @lru_cache(maxsize=4096)  # every event of a watch is held against a few prefixes

@@ -36,7 +36,7 @@ def main() -> int:
     try:
         delivered = run_dir.delivered() or {}
     except ValueError as error:  # SIGTERM is held all the same, for the usual grace
-        log.warning("%s", error)
+        log.warning("holding as if nothing had been delivered: %s", error)
     try:
         grace = grace_s({**os.environ, **delivered})
     except ValueError as error:

@@ -95,20 +95,16 @@ class CommandRun:
     async def run(self) -> int:
         """Run the command; return the exit status of the container."""
         self._container.adopt(self._on_signal)
+        environ = dict(os.environ)
         try:
             self._delivered = await self._delivery()
-        except ValueError as error:
-            log.error("%s", error)
-            return EXIT_USAGE
-        environ = dict(os.environ)
-        if self._delivered is not None:
-            self._delivered, overruled = merged(environ, self._delivered)
-            for sentence in overruled:
-                log.info("%s", sentence)
-            environ = self._run_dir.environment(environ, self._delivered)
-            if is_launcher(self._delivered):
-                self._command, environ = found_first(self._command, environ)
-        try:
+            if self._delivered is not None:
+                self._delivered, overruled = merged(environ, self._delivered)
+                for sentence in overruled:
+                    log.info("%s", sentence)
+                environ = self._run_dir.environment(environ, self._delivered)
+                if is_launcher(self._delivered):
+                    self._command, environ = found_first(self._command, environ)
             self._grace_s = grace_s(environ)
             restart_steps(environ)
             self._relay = await self._serve_port()

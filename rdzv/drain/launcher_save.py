@@ -21,12 +21,9 @@ def asked(snapshot: Snapshot) -> Drain | None:
     One that goes on comes before one that is over, of a launcher that has yet to leave.
     """
     # By the few launchers, not the many drains: every sidecar looks for it at each change.
-    of_launchers = (
-        snapshot.drains.get(member.pod_uid)
-        for member in snapshot.members.values()
-        if member.role == "launcher"
-    )
-    drains = [one for one in of_launchers if one is not None and is_of_launcher(snapshot, one)]
+    launchers = [one for one in snapshot.members.values() if one.role == "launcher"]
+    found = [snapshot.drains.get(launcher.pod_uid) for launcher in launchers]
+    drains = [one for one in found if one is not None and is_of_launcher(snapshot, one)]
     return min(drains, key=lambda one: (bool(one.outcome), one.pod_uid), default=None)
 
 

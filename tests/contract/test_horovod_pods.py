@@ -175,6 +175,16 @@ async def test_what_cannot_hold_ends_with_one_sentence(launcher: RunDir, image: 
     assert "horovodrun's -H cannot hold" in sentence
 
 
+async def test_what_was_delivered_must_be_readable_for_it(launcher: RunDir, image: Path) -> None:
+    run_dir = launcher
+    env = run_dir.path / "env"
+    spoilt_meanwhile = ("sh", "-c", f"rm {env}; mkdir {env}; exec {' '.join(LINE)}")
+    path = f"{image}:{os.environ['PATH']}"
+    async with started(run_dir.path, "muster-run", "--", *spoilt_meanwhile, PATH=path) as run:
+        assert (await run.ended(), run.out) == (2, [])
+    assert run.err.splitlines()[0].startswith(f"muster-run: {env} ")
+
+
 @pytest.mark.parametrize(("role", "line"), [("worker", LINE), ("launcher", ("horovodrun", "-v"))])
 async def test_elsewhere_it_is_the_images_own(
     launcher: RunDir, worker: RunDir, image: Path, role: str, line: tuple[str, ...]

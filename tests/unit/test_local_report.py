@@ -70,3 +70,15 @@ async def test_the_status_is_the_jobs_where_the_report_has_lost_its_directory(
     ]
     assert "report:" not in screen.getvalue()
     assert not as_json or all(map(json.loads, screen.getvalue().splitlines()))
+
+
+@pytest.mark.parametrize("spoilt", ["timeline.json", "world.svg"])
+def test_a_file_that_cannot_be_renamed_into_place_leaves_no_half_of_it(
+    tmp_path: Path, spoilt: str
+) -> None:
+    (tmp_path / spoilt).mkdir()
+    with pytest.raises(OSError, match="directory"):
+        session._replace(tmp_path / spoilt, "all of it")
+    session._replace(tmp_path / "other", "all of it")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([spoilt, "other"])
+    assert (tmp_path / "other").read_text() == "all of it"
