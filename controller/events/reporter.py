@@ -16,8 +16,11 @@ from controller.jobs.jobs import Jobs
 from controller.jobs.state import JobState
 from controller.leader.leadership import Leadership
 from controller.owners.owners import Owners
+from rdzv.errors import ClusterUnavailable
 from rdzv.keys import JobKeys
 
+OWNER_RETRY_S = 5.0
+"""Between two tries to read an owner that its Events wait for."""
 GATHER_S = 0.2
 """Changes that come together are told of together: a world that forms changes dozens of keys."""
 
@@ -43,11 +46,17 @@ class EventReporter:
         since = self._since()
         while True:
             sequence, revision = self._jobs.sequence, self._jobs.mirror.certain_revision
+            all_told = True
             for keys, state in self._jobs.states().items():
                 if self._before.get(keys) is not state:
-                    await self._tell_of(state, since)
-            self._leadership.progress = partial(self._told, revision)
-            await self._jobs.changed_after(sequence)
+                    all_told = await self._tell_of(state, since) and all_told
+            if all_told:
+                self._leadership.progress = partial(self._told, revision)
+            try:
+                async with asyncio.timeout(None if all_told else OWNER_RETRY_S):
+                    await self._jobs.changed_after(sequence)
+            except TimeoutError:
+                continue  # an owner is to be read once more
             await asyncio.sleep(GATHER_S)
 
     def _since(self) -> int:
@@ -56,25 +65,32 @@ class EventReporter:
         # A store that was restored from a copy may be behind what was told.
         return now if told is None or told > now else told
 
-    async def _tell_of(self, state: JobState, since: int) -> None:
-        """Tell of one job; a defect costs it this news, and the others nothing."""
+    async def _tell_of(self, state: JobState, since: int) -> bool:
+        """Tell of one job; False where its owner cannot be read yet.
+
+        A defect costs it this news, and the others nothing.
+        """
         before = self._before.get(state.keys)
-        self._before[state.keys] = state
         try:
             await self._tell(before, state, since)
+        except ClusterUnavailable:
+            return False
         except Exception as error:
             job = state.keys.job_name
             tell_defect(f"cannot publish the newest Events of job {job}: {error}", error)
+        self._before[state.keys] = state
+        return True
 
     async def _tell(self, before: JobState | None, state: JobState, since: int) -> None:
         new = job_events(before, state, since)
-        owner = await self._owners.of(state) if any(one.of_job for one in new) else None
+        of_job = any(one.of_job for one in new)
+        owner = await self._owners.reference(state) if of_job else None
         for one in new:
             pod = self._owners.pod(one.pod_uid) if one.pod_uid else None
             if pod is not None:
                 self._say(pod.reference, one)
             if owner is not None and one.of_job:
-                self._say(owner.reference, one)
+                self._say(owner, one)
 
     def _told(self, revision: int) -> int:
         return told_up_to(revision, self._events.series)

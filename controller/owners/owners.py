@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.cluster import paths
 from controller.cluster.api import ClusterApi, Object
@@ -15,7 +15,7 @@ from controller.cluster.collection import Collection
 from controller.cluster.events import reference
 from controller.jobs.state import JobState
 from controller.owners.pods import PodSeen
-from rdzv.errors import ClusterError, ClusterRefused
+from rdzv.errors import ClusterRefused, ClusterUnavailable
 from rdzv.keys import JobKeys
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,14 @@ log = logging.getLogger(__name__)
 FRESH_S = 30.0
 """What was read is good for so long; it may be scaled, or made again under its name."""
 READ_TIMEOUT_S = 2.0
+UNREAD_S = 60.0
+"""For so long the Events of an owner that was never read wait for it; then they are told at what
+the pod shows. Longer: an owner that cannot be read holds back its Events, and what the leader has
+told. Shorter: an API server that restarts has them told at a ReplicaSet, where nobody looks."""
 KEPT = 4000
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,7 @@ class Owners:
         self._pods = pods
         self._clock = clock
         self._of_jobs: OrderedDict[JobKeys, OwnerSeen] = OrderedDict()
+        self._unread_since_s: OrderedDict[JobKeys, float] = OrderedDict()
         self._gone: OrderedDict[str, PodSeen] = OrderedDict()
 
     def pod(self, uid: str) -> PodSeen | None:
@@ -53,27 +61,47 @@ class Owners:
         found = self._pods.items.get(uid)
         if found is None:
             return self._gone.get(uid)
-        self._gone[uid] = found
-        self._gone.move_to_end(uid)
-        while len(self._gone) > KEPT:
-            self._gone.popitem(last=False)
+        _keep_newest(self._gone, uid, found)
         return found
 
     async def of(self, state: JobState) -> OwnerSeen | None:
-        """What made the job's pods; None where nothing did, or nobody knows any more."""
-        keys = state.keys
-        uids = [one.pod_uid for one in state.snapshot.members.values()]
-        seen = next((pod for uid in uids if (pod := self.pod(uid)) is not None), None)
+        """What made the job's pods; None where nothing did, or nobody knows any more.
+
+        Raises ``ClusterUnavailable`` where it is not known freshly, and cannot be read now.
+        """
+        keys, seen = state.keys, self._pod_of(state)
         known = self._of_jobs.get(keys)
         if seen is None or seen.maker is None:
             return known
         if known is not None and self._clock() - known.read_s < FRESH_S:
             return known
-        self._of_jobs[keys] = await self._read(seen, seen.maker)
-        self._of_jobs.move_to_end(keys)
-        while len(self._of_jobs) > KEPT:
-            self._of_jobs.popitem(last=False)
+        _keep_newest(self._of_jobs, keys, await self._read(seen, seen.maker))
+        self._unread_since_s.pop(keys, None)
         return self._of_jobs[keys]
+
+    async def reference(self, state: JobState) -> Mapping[str, Any] | None:
+        """What an Event says of the owner; None as with ``of``.
+
+        While the owner cannot be read, it is as it was read last. Raises ``ClusterUnavailable`` for
+        the first ``UNREAD_S`` of one that never was; from then on it is what the pod shows.
+        """
+        keys = state.keys
+        try:
+            owner = await self.of(state)
+        except ClusterUnavailable:
+            owner, now = self._of_jobs.get(keys), self._clock()
+            if owner is None:
+                since_s = self._unread_since_s.get(keys, now)
+                _keep_newest(self._unread_since_s, keys, since_s)
+                seen = self._pod_of(state)
+                if now - since_s < UNREAD_S or seen is None or seen.maker is None:
+                    raise
+                return reference(seen.maker, seen.namespace)
+        return None if owner is None else owner.reference
+
+    def _pod_of(self, state: JobState) -> PodSeen | None:
+        uids = [one.pod_uid for one in state.snapshot.members.values()]
+        return next((pod for uid in uids if (pod := self.pod(uid)) is not None), None)
 
     async def _read(self, pod: PodSeen, maker: Mapping[str, Any]) -> OwnerSeen:
         owner = pod.owner
@@ -85,11 +113,13 @@ class Owners:
             return as_shown
         try:
             found = await self._api.get(path, READ_TIMEOUT_S)
-        except ClusterError as error:
+        except ClusterRefused as error:
             # Without the right to, what the pod shows has to do: its ReplicaSet, for one.
-            level = logging.DEBUG if isinstance(error, ClusterRefused) else logging.WARNING
-            log.log(level, "cannot read %s %s: %s", owner.kind, owner.name, error)
+            log.debug("cannot read %s %s: %s", owner.kind, owner.name, error)
             return as_shown
+        except ClusterUnavailable as error:
+            log.warning("cannot read %s %s: %s", owner.kind, owner.name, error)
+            raise
         about = {
             "apiVersion": owner.api_version,
             "kind": owner.kind,
@@ -98,3 +128,10 @@ class Owners:
             "uid": found["metadata"]["uid"],
         }
         return OwnerSeen(about, path, found, self._clock())
+
+
+def _keep_newest(kept: OrderedDict[Key, Value], key: Key, value: Value) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > KEPT:
+        kept.popitem(last=False)

@@ -18,7 +18,7 @@ from controller.owners import scale
 from controller.owners.annotations import annotations_of, due_s
 from controller.owners.owners import FRESH_S, Owners, OwnerSeen
 from controller.owners.scale import REPLICAS, replicas_of
-from rdzv.errors import ClusterError, StoreError
+from rdzv.errors import ClusterError, ClusterUnavailable, StoreError
 from rdzv.keys import JobKeys
 from rdzv.records.history import HistoryEntry, entry_operations
 from rdzv.store import Compare, Put
@@ -88,6 +88,8 @@ class OwnerReconciler:
                 await self._scale(keys, job, owner)
             if self._annotates:
                 await self._note(keys, job, owner)
+        except ClusterUnavailable:
+            self._due_s[keys] = self._clock() + LOOKED_AT_S
         except Exception as error:
             told = f"cannot reconcile job {keys.job_name} with its owner: {error}"
             tell_defect(told, error)

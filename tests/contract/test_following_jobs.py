@@ -21,6 +21,7 @@ from controller.cluster import paths, series
 from controller.cluster.api import ClusterApi
 from controller.cluster.collection import Collection
 from controller.cluster.events import Events
+from controller.events import reporter
 from controller.events.reporter import EventReporter
 from controller.jobs.jobs import Jobs
 from controller.leader import decision, leadership
@@ -35,7 +36,7 @@ from rdzv.records.commit import LastCommit
 from rdzv.records.drain import Drain
 from rdzv.records.history import HistoryEntry
 from rdzv.records.job import Job
-from rdzv.store import Delete, Put, Store
+from rdzv.store import Delete, Put, Store, TxnResult
 from tests.support.cluster_api import FakeApi
 from tests.support.records import member
 from tests.support.waiting import DEADLINE_S
@@ -71,6 +72,7 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         (series, "REPEAT_S", 0.1),
         (cluster_events, "AGAIN_S", 0.05),
         (owners_read, "FRESH_S", 0.0),
+        (reporter, "OWNER_RETRY_S", 0.05),
         (reconciler, "GATHER_S", 0.05),
     ):
         monkeypatch.setattr(of, name, value)
@@ -261,6 +263,52 @@ async def test_the_worlds_of_a_time_without_replicas_are_told_by_the_next_leader
             await fake._changed.wait_for(lambda: newest in messages(fake, "Reformed"))
         await lease_says(fake, lambda lease: told(lease) > told(before))
     assert messages(fake, "Reformed").count(newest) == 1
+
+
+@pytest.mark.parametrize("owner_was", ["never read", "read before"])
+async def test_events_of_a_job_whose_owner_cannot_be_read_now_are_told_at_it_all_the_same(
+    fake: FakeApi, store: Store, owner_was: str
+) -> None:
+    await begin(store)
+    reading, saved = ("GET", OWNER), ("Deployment/trainer", "Committed")
+    async with replica("one", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        if owner_was == "never read":
+            fake.busy = {OWNER}
+        await join(store, "a", "b")
+        await until(fake, lambda told: ("Pod/a", "Joined") in told)
+        if owner_was == "read before":
+            await store.txn([], [Put(KEYS.last_commit, LastCommit(46, 1, 1).to_json())])
+            await until(fake, lambda told: saved in told)
+            fake.busy = {OWNER}
+        asked = fake.calls.count(reading)
+        revision = (await join_and_save(store, 47)).revision
+        if owner_was == "never read":
+            await fake.until_called(reading, asked + 4)
+            assert told(fake.objects[LEASE]) < revision
+            fake.busy = set()
+        await until(fake, lambda told: "47" in told.get(saved, (0, ""))[1])
+        await lease_says(fake, lambda lease: told(lease) >= revision)
+    assert {about.partition("/")[0] for about, _ in seen(fake)} == {"Pod", "Deployment"}
+
+
+async def test_events_of_an_owner_that_cannot_be_read_for_long_are_told_at_what_the_pod_shows(
+    fake: FakeApi, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owners_read, "UNREAD_S", 0.2)
+    await begin(store)
+    fake.busy = {OWNER}
+    async with replica("one", fake, store):
+        await lease_says(fake, lambda lease: told(lease) > 0)
+        revision = (await join_and_save(store, 46)).revision
+        await until(fake, lambda told: ("ReplicaSet/trainer-5d", "Committed") in told)
+        await lease_says(fake, lambda lease: told(lease) >= revision)
+    assert seen(fake)["ReplicaSet/trainer-5d", "Committed"][0] == 1
+
+
+async def join_and_save(store: Store, step: int) -> TxnResult:
+    await join(store, "c")
+    return await store.txn([], [Put(KEYS.last_commit, LastCommit(step, 1, 1).to_json())])
 
 
 def noted(lease: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ CLOSED_S = 60.0
 class FakeApi:
     """Objects by path. ``away``: it answers nothing but 503. ``refused``: paths without rights.
 
-    ``busy_once``: paths that answer 503 to the next call, and not to the one after.
+    ``busy``: paths that answer 503. ``busy_once``: only to the next call, not to the one after.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,6 +29,7 @@ class FakeApi:
         self.calls: list[tuple[str, str]] = []
         self.away = False
         self.refused: set[str] = set()
+        self.busy: set[str] = set()
         self.busy_once: set[str] = set()
         self._folder = folder
         self._version = 1
@@ -86,6 +87,11 @@ class FakeApi:
             await self._changed.wait_for(lambda: path in self.objects and holds(self.objects[path]))
             return self.objects[path]
 
+    async def until_called(self, call: tuple[str, str], times: int) -> None:
+        """Wait until there were so many of a call that it is too busy to answer."""
+        async with asyncio.timeout(CLOSED_S), self._changed:
+            await self._changed.wait_for(lambda: self.calls.count(call) >= times)
+
     async def until_any(self, prefix: str) -> list[dict[str, Any]]:
         """Wait until something was made below ``prefix``, and return all that is there."""
         async with asyncio.timeout(CLOSED_S), self._changed:
@@ -106,8 +112,10 @@ class FakeApi:
         self.calls.append((request.method, path))
         if self.away:
             return _status(503, "away")
-        if path in self.busy_once:
-            self.busy_once.remove(path)
+        if path in self.busy | self.busy_once:
+            self.busy_once.discard(path)
+            async with self._changed:
+                self._changed.notify_all()
             return _status(503, "busy")
         if path in self.refused:
             return _status(403, "no rights")

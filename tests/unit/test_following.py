@@ -109,8 +109,8 @@ class Said:
 
 
 class OwnersByName:
-    async def of(self, state: Any) -> Any:
-        return SimpleNamespace(reference={"name": state.keys.job_name})
+    async def reference(self, state: Any) -> Any:
+        return {"name": state.keys.job_name}
 
 
 async def reports(store: MemoryStore, told: int | None, change: Callable[[], Any]) -> Said:
