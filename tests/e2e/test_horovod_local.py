@@ -51,7 +51,7 @@ def test_a_drain_of_rank_0_loses_no_step_and_shows_no_secret(
         *("--nodes", "2", "--event", "drain:rank0@world2+1s"),
         script=(PACED, DIGITS, "--epochs", "8", "--step-ms", "150"),
     )
-    job.told("first step")
+    job.told("in a world of 2")
     workers = job.processes("HOROVOD_LOCAL_RANK=0", "TRACKING_TOKEN=not-for-command-lines")
     assert len(workers) >= 2
     assert b"not-for-command-lines" not in command_lines()

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.training.local import PACED, LocalJob, Start, moments, sizes
 from tests.support.training.pods import ROOT
+from tests.support.waiting import wait_until
 
 STEPS = str(ROOT / "examples" / "torch_steps.py")
 WAITING = """
@@ -72,9 +73,10 @@ def test_ended_from_outside_it_leaves_no_process_behind(
 ) -> None:
     script = tmp_path / "waits.py"
     script.write_text(WAITING)
-    job = start("--nodes", "2", "--", "torchrun", str(script))
-    job.told("first step")
-    assert len(job.processes()) >= 6
+    job = start("--nodes", "2", "--min", "2", "--", "torchrun", str(script))
+    job.told("in a world of 2")
+    # Of each node: the sidecar, torchrun, its worker. One rank may report before the other starts.
+    wait_until(lambda: len(job.processes()) >= 6, 300, "both nodes train", lambda: job.said)
     job.process.send_signal(number)
     assert job.status(120) == status
     job.leaves_nothing()

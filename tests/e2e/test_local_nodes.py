@@ -34,6 +34,7 @@ from console.local.launch.settings import LocalSettings
 from console.local.nodes.events import read_event
 from console.local.processes.marked import marked, send_to_all
 from console.local.session import Directories, run_session
+from launcher_shim.exit_status import EXIT_UNAVAILABLE
 
 ROOT = Path(console.__file__).parent.parent
 PATIENCE_S = 150.0
@@ -139,6 +140,12 @@ class Drill:
 
         await until(lambda: seen() or self.job.done())
         assert seen(), f"the run ended without {what} {who}:\n{self.screen.getvalue()}"
+
+    def write_sidecar_log(self, node: str, line: str) -> None:
+        """What a sidecar of ``node`` has said."""
+        log = self.directory / "logs" / node / "sidecar.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"{line}\n")
 
     def _read(self) -> None:
         self.timeline = json.loads((self.directory / "report" / "timeline.json").read_text())
@@ -302,6 +309,18 @@ async def test_what_becomes_of_a_run(drill: Drill, story: Story) -> None:
     assert drill.happened(*kinds) == story.happened
     assert drill.lives.items() >= story.lives.items()
     assert story.says in drill.screen.getvalue()
+    assert await drill.processes() == set()
+
+
+async def test_a_sidecar_that_is_not_ready_in_time_ends_its_node_and_says_why(
+    drill: Drill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await asyncio.to_thread(drill.write_sidecar_log, "node-0", '{"message": "no lease yet"}')
+    monkeypatch.setattr(console.local.nodes.node, "sidecar_command", lambda: ("sleep", "600"))
+    monkeypatch.setattr(console.local.nodes.node, "READY_TIMEOUT_S", 1.0)
+    assert await (await drill.begin("0", nodes=1, native=False)) == EXIT_UNAVAILABLE
+    assert drill.happened("failed", "ready") == {"node-0": "failed"}
+    assert "its sidecar is not ready after 1 s: no lease yet" in drill.screen.getvalue()
     assert await drill.processes() == set()
 
 

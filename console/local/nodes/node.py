@@ -28,7 +28,7 @@ from console.local.report.outcome import (
     shell_status,
 )
 from console.local.report.timeline import Timeline
-from launcher_shim.exit_status import EXIT_DEFECT, EXIT_KILLED, EXIT_TERMINATED
+from launcher_shim.exit_status import EXIT_KILLED, EXIT_TERMINATED, EXIT_UNAVAILABLE
 from launcher_shim.pod.restarting import VARIABLE as RESTART_STEPS
 from launcher_shim.rundir import layout
 
@@ -47,7 +47,8 @@ State = Literal[
     "killed",
 ]
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 180.0
+"""Ends what hangs: a machine that reads everything from its disk has taken a minute."""
 KILL_TIMEOUT_S = 5.0
 LEAVE_TIMEOUT_S = 10.0
 INSIST_INTERVAL_S = 1.0
@@ -99,12 +100,8 @@ class LocalNode:
             return await self._keep_launcher()
         sidecar = asyncio.create_task(self._keep_sidecar(endpoints), name=f"sidecar {self.name}")
         try:
-            if (status := await self._until_ready(sidecar)) is not None:
-                next_, reason = after_exit(self.name, status, 0, self._closing())
-                if next_ == "spare":
-                    return self._end("spare", status, reason)
-                error = await asyncio.to_thread(_last_message, self.sidecar_log)
-                return self._end("failed", status, f"its sidecar ended with {status}: {error}")
+            if (ending := await self._until_ready(sidecar)) is not None:
+                return ending
             self.state = "ready"
             self._timeline.record("node", "ready", self.name, "its sidecar is ready")
             await ticket.pass_through()
@@ -118,17 +115,26 @@ class LocalNode:
         self.run_dir.mkdir(parents=True)
         self.launcher_log.parent.mkdir(parents=True, exist_ok=True)
 
-    async def _until_ready(self, sidecar: asyncio.Task[int]) -> int | None:
-        """Wait for the sidecar; returns its status where it ends, 70 where it takes too long."""
+    async def _until_ready(self, sidecar: asyncio.Task[int]) -> Ending | None:
+        """Wait for the sidecar; returns the end of the node where it ends or takes too long."""
         ready = asyncio.create_task(until_ready(self._pod.http_port), name=f"readiness {self.name}")
         try:
-            async with asyncio.timeout(READY_TIMEOUT_S):
-                await asyncio.wait((ready, sidecar), return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            return EXIT_DEFECT
+            await asyncio.wait(
+                (ready, sidecar), timeout=READY_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             ready.cancel()
-        return sidecar.result() if sidecar.done() else None
+        if sidecar.done():
+            status, what = sidecar.result(), f"ended with {sidecar.result()}"
+            next_, reason = after_exit(self.name, status, 0, self._closing())
+            if next_ == "spare":
+                return self._end("spare", status, reason)
+        elif ready.done():
+            return None
+        else:
+            status, what = EXIT_UNAVAILABLE, f"is not ready after {READY_TIMEOUT_S:g} s"
+        message = await asyncio.to_thread(_last_message, self.sidecar_log)
+        return self._end("failed", status, f"its sidecar {what}: {message}")
 
     async def _keep_sidecar(self, endpoints: str) -> int:
         """Run the sidecar and start it again, as the kubelet does; a first failure is the node's.

@@ -71,8 +71,17 @@ class LocalJob:
         def seen() -> bool:
             return any(words in line for line in tuple(self.lines))
 
-        wait_until(lambda: seen() or self.process.poll() is not None, timeout_s, repr(words))
+        self._until(seen, timeout_s, repr(words))
         assert seen(), f"it ended before it told {words!r}:\n{self.said}"
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait for a condition, or the end of the job."""
+        wait_until(
+            lambda: condition() or self.process.poll() is not None,
+            timeout_s,
+            what,
+            lambda: self.said,
+        )
 
     def worlds(self) -> list[int]:
         """Sizes of the worlds that it has told of."""
@@ -85,17 +94,13 @@ class LocalJob:
         def trains() -> bool:
             return self.worlds()[-len(worlds) :] == list(worlds)
 
-        wait_until(lambda: trains() or self.process.poll() is not None, 450, f"worlds {worlds}")
+        self._until(trains, 450, f"worlds {worlds}")
         assert trains(), f"it ended before worlds {worlds}:\n{self.said}"
         self._hurry.touch()
 
     def hurry_after_changes(self, changes: int, timeout_s: float) -> None:
         """Let ``paced_script.py`` run to its end once so many worlds have followed the first."""
-        wait_until(
-            lambda: len(self.worlds()) > changes or self.process.poll() is not None,
-            timeout_s,
-            f"{changes} changes",
-        )
+        self._until(lambda: len(self.worlds()) > changes, timeout_s, f"{changes} changes")
         assert self.process.poll() is None, f"it ended before {changes} changes:\n{self.said}"
         self._hurry.touch()
 
